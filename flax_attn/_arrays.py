@@ -1,0 +1,83 @@
+"""Arrays handed in by users, checked and brought to the shape in which backends read them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._types import Sizes
+
+
+def to_grid(what: str, array: Any, sizes: Sizes) -> jax.Array:
+    """`array`, that broadcasts to `*B N T S`, as `B|1 N|1 T|1 S|1` with the batch axes as one."""
+    array, whole = jnp.asarray(array), sizes.shape
+    fits = array.ndim <= len(whole) and all(
+        a in (1, w) for a, w in zip(array.shape[::-1], whole[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{what} must broadcast to (*batch, heads, queries, keys) = {whole}; got shape {array.shape}."
+        )
+    array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)
+    batch, rest = array.shape[:-3], array.shape[-3:]
+    if all(n == 1 for n in batch):
+        return array.reshape(1, *rest)
+    return jnp.broadcast_to(array, (*sizes.batch, *rest)).reshape(sizes.B, *rest)
+
+
+def per_entry(what: str, array: Any, sizes: Sizes, *length: int) -> jax.Array:
+    """Integers that broadcast to `*B` (or `*B length`), one row for each batch entry."""
+    array, whole = jnp.asarray(array), (*sizes.batch, *length)
+    try:
+        rows = jnp.broadcast_to(array, whole)
+    except ValueError:
+        raise ValueError(f"{what} must broadcast to {whole}; got shape {array.shape}.") from None
+    return rows.reshape(sizes.B, *length).astype(jnp.int32)
+
+
+def look_up(array: jax.Array, *indices: Any) -> jax.Array:
+    """`array[indices]`, where an axis of length one answers for every index."""
+    return jnp.asarray(array)[
+        tuple(i if n > 1 else 0 * i for i, n in zip(indices, array.shape, strict=True))
+    ]
+
+
+def check_integers(what: str, **arrays: Any) -> None:
+    """Raises TypeError unless every array given is of integers."""
+    for name, array in arrays.items():
+        kind = None if array is None else dtype_of(array)
+        if kind is not None and not jnp.issubdtype(kind, jnp.integer):
+            raise TypeError(f"{what}.{name} must hold integers; got {kind}.")
+
+
+def check_boolean(array: Any) -> None:
+    """Raises TypeError unless `array` is boolean, and says where other masks belong."""
+    kind = getattr(array, "dtype", None)
+    if kind is None or kind != bool:
+        given = type(array).__name__ if kind is None else kind
+        raise TypeError(
+            f"A mask must be a flax_attn mask or a boolean array in which True means 'may look'; got {given}. "
+            "An additive mask (0 and -inf) goes to score=additive(array); "
+            "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned round by ~array."
+        )
+
+
+def clip(x: Any, most: int) -> Any:
+    """`x` within 0 and `most`; a Python number stays one."""
+    return min(max(x, 0), most) if isinstance(x, int) else jnp.clip(x, 0, most)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two indices; Python numbers stay Python numbers."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two indices; Python numbers stay Python numbers."""
+    return -smaller(-a, -b)
+
+
+def dtype_of(array: Any) -> np.dtype:
+    """The dtype of an array, traced or not, or of a number."""
+    return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype

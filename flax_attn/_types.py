@@ -1,0 +1,91 @@
+"""The alphabet of every signature, and the frozen pytrees that masks, scores and rules are made of.
+
+B batch, T query length, S key length, N query heads, K key/value heads, G = N // K, H head width,
+h value width, D model width, L latent width. Arrays lie as `B T N H`; `*B` is any number of batch
+axes, none included. One-name shapes are written with a leading space.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+C = TypeVar("C", bound=type)
+_PLAIN = (type(None), bool, int, float, complex, str, np.generic)
+
+
+class Sizes(NamedTuple):
+    """The sizes of one attention: its batch axes, query heads, query length and key length."""
+
+    batch: tuple[int, ...]
+    N: int
+    T: int
+    S: int
+
+    @property
+    def B(self) -> int:
+        """Number of batch entries, all batch axes taken as one."""
+        return math.prod(self.batch)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the attention weights, `*B N T S`."""
+        return (*self.batch, self.N, self.T, self.S)
+
+    def grid(self) -> tuple[np.ndarray, ...]:
+        """Open index arrays b, n, q, k that broadcast to B N T S."""
+        return np.ix_(*(np.arange(n, dtype=np.int32) for n in (self.B, self.N, self.T, self.S)))
+
+
+def wide(dtype: Any) -> Any:
+    """`promote_types(dtype, float32)`, for floating dtypes and under strict promotion too."""
+    return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+@dataclass_transform(frozen_default=True)
+def frozen(cls: C) -> C:
+    """Class decorator: a frozen dataclass that is a pytree and hashes by value.
+
+    Arrays (and pytrees of them) are leaves; plain Python values and functions are structure, so a
+    jitted function that takes such an object is traced once per structure, not once per object.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    cls.__eq__ = lambda self, other: type(self) is type(other) and _value(self) == _value(other)
+    cls.__hash__ = lambda self: hash(_value(self))
+    jax.tree_util.register_pytree_with_keys(
+        cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
+    )
+    return cls
+
+
+def _fields(self: Any) -> dict[str, Any]:
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (callable(value) and not dataclasses.is_dataclass(value))
+
+
+def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
+    fields = _fields(self)
+    children = [(jax.tree_util.GetAttrKey(k), v) for k, v in fields.items() if not _is_plain(v)]
+    plain = tuple((k, v) for k, v in fields.items() if _is_plain(v))
+    return children, (tuple(key.name for key, _ in children), plain)
+
+
+def _unflatten(cls: type, aux: tuple, leaves: Any) -> Any:
+    names, plain = aux
+    self = object.__new__(cls)
+    for name, value in (*zip(names, leaves, strict=True), *plain):
+        object.__setattr__(self, name, value)
+    return self
+
+
+def _value(self: Any) -> tuple:
+    leaves, structure = jax.tree.flatten(self)
+    return structure, tuple(
+        (np.shape(x), str(np.asarray(x).dtype), np.asarray(x).tobytes()) for x in leaves
+    )

@@ -1,0 +1,198 @@
+"""The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows the weights."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from . import reference
+from ._types import Sizes
+from .backends import BACKENDS
+from .dropout import Drop
+from .masks import FULL, Mask, as_mask
+from .rules import Rules, sizes_of
+from .scores import IDENTITY, Score
+
+
+class Verdict(NamedTuple):
+    """What one backend says of a request: its name, and the reason why it refuses, or None."""
+
+    backend: str
+    refusal: str | None
+
+
+class Explanation(tuple[Verdict, ...]):
+    """All backends' verdicts, in the order "auto" tries them; prints as a table."""
+
+    @property
+    def chosen(self) -> str:
+        """The backend that "auto" takes."""
+        return next(v.backend for v in self if v.refusal is None)
+
+    def __str__(self) -> str:
+        mark = {v.backend: "chosen" if v.backend == self.chosen else "accepts" for v in self}
+        return "\n".join(
+            f"{v.backend:<10} {mark[v.backend] if v.refusal is None else 'refuses: ' + v.refusal}"
+            for v in self
+        )
+
+
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
+    *,
+    mask: Mask | Array = FULL,
+    score: Score = IDENTITY,
+    scale: float | Array | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    dropout: Drop | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Any:
+    """`softmax(mask(score(scale * q.k))) . v`, with query head n on key head n // (N // K).
+
+    In this order: `logits = scale * q.k`; the score, as chained; the mask; softmax over S, with the
+    sink logits (unscaled, unmasked) in the denominator; dropout; times v. Softmax and accumulation
+    run in `promote_types(dtype, float32)`. A row that may look at nothing gives zeros, zero
+    gradients and lse = -inf (its sink, if there are sinks); torch's `scaled_dot_product_attention`
+    agrees, `jax.nn` gives the mean of v there. Keys and values that nobody may look at, and queries
+    that see nothing, cannot reach outputs or gradients even if they hold NaN.
+
+    Args:
+      q: queries, `*B T N H`; any number of batch axes, none included.
+      k: keys, `*B S K H`; K must divide N.
+      v: values, `*B S K h`; h may differ from H.
+      mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look.
+      score: what happens to the scaled logits, from `flax_attn.scores`.
+      scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
+      sinks: one logit a query head.
+      dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
+      backend: "auto", or a name that `explain` lists.
+      return_lse: whether the log-sum-exp is wanted too; it is differentiable.
+
+    Returns:
+      The output, `*B T N h` in the dtype of q; with `return_lse` also the lse, `*B T N` in float32
+      or wider.
+
+    Raises:
+      ValueError: for ranks, sizes or a backend name that do not fit.
+      TypeError: for integer or mixed dtypes, and for a mask that is not boolean.
+      NotImplementedError: if the backend asked for cannot serve the request, with its reason.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> import jax.numpy as jnp
+    >>> from flax_attn import CAUSAL, attend
+    >>> q, kv = jnp.ones((2, 5, 6, 8)), jnp.ones((2, 9, 3, 8))
+    >>> attend(q, kv, kv, mask=CAUSAL).shape
+    (2, 5, 6, 8)
+    """
+    q, k, v, rules, sizes = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
+    o, lse = BACKENDS[_choose(backend, q, k, v, rules)].forward(q, k, v, rules)
+    o = o.reshape(*sizes.batch, *o.shape[1:])
+    return (o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])) if return_lse else o
+
+
+def attention_weights(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    *,
+    mask: Mask | Array = FULL,
+    score: Score = IDENTITY,
+    scale: float | Array | None = None,
+    sinks: Float[Array, " N"] | None = None,
+) -> Float[Array, "*B N T S"]:
+    """The weights that `attend` gives the values, before dropout, by the plain formula.
+
+    In float32 or wider. Arguments and errors are those of `attend`; rows that may look at nothing
+    are zero, the others sum to one, less what goes to the sink.
+
+    >>> import jax.numpy as jnp
+    >>> from flax_attn import CAUSAL, attention_weights
+    >>> attention_weights(jnp.ones((2, 1, 4)), jnp.ones((2, 1, 4)), mask=CAUSAL).tolist()
+    [[[1.0, 0.0], [0.5, 0.5]]]
+    """
+    q, k, v, rules, sizes = _prepare(q, k, k, Rules(as_mask(mask), score, scale, sinks))
+    q, k, _ = reference.silence(q, k, v, rules)
+    weights, _ = reference.weigh(q, k, rules)
+    return weights.reshape(sizes.shape)
+
+
+def explain(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
+    *,
+    mask: Mask | Array = FULL,
+    score: Score = IDENTITY,
+    scale: float | Array | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    dropout: Drop | None = None,
+) -> Explanation:
+    """Every backend's verdict on a request: accepted, or the reason why it refuses.
+
+    Arguments and errors are those of `attend`; nothing is computed.
+
+    >>> import jax.numpy as jnp
+    >>> from flax_attn import explain
+    >>> explain(jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4))).chosen
+    'reference'
+    """
+    q, k, v, rules, _ = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
+    return _verdicts(q, k, v, rules)
+
+
+def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:
+    return Explanation(Verdict(name, b.refusal(q, k, v, rules)) for name, b in BACKENDS.items())
+
+
+def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
+    if name == "auto":
+        return _verdicts(q, k, v, rules).chosen
+    if name not in BACKENDS:
+        raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
+    reason = BACKENDS[name].refusal(q, k, v, rules)
+    if reason is not None:
+        raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
+    return name
+
+
+def _prepare(
+    q: Any, k: Any, v: Any, rules: Rules
+) -> tuple[jax.Array, jax.Array, jax.Array, Rules, Sizes]:
+    """Arrays with one batch axis, and rules bound to their sizes; or a sentence on what does not fit."""
+    arrays = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
+    _check_dtypes(arrays)
+    _check_shapes({name: x.shape for name, x in arrays.items()})
+    sizes = sizes_of(arrays["q"], arrays["k"])
+    rules = rules.bind(sizes, arrays["q"].shape[-1])
+    q, k, v = (x.reshape(sizes.B, *x.shape[-3:]) for x in arrays.values())
+    return q, k, v, rules, sizes
+
+
+def _check_dtypes(arrays: dict[str, jax.Array]) -> None:
+    kinds = [x.dtype for x in arrays.values()]
+    given = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
+    if not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        raise TypeError(f"attend works on floating arrays; got {given}.")
+    if len(set(kinds)) > 1:
+        raise TypeError(
+            f"q, k and v must share one dtype; got {given}. Cast them first: x.astype(dtype)."
+        )
+
+
+def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:
+    given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    q, k, v = shapes.values()
+    if min(len(q), len(k), len(v)) < 3:
+        raise ValueError(f"q, k and v need at least the axes (length, heads, width); got {given}.")
+    if not q[:-3] == k[:-3] == v[:-3]:
+        raise ValueError(f"q, k and v must share their batch axes; got {given}.")
+    if k[-3:-1] != v[-3:-1]:
+        raise ValueError(f"k and v must share length and heads; got {given}.")
+    if q[-1] != k[-1] or q[-1] == 0:
+        raise ValueError(f"q and k must share a head width of at least 1; got {given}.")
+    if k[-2] == 0 or q[-2] == 0 or q[-2] % k[-2]:
+        raise ValueError(f"The key/value heads must divide the query heads; got {given}.")

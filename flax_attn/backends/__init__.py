@@ -1,0 +1,41 @@
+"""Backends: the ways one attention can be computed, in the order in which "auto" tries them."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+
+from .. import reference
+from ..rules import Rules
+
+Forward = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, jax.Array]]
+Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
+
+
+class Backend(NamedTuple):
+    """`forward(q, k, v, rules) -> (o, lse)` on B T N H arrays and bound rules.
+
+    `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None.
+    """
+
+    forward: Forward
+    refusal: Refusal
+
+
+def _absent(what: str) -> Backend:
+    def forward(q, k, v, rules):
+        raise NotImplementedError(what)
+
+    return Backend(forward, lambda q, k, v, rules: what)
+
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {
+        "cudnn": _absent("not part of this version"),
+        "tokamax": _absent("not part of this version"),
+        "splash": _absent("not part of this version"),
+        "blockwise": _absent("not part of this version"),
+        "reference": Backend(reference.forward, lambda q, k, v, rules: None),
+    }
+)

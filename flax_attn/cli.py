@@ -1,0 +1,151 @@
+"""The command: `flax-attn parity` proves every variant equal to its originals."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import Progress
+
+from .parity import ParityError, Report, certificate, golden
+from .parity.case import Case, has_torch
+from .parity.collect import collect, select
+from .parity.report import plain
+
+OWN = "parity_tests"
+MARKS = ("<!-- certificate -->", "<!-- end of certificate -->")
+Proof = tuple[str, str, Report]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 0 if all is equal, 1 if something differs, 2 if the question is unclear."""
+    options = _parser().parse_args(argv)
+    console = Console(soft_wrap=True)
+    try:
+        return _parity(options, console)
+    except (ValueError, ModuleNotFoundError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"flax-attn parity: {error}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped; nothing is proven")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flax-attn", description="Attention in JAX that can be trusted."
+    )
+    parser.add_argument("--version", action="version", version=f"flax-attn {version('flax-attn')}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    parity = commands.add_parser(
+        "parity",
+        help="prove every variant equal to its PyTorch originals",
+        description="Compares outputs, intermediate values and gradients, eagerly and under jit: live "
+        "where torch is installed, else against what torch gave when it was recorded. The columns: "
+        "weight tensors carried; largest float64 error of values and of gradients; error in float32 "
+        "and bfloat16 over torch's own.",
+    )
+    parity.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a variant, one case as a report prints it, or a package whose modules hold CASES",
+    )
+    parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
+    parity.add_argument(
+        "--markdown",
+        metavar="FILE",
+        help="write the table; between its marks, if the file has them",
+    )
+    parity.add_argument(
+        "--record", action="store_true", help="record what torch gives (needs torch)"
+    )
+    parity.add_argument("--replay", action="store_true", help="use the record though torch is here")
+    parity.add_argument(
+        "--real", action="store_true", help="prove trained weights instead (downloads two packages)"
+    )
+    return parser
+
+
+def _parity(options: argparse.Namespace, console: Console) -> int:
+    start = time.perf_counter()
+    live = has_torch() and not options.replay
+    if (options.record or options.real) and not live:
+        raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
+    cases = [] if options.real else _cases(options.names)
+    device = jax.devices()[0]
+    how = "live against torch" if live else "against recorded results, since torch is not used"
+    console.print(f"{how}, on {device.platform} ({device.device_kind})", markup=False)
+    if options.record:
+        for path in golden.record(cases):
+            console.print(f"recorded {path}", markup=False)
+    with Progress(console=console, transient=True) as progress:
+        proofs = list(_real(progress) if options.real else _proofs(cases, live, progress))
+    lines = certificate.lines(proofs)
+    console.print(certificate.table(lines))
+    for line in lines:
+        for report in line.reports:
+            if not report.ok:
+                console.print(f"\n{report}", markup=False, highlight=False)
+    versions = proofs[0][2].versions if proofs else {}
+    console.print(certificate.footer(lines, versions, time.perf_counter() - start), markup=False)
+    if options.json:
+        Path(options.json).write_text(
+            json.dumps(plain([_as_dict(p) for p in proofs]), indent=1) + "\n"
+        )
+    if options.markdown:
+        _write_markdown(Path(options.markdown), certificate.markdown(lines))
+    return 0 if proofs and all(line.ok for line in lines) else 1
+
+
+def _cases(names: Sequence[str]) -> list[Case]:
+    """The cases that `names` ask for: of this library, or of packages that have cases."""
+    own = collect(OWN)
+    found = select(own, names)
+    for name in names:
+        if select(own, [name]):
+            continue
+        if "[" in name or find_spec(name) is None:
+            variants = ", ".join(dict.fromkeys(case.variant for case in own))
+            raise ValueError(f"{name!r} is neither a package nor one of the variants: {variants}.")
+        found += collect(name)
+    return found
+
+
+def _proofs(cases: Sequence[Case], live: bool, progress: Progress) -> Iterator[Proof]:
+    task = progress.add_task("parity", total=len(cases))
+    for case in cases:
+        progress.update(task, description=case.variant)
+        yield case.variant, case.proven_equal_to, _report(case, live)
+        progress.advance(task)
+
+
+def _report(case: Case, live: bool) -> Report:
+    """The case's report; one that could not be made is a report of nothing, which is not equal."""
+    try:
+        return case.report(live)
+    except ParityError as error:
+        return Report(str(case), (), notes=(str(error),))
+
+
+def _real(progress: Progress) -> Iterable[Proof]:
+    return import_module(f"{OWN}.real").run(progress)
+
+
+def _as_dict(proof: Proof) -> dict[str, object]:
+    variant, witness, report = proof
+    return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
+
+
+def _write_markdown(path: Path, text: str) -> None:
+    old = path.read_text("utf-8") if path.exists() else ""
+    if all(mark in old for mark in MARKS):
+        before, rest = old.split(MARKS[0], 1)
+        text = f"{before}{MARKS[0]}\n{text}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
+    path.write_text(text, "utf-8")

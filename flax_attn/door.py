@@ -1,0 +1,59 @@
+"""The checks at the door of every layer: one sentence each, before any arithmetic."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
+    """`x` as an array, if it is floating with axes (*batch, length, width).
+
+    Raises:
+      TypeError: if `x` is not floating.
+      ValueError: if it has fewer than two axes, or another last axis than `width`.
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{name} must be floating; got {x.dtype}. Embed tokens first, or cast them."
+        )
+    if x.ndim < 2 or (width is not None and x.shape[-1] != width):
+        wanted = "width" if width is None else width
+        raise ValueError(f"{name} must have shape (*batch, length, {wanted}); got {x.shape}.")
+    return x
+
+
+def check_context(length: int, context_length: int) -> None:
+    """ValueError if a sequence is longer than the layer's context."""
+    if length > context_length:
+        raise ValueError(
+            f"The layer was built for at most context_length={context_length} tokens; got {length}."
+        )
+
+
+def check_divides(part: str, by: int, whole: str, of: int) -> int:
+    """`of // by`; ValueError, naming both arguments, unless `by` divides `of`."""
+    if by < 1 or of < 1 or of % by:
+        raise ValueError(f"{part} must divide {whole}; got {whole}={of}, {part}={by}.")
+    return of // by
+
+
+def check_positive(**counts: int) -> None:
+    """ValueError, naming the argument, unless every count is a whole number of at least 1."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}.")
+
+
+def check_rate(name: str, rate: float) -> float:
+    """`rate`, if it lies in [0, 1]; ValueError, naming the argument, if not."""
+    if isinstance(rate, bool) or not (isinstance(rate, int | float) and 0 <= rate <= 1):
+        raise ValueError(f"{name} is the share dropped, from 0 to 1; got {rate!r}.")
+    return rate
+
+
+def check_choice(name: str, given: Any, *choices: Any) -> None:
+    """ValueError, listing the choices, unless `given` is one of them."""
+    if given not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {given!r}.")

@@ -1,0 +1,99 @@
+"""Dropout on attention weights: drawn by place, so that every backend drops the same elements."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+
+from ._arrays import check_boolean, look_up, to_grid
+from ._types import Sizes, frozen
+from .door import check_rate
+
+
+class Drop:
+    """The base of both ways to drop: a rate, and whether (b, n, q, k) is kept."""
+
+    rate: float
+
+    def bind(self, sizes: Sizes) -> "Drop":
+        """This dropout for these sizes, shapes checked."""
+        return self
+
+    def keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
+        """Which elements at these index arrays survive."""
+        raise NotImplementedError
+
+    def grid(self, sizes: Sizes) -> jax.Array:
+        """Which elements of a whole attention survive; broadcasts to B N T S."""
+        return self.keep(*sizes.grid())
+
+    def apply(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
+        """The survivors, divided by the share that survives; nothing at all survives a rate of 1."""
+        share = 1.0 - self.rate if self.rate < 1 else 1.0
+        return jnp.where(keep & (self.rate < 1), weights / share, jnp.zeros_like(weights))
+
+
+@frozen
+class Dropout(Drop):
+    """Drops each weight with probability `rate`, decided by `key` and its place (b, n, t, s).
+
+    A counter-based draw (Threefry, Salmon et al., 2011): the same key drops the same elements in
+    every backend, block size and batch layout.
+
+    Args:
+      rate: from 0 to 1.
+      key: a `jax.random.key`.
+
+    Raises:
+      ValueError: if `rate` lies outside [0, 1].
+
+    >>> import jax
+    >>> Dropout(0.5, jax.random.key(0)).keep(0, 0, jnp.arange(3)[:, None], jnp.arange(4)).shape
+    (3, 4)
+    """
+
+    rate: float
+    key: Any
+
+    def __post_init__(self):
+        check_rate("Dropout.rate", self.rate)
+
+    def keep(self, b, n, q, k):
+        words = jax.random.bits(self.key, (2,), jnp.uint32)
+        head = _threefry(words[0], words[1], b, n)
+        bits, _ = _threefry(*head, q, k)
+        return bits >= jnp.uint32(min(math.floor(self.rate * 2**32), 2**32 - 1))
+
+
+@frozen
+class Keep(Drop):
+    """Keeps what `mask` says and divides by `1 - rate`: a recorded draw, for comparisons.
+
+    Args:
+      mask: boolean, broadcasts to `*B N T S`; True is kept.
+      rate: the rate it was drawn with, from 0 to 1.
+    """
+
+    mask: Any
+    rate: float
+
+    def __post_init__(self):
+        check_rate("Keep.rate", self.rate)
+        check_boolean(self.mask)
+
+    def bind(self, sizes):
+        return Keep(to_grid("Keep.mask", self.mask, sizes), self.rate)
+
+    def keep(self, b, n, q, k):
+        return look_up(self.mask, b, n, q, k)
+
+    def grid(self, sizes):
+        return jnp.asarray(self.mask)
+
+
+def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> list[jax.Array]:
+    words = [key1, key2, *(jnp.asarray(c).astype(jnp.uint32) for c in (count1, count2))]
+    shape = jnp.broadcast_shapes(*(w.shape for w in words))
+    return threefry2x32_p.bind(*(jnp.broadcast_to(w, shape) for w in words))

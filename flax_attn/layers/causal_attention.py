@@ -1,0 +1,81 @@
+"""Causal attention: every token looks at itself and at those before it."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_context, check_input, check_positive, check_rate
+from ..projection import torch_linear
+from ..reference import softmax
+from ..taps import tap
+
+
+class CausalAttention(nnx.Module):
+    """`dropout(softmax(q k^T / sqrt(d_out), future at -inf)) v`.
+
+    Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
+
+    Args:
+      d_in, d_out: widths of a token and of its query, key and value.
+      context_length: the longest sequence taken; it adds no parameter.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      qkv_bias: whether the three projections have biases.
+      context_dropout: the same for the context vectors, the other common place.
+      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for widths below 1, shares outside [0, 1], or if x is not `*B T d_in` or too long.
+      TypeError: if x is not floating.
+
+    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
+    that of Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> layer = CausalAttention(3, 2, context_length=6, dropout=0.1, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((5, 3)), deterministic=True).shape
+    (5, 2)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        qkv_bias: bool = False,
+        *,
+        context_dropout: float = 0.0,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
+        self.d_out = d_out
+        self.context_length = context_length
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+        context_dropout = check_rate("context_dropout", context_dropout)
+        self.context_dropout = nnx.Dropout(context_dropout, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The context vectors; `deterministic` overrules `train()` and `eval()`."""
+        x = check_input("x", x, self.W_query.in_features)
+        check_context(x.shape[-2], self.context_length)
+        q = self.W_query(x)  # *B T d_out
+        k = self.W_key(x)  # *B T d_out
+        v = self.W_value(x)  # *B T d_out
+        scores = q @ k.mT / self.d_out**0.5  # *B T T
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        weights = self.dropout(weights, deterministic=deterministic)
+        context = tap("context", weights @ v)  # *B T d_out
+        return self.context_dropout(context, deterministic=deterministic)

@@ -1,0 +1,89 @@
+"""Multi-head causal attention by weight split: three wide projections, cut into heads."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_context, check_divides, check_input, check_positive, check_rate
+from ..projection import torch_linear
+from ..reference import softmax
+from ..taps import tap
+
+
+class MultiHeadAttention(nnx.Module):
+    """`out_proj(concat_n(dropout(softmax(q_n k_n^T / sqrt(H), future at -inf)) v_n))`, H = d_out / N.
+
+    Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
+
+    Args:
+      d_in: width of a token.
+      d_out: width of all heads together.
+      context_length: the longest sequence taken; it adds no parameter.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      num_heads: how many heads; must divide d_out.
+      qkv_bias: whether the three projections have biases.
+      out_proj: whether a Linear layer with bias follows. Without it, this is
+        `MultiHeadAttentionWrapper` with heads of width d_out / N.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if
+        x is not `*B T d_in` or too long.
+      TypeError: if x is not floating.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; as in Raschka, "Build a
+    Large Language Model (From Scratch)", 2024, chapter 3.
+
+    >>> layer = MultiHeadAttention(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((6, 3))).shape
+    (6, 2)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
+        *,
+        out_proj: bool = True,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
+        self.d_out = d_out
+        self.num_heads = num_heads
+        self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
+        self.context_length = context_length
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types) if out_proj else None
+        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        x = check_input("x", x, self.W_query.in_features)
+        check_context(x.shape[-2], self.context_length)
+        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
+        q = jnp.swapaxes(self.W_query(x).reshape(heads), -3, -2)  # *B N T H
+        k = jnp.swapaxes(self.W_key(x).reshape(heads), -3, -2)  # *B N T H
+        v = jnp.swapaxes(self.W_value(x).reshape(heads), -3, -2)  # *B N T H
+        scores = q @ k.mT / self.head_dim**0.5  # *B N T T
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        weights = self.dropout(weights, deterministic=deterministic)
+        context = tap("context", jnp.swapaxes(weights @ v, -3, -2))  # *B T N H
+        context = context.reshape(*x.shape[:-1], self.d_out)  # *B T d_out
+        return context if self.out_proj is None else self.out_proj(context)

@@ -1,0 +1,83 @@
+"""Multi-head causal attention with queries, keys and values out of one projection."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_context, check_divides, check_input, check_positive, check_rate
+from ..projection import torch_linear
+from ..reference import softmax
+from ..taps import tap
+
+
+class MultiHeadAttentionCombined(nnx.Module):
+    """`MultiHeadAttention` with `q, k, v = split(qkv(x))`: one matrix product in place of three.
+
+    The output of `qkv` lies as [3, N, H]: all queries, then all keys, then all values, each head by
+    head. (GPT-NeoX and BLOOM lay theirs as [N, 3, H].)
+
+    Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
+
+    Args:
+      d_in: width of a token.
+      d_out: width of all heads together.
+      context_length: the longest sequence taken; it adds no parameter.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      num_heads: how many heads; must divide d_out.
+      qkv_bias: whether the projection has a bias; `out_proj` always has one.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if
+        x is not `*B T d_in` or too long.
+      TypeError: if x is not floating.
+
+    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material.
+
+    >>> layer = MultiHeadAttentionCombined(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((6, 3))).shape
+    (6, 2)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
+        self.d_out = d_out
+        self.num_heads = num_heads
+        self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
+        self.context_length = context_length
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.qkv = torch_linear(d_in, 3 * d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types)
+        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        x = check_input("x", x, self.qkv.in_features)
+        check_context(x.shape[-2], self.context_length)
+        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H
+        q, k, v = jnp.moveaxis(qkv, (-3, -2), (0, -3))  # *B N T H each
+        scores = q @ k.mT / self.head_dim**0.5  # *B N T T
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        weights = self.dropout(weights, deterministic=deterministic)
+        context = tap("context", jnp.swapaxes(weights @ v, -3, -2))  # *B T N H
+        return self.out_proj(context.reshape(*x.shape[:-1], self.d_out))

@@ -1,0 +1,118 @@
+"""Multi-head causal attention in einsum: the axes are named, so nothing is transposed."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_context, check_divides, check_input, check_positive, check_rate
+from ..projection import torch_linear, torch_uniform
+from ..reference import softmax
+from ..taps import tap
+
+
+def project(
+    x: Float[Array, "*B T d_in"],
+    weight: Float[Array, "N H d_in"],
+    bias: Float[Array, "N H"] | None,
+) -> Float[Array, "*B N T H"]:
+    """`x weight^T + bias` for every head, the weight as it lies.
+
+    >>> project(jnp.ones((6, 3)), jnp.ones((4, 2, 3)), jnp.ones((4, 2))).shape
+    (4, 6, 2)
+    """
+    heads = jnp.einsum("...td,nhd->...nth", x, weight)
+    return heads if bias is None else heads + jnp.broadcast_to(bias[:, None], heads.shape)
+
+
+class MultiHeadAttentionEinsum(nnx.Module):
+    """`MultiHeadAttention` with Params `W_query, W_key, W_value` of shape `(d_out, d_in)`.
+
+    That is the shape of torch's `nn.Linear.weight`, so they are ported from there untransposed;
+    with `qkv_bias` there are `b_query, b_key, b_value` of shape `(d_out,)`.
+
+    Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
+
+    Args:
+      d_in: width of a token.
+      d_out: width of all heads together.
+      context_length: the longest sequence taken; it adds no parameter.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      num_heads: how many heads; must divide d_out.
+      qkv_bias: whether queries, keys and values have biases; `out_proj` always has one.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if
+        x is not `*B T d_in` or too long.
+      TypeError: if x is not floating.
+
+    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material;
+    its own einsum over x and W names W's axes the other way round and needs d_in == d_out.
+
+    >>> layer = MultiHeadAttentionEinsum(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((6, 3))).shape
+    (6, 2)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
+        self.d_in = d_in
+        self.d_out = d_out
+        self.num_heads = num_heads
+        self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
+        self.context_length = context_length
+        self.dtype = dtype
+
+        def start(*shape: int) -> nnx.Param:
+            return nnx.Param(torch_uniform(d_in)(rngs.params(), shape, param_dtype))
+
+        self.W_query, self.W_key, self.W_value = (start(d_out, d_in) for _ in range(3))
+        self.b_query, self.b_key, self.b_value = (
+            start(d_out) if qkv_bias else None for _ in range(3)
+        )
+        self.out_proj = torch_linear(d_out, d_out, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        x = check_input("x", x, self.d_in)
+        check_context(x.shape[-2], self.context_length)
+        q = project(*self._cast(x, self.W_query, self.b_query))  # *B N T H
+        k = project(*self._cast(x, self.W_key, self.b_key))  # *B N T H
+        v = project(*self._cast(x, self.W_value, self.b_value))  # *B N T H
+        scores = jnp.einsum("...nth,...nsh->...nts", q, k) / self.head_dim**0.5
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        weights = self.dropout(weights, deterministic=deterministic)
+        context = tap("context", jnp.einsum("...nts,...nsh->...tnh", weights, v))
+        return self.out_proj(context.reshape(*x.shape[:-1], self.d_out))
+
+    def _cast(
+        self, x: jax.Array, weight: nnx.Param, bias: nnx.Param | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """All three in the dtype of the arithmetic, weight and bias cut into heads."""
+        heads = (self.num_heads, self.head_dim)
+        weight = weight[...].reshape(*heads, self.d_in)  # N H d_in
+        bias = None if bias is None else bias[...].reshape(heads)  # N H
+        return promote_dtype((x, weight, bias), dtype=self.dtype)

@@ -1,0 +1,63 @@
+"""Self-attention with trainable weights, second version: three Linear layers."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_input, check_positive
+from ..projection import torch_linear
+from ..reference import softmax
+from ..taps import tap
+
+
+class SelfAttentionV2(nnx.Module):
+    """`softmax(q k^T / sqrt(d_out)) v` with `q, k, v = W_query(x), W_key(x), W_value(x)`.
+
+    Shapes: x `*B T d_in` -> context `*B T d_out`.
+
+    Args:
+      d_in, d_out: widths of a token and of its query, key and value.
+      qkv_bias: whether the three projections have biases.
+      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for widths below 1, or if x is not `*B T d_in`.
+      TypeError: if x is not floating.
+
+    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
+    that of Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> SelfAttentionV2(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
+    (6, 2)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, d_out=d_out)
+        self.d_out = d_out
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+
+    def __call__(self, x: Float[Array, "*B T d_in"]) -> Float[Array, "*B T d_out"]:
+        """The context vectors."""
+        x = check_input("x", x, self.W_query.in_features)
+        q = self.W_query(x)  # *B T d_out
+        k = self.W_key(x)  # *B T d_out
+        v = self.W_value(x)  # *B T d_out
+        scores = tap("scores", q @ k.mT / self.d_out**0.5)  # *B T T
+        weights = tap("weights", softmax(scores))
+        return tap("context", weights @ v)  # *B T d_out

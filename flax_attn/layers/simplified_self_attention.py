@@ -1,0 +1,57 @@
+"""Self-attention without weights: every token asks, answers and is mixed as it stands."""
+
+from typing import Any
+
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_choice, check_input
+from ..reference import softmax
+from ..taps import tap
+
+
+class SimplifiedSelfAttention(nnx.Module):
+    """`softmax(x x^T) x`: no parameters, no scale, no mask.
+
+    Shapes: x `*B T D` -> context `*B T D`.
+
+    Args:
+      normalise: what makes a row of scores add up to one: `"softmax"`, or `"sum"`, which divides by
+        the row's sum and is fit only for scores whose sum keeps away from zero.
+      rngs, param_dtype: taken as by every layer; there is nothing to draw or to hold.
+      dtype: of the arithmetic; None keeps that of x.
+
+    Raises:
+      ValueError: for another `normalise`, or if x has fewer than two axes.
+      TypeError: if x is not floating.
+
+    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.
+
+    >>> from flax import nnx
+    >>> SimplifiedSelfAttention(rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
+    (6, 3)
+    """
+
+    def __init__(
+        self,
+        *,
+        normalise: str = "softmax",
+        rngs: nnx.Rngs | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_choice("normalise", normalise, "softmax", "sum")
+        self.normalise = normalise
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """The context vectors."""
+        (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
+        scores = tap("scores", x @ x.mT)  # *B T T
+        if self.normalise == "softmax":
+            weights = softmax(scores)
+        else:
+            weights = scores / scores.sum(axis=-1, keepdims=True)
+        return tap("context", tap("weights", weights) @ x)  # *B T D

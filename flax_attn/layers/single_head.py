@@ -1,0 +1,69 @@
+"""One head of causal attention whose scores are not scaled."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_input, check_positive
+from ..projection import torch_linear
+from ..reference import softmax
+from ..taps import tap
+
+
+class SingleHeadAttention(nnx.Module):
+    """`softmax(q k^T, future at -inf) v`, the projections without biases.
+
+    Shapes: x `*B T d_in` -> context `*B T head_size`, or `*B T d_in` with `value=False`.
+
+    Args:
+      d_in: width of a token.
+      head_size: width of a query, key and value.
+      scale: whether the scores are divided by sqrt(head_size); never by the width of a token.
+      value: whether there is a value projection; without one the tokens themselves are mixed.
+      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for widths below 1, or if x is not `*B T d_in`.
+      TypeError: if x is not floating.
+
+    Source: Karpathy, "Let's build GPT: from scratch, in code, spelled out", 2023.
+
+    >>> SingleHeadAttention(32, 16, rngs=nnx.Rngs(0))(jnp.ones((4, 8, 32))).shape
+    (4, 8, 16)
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        head_size: int,
+        *,
+        scale: bool = False,
+        value: bool = True,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_in=d_in, head_size=head_size)
+        self.scale = head_size**-0.5 if scale else 1.0
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        self.key = torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types)
+        self.query = torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types)
+        self.value = (
+            torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types) if value else None
+        )
+
+    def __call__(self, x: Float[Array, "*B T d_in"]) -> Float[Array, "*B T h"]:
+        """The context vectors."""
+        x = check_input("x", x, self.key.in_features)
+        k = self.key(x)  # *B T H
+        q = self.query(x)  # *B T H
+        v = x.astype(q.dtype) if self.value is None else self.value(x)  # *B T h
+        scores = q @ k.mT * self.scale  # *B T T
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        return tap("context", weights @ v)  # *B T h

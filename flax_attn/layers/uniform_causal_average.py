@@ -1,0 +1,50 @@
+"""The mean of the tokens so far, written as attention that finds all of them equally interesting."""
+
+from typing import Any
+
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..door import check_input
+from ..reference import softmax
+from ..taps import tap
+
+
+class UniformCausalAverage(nnx.Module):
+    """`softmax(0, future at -inf) x`: row t is the mean of tokens 0 to t.
+
+    Shapes: x `*B T D` -> context `*B T D`. The weights are one `T T` table for the whole batch.
+
+    Args:
+      rngs, param_dtype: taken as by every layer; there is nothing to draw or to hold.
+      dtype: of the arithmetic; None keeps that of x.
+
+    Raises:
+      ValueError: if x has fewer than two axes.
+      TypeError: if x is not floating.
+
+    Source: Karpathy, "Let's build GPT: from scratch, in code, spelled out", 2023.
+
+    >>> UniformCausalAverage()(jnp.asarray([[2.0], [4.0], [9.0]])).tolist()
+    [[2.0], [3.0], [5.0]]
+    """
+
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """The running means."""
+        (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
+        scores = jnp.zeros((x.shape[-2], x.shape[-2]), x.dtype)  # T T
+        future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
+        scores = tap("scores", jnp.where(future, -jnp.inf, scores))
+        weights = tap("weights", softmax(scores))
+        return tap("context", weights @ x)  # *B T D

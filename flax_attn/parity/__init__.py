@@ -1,0 +1,18 @@
+"""The parity harness: shows that a Flax module is its PyTorch original, or where it is not.
+
+It knows jax, flax, numpy and (imported late) torch, and of this library only the taps: it serves
+anybody's port.
+"""
+
+from . import judge as judge
+from .carry import plan as plan
+from .carry import port as port
+from .case import Case as Case
+from .compare import assert_parity as assert_parity
+from .compare import compare as compare
+from .errors import ParityError as ParityError
+from .mapping import Plan as Plan
+from .report import Divergence as Divergence
+from .report import Report as Report
+from .report import Row as Row
+from .rule import Rule as Rule

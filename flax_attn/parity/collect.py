@@ -1,0 +1,57 @@
+"""Finding cases: every module of a package that has a list `CASES`."""
+
+import pkgutil
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from .case import Case
+
+_HAS_CASES = re.compile(r"^CASES\b", re.MULTILINE)
+
+
+def collect(package: str) -> list[Case]:
+    """The cases of a package or module, in order of its modules' names.
+
+    Only modules that have `CASES` at their top level are imported.
+
+    Raises:
+      ModuleNotFoundError: if there is no such package.
+      ValueError: if it has no cases, or a list holds something else.
+    """
+    found: list[Case] = []
+    for name in _modules(package):
+        cases = import_module(name).CASES
+        if not all(isinstance(case, Case) for case in cases):
+            raise ValueError(f"{name}.CASES must hold flax_attn.parity.Case objects only.")
+        found += cases
+    if not found:
+        raise ValueError(f"{package} has no module with a list CASES of flax_attn.parity.Case.")
+    return found
+
+
+def select(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+    """The cases whose variant is, or whose text holds, one of `names`; all without names."""
+    if not names:
+        return list(cases)
+    return [
+        case
+        for case in cases
+        if any(name == case.variant or ("[" in name and name in str(case)) for name in names)
+    ]
+
+
+def _modules(package: str) -> Iterator[str]:
+    spec = find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(f"There is no package {package!r} to take cases from.")
+    names = [package]
+    if spec.submodule_search_locations:
+        paths = spec.submodule_search_locations
+        names += sorted(m.name for m in pkgutil.walk_packages(paths, f"{package}."))
+    for name in names:
+        origin = getattr(find_spec(name), "origin", None)
+        if origin and origin.endswith(".py") and _HAS_CASES.search(Path(origin).read_text("utf-8")):
+            yield name

@@ -1,0 +1,254 @@
+"""`compare` and `assert_parity`: two modules, the same weights and inputs, everything compared."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import numpy as np
+from flax import nnx
+
+from . import draw, judge
+from .carry import flax_values, set_flax
+from .errors import ParityError
+from .flax_side import run_flax, unique_params
+from .mapping import Plan, make_plan
+from .report import Report, Row
+from .rule import Rule
+from .run import Request, Run, is_floating, rounded
+from .source import Source, describe, read
+from .torch_side import run_torch
+
+Weights = Literal["random", "given", "as_is"]
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def compare(
+    torch_module: Any,
+    flax_module: nnx.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    dtypes: Sequence[str] = ("float64", "float32"),
+    grads: bool = True,
+    taps: bool = True,
+    jit: bool = True,
+    train: bool = False,
+    weights: Weights = "random",
+    rules: Sequence[Rule] = (),
+    seed: int = 0,
+    torch_call: Callable[..., Any] | None = None,
+    flax_call: Callable[..., Any] | None = None,
+    title: str = "",
+    reproduce: str = "",
+) -> Report:
+    """Runs both modules on the same weights and inputs and compares everything they do.
+
+    In float64 outputs, taps and gradients must agree to 1e-12 in norm; in narrower dtypes the error
+    against the float64 truth may be k times torch's own. Neither module is changed.
+
+    Args:
+      torch_module: the original.
+      flax_module: the port, an nnx module.
+      inputs, kwargs: arguments of both calls; numpy arrays are inputs, and floating ones are
+        differentiated; anything else is passed as it is.
+      dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
+      grads: whether gradients of inputs and parameters are compared, by a random cotangent.
+      taps: whether submodules' outputs, scores and weights are compared.
+      jit: whether Flax runs under jit as well as eagerly.
+      train: both in train mode; JAX draws the dropout masks and torch repeats them.
+      weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
+        carries nothing.
+      rules: what names and types do not say about the mapping.
+      seed: of weights and cotangents.
+      torch_call, flax_call: called as `call(module, *inputs, **kwargs)` in place of the module.
+      title, reproduce: for the report.
+
+    Returns:
+      A `Report`; `report.ok` says whether all is equal.
+
+    Raises:
+      ParityError: if the two cannot be mapped onto each other.
+      ValueError: for a dtype or a kind of weights that does not exist.
+
+    Example (needs torch):
+
+        compare(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)), np.ones((4, 3)))
+    """
+    _check_knobs(dtypes, weights)
+    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
+    sources = describe(torch_module)
+    plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
+    values = draw_weights(sources, seed) if weights == "random" else read(torch_module)
+    calls = (torch_call or _plain_call, flax_call or _plain_call)
+    rows, unpaired = list(_exact(plan, flax_module, values)), []
+    for dtype in dtypes:
+        found = _run(torch_module, flax_module, calls, request, plan, values, dtype, jit)
+        names = _Names(plan, flax_module, rules)
+        for mode, (got, own, truth) in found.items():
+            rows += judged(got, own, truth, names, dtype, mode)
+            unpaired += [] if dtype != "float64" else names.unpaired(got.taps, truth.taps)
+    return Report(
+        title or f"{type(flax_module).__name__} against {type(torch_module).__name__}",
+        tuple(rows),
+        params=sum(len(move.sources) for move in plan.moves) if plan else 0,
+        constants=plan.constants if plan else (),
+        unpaired=tuple(dict.fromkeys(unpaired)),
+        notes=tuple(f"{name}: skipped by rule" for name in (plan.skipped if plan else ())),
+        versions=versions(),
+        reproduce=reproduce,
+    )
+
+
+def assert_parity(
+    torch_module: Any, flax_module: nnx.Module, *inputs: Any, **options: Any
+) -> Report:
+    """`compare`, with the same arguments, raising unless all is equal.
+
+    Raises:
+      ParityError: an AssertionError whose text is the report, which is its `report` too.
+    """
+    report = compare(torch_module, flax_module, *inputs, **options)
+    if not report.ok:
+        raise ParityError(str(report), report)
+    return report
+
+
+def draw_weights(sources: Sequence[Source], seed: int) -> dict[str, np.ndarray]:
+    """Random values for every described parameter, tied ones equal; buffers are left out."""
+    return {
+        s.name: draw.parameter(seed, s.same_as or s.name, s.kind, s.shape)
+        for s in sources
+        if s.kind != "buffer"
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of torch (or "missing"), jax, flax and numpy."""
+    found = {}
+    for name in ("torch", "jax", "flax", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _check_knobs(dtypes: Sequence[str], weights: str) -> None:
+    wrong = [dtype for dtype in dtypes if dtype not in DTYPES]
+    if isinstance(dtypes, str) or wrong or not dtypes:
+        raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}; got {dtypes!r}.")
+    if weights not in ("random", "given", "as_is"):
+        raise ValueError(f'weights must be "random", "given" or "as_is"; got {weights!r}.')
+
+
+def _exact(plan: Plan | None, module: nnx.Module, values: dict[str, np.ndarray]) -> list[Row]:
+    """The exact statements about weights: there and back again, bit for bit."""
+    if plan is None:
+        return []
+    copy = nnx.clone(module)
+    carried = {k: v.astype(np.float32) if is_floating(v) else v for k, v in values.items()}
+    set_flax(copy, plan.forward(carried), np.float32)
+    back = plan.back(flax_values(copy))
+    return [
+        Row(name, "exact", "", "", judge.exact(value, carried[name]))
+        for name, value in back.items()
+    ]
+
+
+def _run(torch_module, flax_module, calls, request, plan, values, dtype, jit):
+    """Flax eagerly and under jit, then torch in `dtype` and in float64 with Flax's dropout masks."""
+    narrow = {name: rounded(x, dtype) for name, x in values.items()}
+    weights = canonical(plan.forward(narrow), flax_module) if plan else {}
+    inputs = {name: rounded(x, dtype) for name, x in request.arrays().items()}
+    args, kwargs = request.fill(inputs)
+    request = Request(args, kwargs, request.seed, request.train, request.grads, request.taps)
+    modes = ("eager", "jit") if jit else ("eager",)
+    got = {m: run_flax(flax_module, calls[1], request, weights, dtype, m == "jit") for m in modes}
+    keeps = got[modes[0]].keeps
+    own = run_torch(torch_module, calls[0], request, narrow, dtype, keeps)
+    truth = own
+    if dtype != "float64":
+        truth = run_torch(torch_module, calls[0], request, narrow, "float64", keeps)
+    return {mode: (run, own, truth) for mode, run in got.items()}
+
+
+def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:
+    """`values` by the first path of each Param, where one is shared."""
+    first = unique_params(module)
+    return {first[path]: value for path, value in values.items()}
+
+
+class _Names:
+    """Torch's names of taps and gradients, told in Flax's."""
+
+    def __init__(self, plan: Plan | None, module: nnx.Module, rules: Sequence[Rule]):
+        self.plan, self.module = plan, module
+        self.rules = [r for r in rules if r.kind == "move" and r.layout is None]
+
+    def tap(self, name: str) -> str:
+        for rule in self.rules:
+            for (here, *_), (there, *_) in rule.groups([name]):
+                if here == name:
+                    return there
+        return name
+
+    def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        inputs = {k: v for k, v in found.items() if k.startswith("input ")}
+        if self.plan is None:
+            return inputs
+        names = {name for move in self.plan.moves for name in move.sources}
+        params = {k: v for k, v in found.items() if k in names}
+        return inputs | canonical(self.plan.forward(params), self.module)
+
+    def unpaired(self, got: Mapping[str, Any], want: Mapping[str, Any]) -> list[str]:
+        told = {self.tap(name) for name in want}
+        return [f"{n} (Flax)" for n in got if n not in told] + [
+            f"{n} (torch)" for n in want if self.tap(n) not in got
+        ]
+
+
+def judged(got: Run, own: Run, truth: Run, names: _Names, dtype: str, mode: str) -> list[Row]:
+    """Every comparison of one run: taps in torch's call order, outputs, gradients."""
+    rows = []
+
+    def add(kind, name, a, b, c, scale=None):
+        if dtype == "float64":
+            verdict = judge.same_function(a, c, scale)
+        else:
+            verdict = judge.same_precision(a, b, c, dtype, scale)
+        rows.append(Row(name, kind, dtype, mode, verdict))
+
+    for name, want in truth.taps.items() if dtype == "float64" else ():
+        there = names.tap(name)
+        if there in got.taps:
+            value = got.taps[there]
+            if value.shape[-2:] == want.shape[-2:] and value.size == want.size:
+                value = value.reshape(want.shape)
+            add("tap", there, value, want, want)
+    rows += _same_structure(got, own, dtype, mode)
+    for name, want in truth.outputs.items():
+        if name in got.outputs and is_floating(want):
+            add("output", name, got.outputs[name], own.outputs[name], want)
+        elif name in got.outputs:
+            verdict = judge.exact(got.outputs[name], own.outputs[name])
+            rows.append(Row(name, "output", dtype, mode, verdict))
+    wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
+    for name, want in wanted.items():
+        scale = judge.gradient_scale(list(wanted.values()), want)
+        add("gradient", name, got.gradients[name], owns[name], want, scale)
+    return rows
+
+
+def _same_structure(got: Run, own: Run, dtype: str, mode: str) -> list[Row]:
+    """Exact facts about the outputs: their names, shapes and dtypes."""
+    told = [{k: f"{v.dtype}{list(v.shape)}" for k, v in run.outputs.items()} for run in (got, own)]
+    if told[0] == told[1]:
+        return [
+            Row("names, shapes, dtypes", "exact", dtype, mode, judge.Verdict("exact", 0.0, 0.0))
+        ]
+    note = f"Flax returns {told[0]}, torch {told[1]}"
+    verdict = judge.Verdict("exact", float("inf"), 0.0, note=note)
+    return [Row("names, shapes, dtypes", "exact", dtype, mode, verdict)]

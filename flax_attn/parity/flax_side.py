@@ -1,0 +1,158 @@
+"""Flax's side: the module merged afresh, run eagerly or under jit, every tap heard with its path."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .. import taps
+from .carry import set_flax
+from .mapping import flax_params
+from .run import Request, Run, counted, is_floating, leaves, rounded
+
+
+def run_flax(
+    module: nnx.Module,
+    call: Callable[..., Any],
+    request: Request,
+    weights: Mapping[str, np.ndarray],
+    dtype: str,
+    jit: bool,
+) -> Run:
+    """Runs a copy of `module` in `dtype` with these weights, eagerly or as one jitted function.
+
+    At the highest matmul precision, and with JAX's standard promotion, since `nnx.LayerNorm` itself
+    cannot run under the strict one.
+    """
+    with (
+        jax.enable_x64(dtype == "float64"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.default_matmul_precision("highest"),
+    ):
+        graph, state = nnx.split(module)
+        state = jax.tree.map(lambda x: _cast(x, dtype), state)
+        inputs = {name: jnp.asarray(rounded(x, dtype)) for name, x in request.arrays().items()}
+        floats = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+        params = {path: jnp.asarray(rounded(x, dtype)) for path, x in weights.items()}
+        params = params or _unique(module, dtype)
+
+        def forward(params, floats):
+            copy = nnx.merge(graph, state, copy=True)
+            copy.train() if request.train else copy.eval()
+            held = flax_params(copy)
+            for path, value in params.items():
+                held[path].set_value(value)
+            args, kwargs = request.fill({**inputs, **floats})
+            with _heard(copy) as heard:
+                out = call(copy, *args, **kwargs)
+            named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
+            exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
+            named = {k: v for k, v in named.items() if k not in exact}
+            return named, (exact, heard.taps if request.taps else {}, heard.keeps)
+
+        def whole(params, floats):
+            if not request.grads:
+                named, aux = forward(params, floats)
+                return named, aux, ({}, {})
+            named, back, aux = jax.vjp(forward, params, floats, has_aux=True)
+            cotangents = {
+                name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
+                for name, x in named.items()
+            }
+            return named, aux, back(cotangents)
+
+        named, (exact, heard, keeps), grads = (jax.jit(whole) if jit else whole)(params, floats)
+        gradients = {**{f"input {k}": v for k, v in grads[1].items()}, **grads[0]}
+        return Run(
+            *(_numpy(x) for x in ({**named, **exact}, heard, gradients)),
+            keeps=[*map(np.asarray, keeps)],
+        )
+
+
+def unique_params(module: nnx.Module) -> dict[str, str]:
+    """Every Param path of a module, with the first path of the same Param."""
+    first: dict[int, str] = {}
+    return {path: first.setdefault(id(param), path) for path, param in flax_params(module).items()}
+
+
+def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
+    held = flax_params(module)
+    return {
+        path: _cast(held[path].get_value(), dtype)
+        for path in dict.fromkeys(unique_params(module).values())
+    }
+
+
+def _cast(x: Any, dtype: str) -> Any:
+    floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.asarray(rounded(np.asarray(x), dtype)) if floating else x
+
+
+def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(x) for name, x in arrays.items()}
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.taps: dict[str, jax.Array] = {}
+        self.keeps: list[jax.Array] = []
+        self.path: list[str] = []
+
+    def note(self, name: str, value: jax.Array) -> None:
+        self.taps[counted(self.taps, name)] = value
+
+    def tap(self, name: str, value: jax.Array) -> None:
+        if name == "keep":
+            self.keeps.append(value)
+        else:
+            self.note(f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value)
+
+
+@contextmanager
+def _heard(module: nnx.Module) -> Iterator[_Heard]:
+    """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile."""
+    heard = _Heard()
+    paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
+    kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
+    plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
+    draw = jax.random.bernoulli
+
+    def wrapped(original):
+        def call(self, *args, **kwargs):
+            path = paths.get(id(self))
+            if path is None or (heard.path and heard.path[-1] == path):
+                return original(self, *args, **kwargs)
+            heard.path.append(path)
+            try:
+                out = original(self, *args, **kwargs)
+            finally:
+                heard.path.pop()
+            if path:
+                for name, x in leaves(out, lambda x: isinstance(x, jax.Array), path):
+                    heard.note(name, x)
+            return out
+
+        return call
+
+    def bernoulli(*args, **kwargs):
+        keep = draw(*args, **kwargs)
+        heard.keeps.append(keep)
+        return keep
+
+    try:
+        for kind in kinds:
+            kind.__call__ = wrapped(kind.__call__)
+        jax.random.bernoulli = bernoulli
+        with taps.listen(heard.tap):
+            yield heard
+    finally:
+        jax.random.bernoulli = draw
+        for kind, own in plain.items():
+            if own is None:
+                del kind.__call__
+            else:
+                kind.__call__ = own

@@ -1,0 +1,177 @@
+"""Goldens: what torch gave, recorded small, so that parity can be replayed without torch.
+
+Weights and inputs are drawn again. A small result is kept as it is; of a large one 48 random
+projections are kept, each of a random part of it, so that a wrong result cannot meet them.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import draw, judge
+from .compare import _Names, _run, canonical, draw_weights, versions
+from .errors import ParityError
+from .flax_side import run_flax
+from .mapping import make_plan
+from .report import Report, Row
+from .run import Request, Run, is_floating, rounded
+from .source import Source, describe
+
+if TYPE_CHECKING:
+    from .case import Case
+
+SKETCH = 48
+
+
+def sketch(name: str, array: np.ndarray) -> np.ndarray:
+    """The array itself, flat, or 48 sums of its elements times random numbers; -inf counts as 0."""
+    flat = np.where(np.isfinite(array), array, 0).astype(np.float64).ravel()
+    if not np.isfinite(array).all():
+        flat = np.append(flat, zlib.crc32(np.isfinite(array).tobytes()) / 2**32)
+    if flat.size <= SKETCH:
+        return flat
+    flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
+    return np.pad(flat, (0, -flat.size % SKETCH)).reshape(-1, SKETCH).sum(axis=0)
+
+
+def path_of(case: "Case") -> Path:
+    """The file that holds a variant's goldens, in the package of its Flax class."""
+    package = case.flax_class.__module__.split(".")[0]
+    return Path(str(files(package))) / "goldens" / f"{case.variant}.npz"
+
+
+def record(cases: Iterable["Case"]) -> Iterable[Path]:
+    """Runs cases live and writes their goldens, one file a variant; yields each file's path.
+
+    Raises:
+      ParityError: if a case differs, or two cases of a variant have one name.
+    """
+    by_path: dict[Path, list[Case]] = {}
+    for case in cases:
+        by_path.setdefault(path_of(case), []).append(case)
+    for path, group in by_path.items():
+        names = [str(case) for case in group]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
+        arrays, meta = {}, {"versions": versions(), "cases": {}}
+        for i, case in enumerate(group):
+            case.check()
+            meta["cases"][str(case)], arrays_of = _record(case)
+            arrays |= {f"{i}/{dtype}": x for dtype, x in arrays_of.items()}
+            meta["cases"][str(case)]["at"] = i
+        path.parent.mkdir(exist_ok=True)
+        text = np.frombuffer(zlib.compress(json.dumps(meta).encode(), 9), np.uint8)
+        np.savez_compressed(path, meta=text, **arrays)
+        yield path
+
+
+def replay(case: "Case", dtypes: Sequence[str]) -> Report:
+    """The Flax side of a case against its golden.
+
+    Raises:
+      ParityError: if the case was not recorded.
+    """
+    path = path_of(case)
+    stored = np.load(path, allow_pickle=False) if path.exists() else None
+    meta = (
+        json.loads(zlib.decompress(stored["meta"].tobytes()))
+        if stored is not None
+        else {"cases": {}}
+    )
+    if str(case) not in meta["cases"]:
+        raise ParityError(
+            f"{case} is not recorded in {path.name}: run `flax-attn parity --record {case.variant}` "
+            "where torch is installed."
+        )
+    entry = meta["cases"][str(case)]
+    sources = [Source.from_json(fields) for fields in entry["sources"]]
+    module = case.flax_module()
+    plan = make_plan(sources, module, case.rules)
+    values = draw_weights(sources, case.seed)
+    rows: list[Row] = []
+    for dtype in [d for d in dtypes if d in entry["results"]]:
+        weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
+        request = _request(case, dtype)
+        for mode in ("eager", "jit"):
+            run = run_flax(module, case.flax_call, request, weights, dtype, mode == "jit")
+            rows += _judge(
+                run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
+            )
+    recorded = meta["versions"]
+    return Report(
+        str(case),
+        tuple(rows),
+        params=sum(len(move.sources) for move in plan.moves),
+        constants=plan.constants,
+        versions={**versions(), "torch": f"{recorded['torch']} (recorded)"},
+        reproduce=f"flax-attn parity '{case}'",
+    )
+
+
+def _request(case: "Case", dtype: str) -> Request:
+    inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
+    return Request((), inputs, case.seed, case.train, True, dtype == "float64")
+
+
+def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    torch_module, module = case.torch_module(), case.flax_module()
+    sources = describe(torch_module)
+    plan = make_plan(sources, module, case.rules)
+    values = draw_weights(sources, case.seed)
+    names, results, arrays = _Names(plan, module, case.rules), {}, {}
+    for dtype in case.dtypes:
+        calls = (case.torch_call, case.flax_call)
+        request = _request(case, dtype)
+        runs = _run(torch_module, module, calls, request, plan, values, dtype, False)
+        got, own, truth = runs["eager"]
+        facts, pieces = [], []
+        for kind, name, a, b, scale in _results(got, own, truth, names, dtype):
+            piece = sketch(name, b)
+            error = None if dtype == "float64" else judge.error(sketch(name, a), piece, scale)
+            facts.append([kind, name, int(piece.size), scale, error])
+            pieces.append(piece)
+        results[dtype] = {"facts": facts, "keeps": _print_of(got)}
+        arrays[dtype] = np.concatenate(pieces)
+    return {"sources": [s.to_json() for s in sources], "results": results}, arrays
+
+
+def _results(got: Run, own: Run, truth: Run, names: _Names, dtype: str):
+    if dtype == "float64":
+        for name, want in truth.taps.items():
+            if names.tap(name) in got.taps:
+                yield "tap", names.tap(name), want, want, None
+    for name, want in truth.outputs.items():
+        if is_floating(want):
+            yield "output", name, own.outputs[name], want, None
+    wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
+    for name, want in wanted.items():
+        yield "gradient", name, owns[name], want, judge.gradient_scale(list(wanted.values()), want)
+
+
+def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mode: str):
+    """Compares sketches; the dropout masks must be the ones that were drawn then."""
+    if _print_of(run) != stored["keeps"]:
+        note = "this jax draws other dropout masks than the one that recorded: record again"
+        yield Row(
+            "keep", "exact", dtype, mode, judge.Verdict("exact", float("inf"), 0.0, note=note)
+        )
+        return
+    found, at = {"tap": run.taps, "output": run.outputs, "gradient": run.gradients}, 0
+    for kind, name, size, scale, own in stored["facts"]:
+        want, at = numbers[at : at + size], at + size
+        got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)
+        if dtype == "float64":
+            verdict = judge.same_function(got, want, scale)
+        else:
+            verdict = judge.within_precision(got, own, want, dtype, scale)
+        yield Row(name, kind, dtype, mode, verdict)
+
+
+def _print_of(run: Run) -> list[int]:
+    return [zlib.crc32(np.packbits(keep).tobytes()) for keep in run.keeps]

@@ -1,0 +1,105 @@
+"""What a torch module holds, described so that it can be written down and read without torch."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+KNOWN = ("Linear", "Embedding", "LayerNorm", "RMSNorm", "MultiheadAttention")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One named tensor of a torch module.
+
+    Attributes:
+      name: dotted, as in `state_dict`.
+      kind: the known type of the module that holds it, or "Parameter", or "buffer".
+      shape: torch's.
+      dtype: torch's, without "torch.".
+      same_as: the first name of the same tensor, if it is tied, else "".
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    same_as: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return {**asdict(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Source":
+        """The source that `to_json` wrote."""
+        return cls(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def describe(module: Any) -> list[Source]:
+    """Every parameter and buffer of a torch module, tied ones under each of their names."""
+    sources, first = [], {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for role, tensor in owner.named_parameters(recurse=False, remove_duplicate=False):
+            same_as = first.setdefault(id(tensor), dot + role)
+            kind = _kind(owner)
+            sources.append(
+                _source(dot + role, kind, tensor, "" if same_as == dot + role else same_as)
+            )
+        for role, tensor in owner.named_buffers(recurse=False):
+            sources.append(_source(dot + role, "buffer", tensor, ""))
+    return sources
+
+
+def read(module: Any) -> dict[str, np.ndarray]:
+    """Every parameter and buffer of a torch module as a numpy copy, by name."""
+    names = {source.name for source in describe(module)}
+    tensors = {**dict(module.named_parameters(remove_duplicate=False))}
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    return {name: to_numpy(tensor) for name, tensor in tensors.items() if name in names}
+
+
+def write(module: Any, values: dict[str, np.ndarray]) -> None:
+    """Copies arrays into parameters and buffers of a torch module, by name, in its dtypes."""
+    import torch
+
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(to_torch(value))
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """A copy of a torch tensor, bit for bit, bfloat16 included."""
+    import torch
+
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
+    return tensor.numpy().copy()
+
+
+def to_torch(array: np.ndarray) -> Any:
+    """A torch tensor of an array's values, bit for bit, sharing no memory."""
+    import torch
+
+    array = np.array(array, order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _source(name: str, kind: str, tensor: Any, same_as: str) -> Source:
+    return Source(
+        name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), same_as
+    )
+
+
+def _kind(owner: Any) -> str:
+    """The known type among the owner's classes; other people's RMSNorm and LayerNorm go by name."""
+    names = [cls.__name__ for cls in type(owner).__mro__ if cls.__module__.startswith("torch.nn.")]
+    names += [end for end in ("RMSNorm", "LayerNorm") if type(owner).__name__.endswith(end)]
+    return next((name for name in names if name in KNOWN), "Parameter")

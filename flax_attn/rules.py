@@ -1,0 +1,51 @@
+"""Rules: the whole "how" of one attention in one frozen object."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._types import Sizes, frozen
+from .dropout import Drop
+from .masks import FULL, Mask
+from .scores import IDENTITY, Score
+
+
+@frozen
+class Rules:
+    """`softmax(mask(score(scale * q.k)), with sinks)`, then dropout.
+
+    Attributes:
+      mask: what may look at what.
+      score: what happens to a scaled logit before the mask.
+      scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
+      sinks: one logit a query head that joins the softmax's denominator, shape N, or None.
+      dropout: `Dropout`, `Keep` or None.
+    """
+
+    mask: Mask = FULL
+    score: Score = IDENTITY
+    scale: Any = None
+    sinks: Any = None
+    dropout: Drop | None = None
+
+    def bind(self, sizes: Sizes, width: int) -> "Rules":
+        """These rules for one attention: all shapes checked, batch axes as one, the scale a number."""
+        if self.sinks is not None and jnp.shape(self.sinks) != (sizes.N,):
+            raise ValueError(
+                f"sinks needs one logit a query head, shape ({sizes.N},); got shape {jnp.shape(self.sinks)}."
+            )
+        return Rules(
+            mask=self.mask.bind(sizes),
+            score=self.score.bind(sizes),
+            scale=width**-0.5 if self.scale is None else self.scale,
+            sinks=None if self.sinks is None else jnp.asarray(self.sinks),
+            dropout=None
+            if self.dropout is None or self.dropout.rate == 0
+            else self.dropout.bind(sizes),
+        )
+
+
+def sizes_of(q: jax.Array, k: jax.Array) -> Sizes:
+    """The sizes of the attention of `q`, `*B T N H`, over `k`, `*B S K H`."""
+    return Sizes(q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])

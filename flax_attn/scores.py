@@ -1,0 +1,194 @@
+"""Scores: what happens to a logit between the scaled dot product and the mask. Data, chained by `>>`.
+
+`softcap(30.0) >> alibi(slopes)` caps first and adds the bias then. A score is a frozen pytree: its
+arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)` on
+the block's index arrays, so nothing of size T x S is made on its behalf.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._arrays import look_up, to_grid
+from ._types import Sizes, frozen
+
+
+class Score:
+    """The base of all scores. A subclass changes logits at index arrays; the rest has defaults."""
+
+    def __call__(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
+        """The logits of queries q and keys k of head n in batch entry b, changed."""
+        raise NotImplementedError
+
+    def bind(self, sizes: Sizes) -> "Score":
+        """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
+        return self
+
+    def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
+        """All logits, B N T S, changed. The score must be bound."""
+        return self(logits, *sizes.grid())
+
+    def __rshift__(self, then: "Score") -> "Score":
+        return Chain(self, then)
+
+
+@frozen
+class Identity(Score):
+    """The logit as it is."""
+
+    def __call__(self, logits, b, n, q, k):
+        return logits
+
+
+@frozen
+class Chain(Score):
+    """`first`, then `then`."""
+
+    first: Score
+    then: Score
+
+    def bind(self, sizes):
+        return Chain(self.first.bind(sizes), self.then.bind(sizes))
+
+    def __call__(self, logits, b, n, q, k):
+        return self.then(self.first(logits, b, n, q, k), b, n, q, k)
+
+    def grid(self, logits, sizes):
+        return self.then.grid(self.first.grid(logits, sizes), sizes)
+
+
+@frozen
+class Softcap(Score):
+    """`cap * tanh(logit / cap)`."""
+
+    cap: Any
+
+    def __call__(self, logits, b, n, q, k):
+        cap = jnp.asarray(self.cap, logits.dtype)
+        return cap * jnp.tanh(logits / cap)
+
+
+@frozen
+class Alibi(Score):
+    """`logit - slopes[n] * |q + offset - k|`."""
+
+    slopes: Any
+    offset: Any = 0
+
+    def bind(self, sizes):
+        slopes = jnp.asarray(self.slopes)
+        if slopes.shape != (sizes.N,):
+            raise ValueError(
+                f"alibi needs one slope a query head, shape ({sizes.N},); got shape {slopes.shape}."
+            )
+        return Alibi(slopes, sizes.S - sizes.T if self.offset == "end" else self.offset)
+
+    def __call__(self, logits, b, n, q, k):
+        distance = jnp.abs(jnp.asarray(q + self.offset - k)).astype(logits.dtype)
+        return logits - self.slopes[n].astype(logits.dtype) * distance
+
+
+@frozen
+class Additive(Score):
+    """`logit + array`, the array broadcasting to `*B N T S`."""
+
+    array: Any
+
+    def bind(self, sizes):
+        return Additive(to_grid("An additive score", self.array, sizes))
+
+    def __call__(self, logits, b, n, q, k):
+        return logits + look_up(self.array, b, n, q, k).astype(logits.dtype)
+
+    def grid(self, logits, sizes):
+        return logits + self.array.astype(logits.dtype)
+
+
+@frozen
+class Modify(Score):
+    """`fn(params, logits, b, n, q, k)`, or without `params` if there are none."""
+
+    fn: Callable[..., jax.Array]
+    params: Any = None
+
+    def __call__(self, logits, b, n, q, k):
+        fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)
+        changed = fn(logits, b, n, q, k)
+        if changed.shape != logits.shape or changed.dtype != logits.dtype:
+            raise ValueError(
+                "modify's function must keep the logits' shape and dtype, "
+                f"{logits.shape} {logits.dtype}; it returned {changed.shape} {changed.dtype}."
+            )
+        return changed
+
+
+IDENTITY = Identity()
+
+
+def softcap(cap: float | jax.Array) -> Score:
+    """`cap * tanh(logit / cap)`: logits kept within +-cap (Gemma 2).
+
+    Args:
+      cap: the bound, above zero.
+
+    Raises:
+      ValueError: if `cap` is a number that is not above zero.
+
+    >>> float(softcap(2.0)(jnp.asarray(100.0), 0, 0, 0, 0))
+    2.0
+    """
+    if isinstance(cap, int | float) and not cap > 0:
+        raise ValueError(f"softcap needs a bound above zero; got {cap}.")
+    return Softcap(cap)
+
+
+def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
+    """`logit - slope * |q + offset - k|`: attention with linear biases (Press et al., 2022).
+
+    Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
+
+    Args:
+      slopes: one slope a query head, shape N; `positions.alibi_slopes(N)` gives the paper's.
+      offset: how far the first query stands from the first key; `"end"` aligns the last ones.
+
+    >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
+    0.0
+    """
+    if isinstance(offset, str) and offset != "end":
+        raise ValueError(f'alibi\'s offset must be an integer or "end"; got {offset!r}.')
+    return Alibi(slopes, offset)
+
+
+def additive(array: jax.Array) -> Score:
+    """`logit + array`: a bias, or the additive mask of other libraries (0 and -inf).
+
+    Args:
+      array: floating, broadcasts to `*B N T S`. A row of -inf gives zero output, as a mask does.
+
+    Raises:
+      TypeError: if `array` is not floating.
+
+    >>> float(additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
+    2.0
+    """
+    array = jnp.asarray(array)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"additive needs a floating array; got {array.dtype}. A boolean mask goes to mask=."
+        )
+    return Additive(array)
+
+
+def modify(fn: Callable[..., jax.Array], params: Any = None) -> Score:
+    """Any function of a logit and its place: `fn(logits, b, n, q, k)`.
+
+    With `params`, a pytree of arrays that should receive gradients, it is called as
+    `fn(params, logits, b, n, q, k)`. The four indices are integer arrays that broadcast against the
+    logits. Functions are told apart by identity: define one once, outside the call.
+
+    >>> float(modify(lambda x, b, n, q, k: 2 * x)(jnp.asarray(3.0), 0, 0, 0, 0))
+    6.0
+    """
+    return Modify(fn, params)

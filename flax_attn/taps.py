@@ -1,0 +1,39 @@
+"""Named points inside a forward: identity for everybody, a record for whoever listens.
+
+>>> import jax.numpy as jnp
+>>> with listen() as heard:
+...     _ = tap("weights", jnp.ones(2))
+>>> heard[0][0]
+'weights'
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+
+Hear = Callable[[str, jax.Array], None]
+_listener: ContextVar[Hear | None] = ContextVar("listener", default=None)
+
+
+def tap(name: str, value: jax.Array) -> jax.Array:
+    """`value`, unchanged; somebody who listens hears its name and value."""
+    hear = _listener.get()
+    if hear is not None:
+        hear(name, value)
+    return value
+
+
+@contextmanager
+def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
+    """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.
+
+    Under `jax.jit` open it inside the traced function and return what was heard.
+    """
+    heard: list[tuple[str, jax.Array]] = []
+    token = _listener.set(hear or (lambda name, value: heard.append((name, value))))
+    try:
+        yield heard
+    finally:
+        _listener.reset(token)
