@@ -19,6 +19,7 @@ from .parity.collect import collect, select
 from .parity.report import plain
 
 OWN = "parity_tests"
+WIDTH = 128
 MARKS = ("<!-- certificate -->", "<!-- end of certificate -->")
 Proof = tuple[str, str, Report]
 
@@ -63,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the table; between its marks, if the file has them",
     )
-    parity.add_argument(
-        "--record", action="store_true", help="record what torch gives (needs torch)"
-    )
+    parity.add_argument("--record", action="store_true", help="record torch's results first")
     parity.add_argument("--replay", action="store_true", help="use the record though torch is here")
     parity.add_argument(
         "--real", action="store_true", help="prove trained weights instead (downloads two packages)"
@@ -88,7 +87,7 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     with Progress(console=console, transient=True) as progress:
         proofs = list(_real(progress) if options.real else _proofs(cases, live, progress))
     lines = certificate.lines(proofs)
-    console.print(certificate.table(lines))
+    Console(width=max(console.width, WIDTH), soft_wrap=True).print(certificate.table(lines))
     for line in lines:
         for report in line.reports:
             if not report.ok:

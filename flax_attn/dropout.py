@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.extend.random import threefry2x32_p
 
 from ._arrays import check_boolean, look_up, to_grid
@@ -97,3 +98,29 @@ def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> lis
     words = [key1, key2, *(jnp.asarray(c).astype(jnp.uint32) for c in (count1, count2))]
     shape = jnp.broadcast_shapes(*(w.shape for w in words))
     return threefry2x32_p.bind(*(jnp.broadcast_to(w, shape) for w in words))
+
+
+class AttentionDropout(nnx.Module):
+    """Hands out the `Dropout` of one call in training, and None otherwise.
+
+    Follows `train()` and `eval()` as `nnx.Dropout` does; a rate of 0 draws no key.
+
+    Args:
+      rate: from 0 to 1.
+      rngs: its "dropout" stream gives a new key at every call in training.
+
+    >>> dropout = AttentionDropout(0.1, rngs=nnx.Rngs(0))
+    >>> dropout.eval()
+    >>> dropout() is None
+    True
+    """
+
+    def __init__(self, rate: float, *, rngs: nnx.Rngs):
+        self.rate = check_rate("dropout", rate)
+        self.deterministic = False
+        self.rngs = rngs["dropout"].fork()
+
+    def __call__(self, deterministic: bool | None = None) -> Dropout | None:
+        """The dropout to hand to `attend`; `deterministic` overrules `train()` and `eval()`."""
+        deterministic = self.deterministic if deterministic is None else deterministic
+        return None if deterministic or self.rate == 0 else Dropout(self.rate, self.rngs())

@@ -16,7 +16,8 @@ def rotary_angles(
 ) -> Float[Array, "*B T P"]:
     """`position * base ** (-2 i / width)` for each of the P = width // 2 pairs, in radians."""
     exponent = jnp.arange(0, width, 2, dtype=dtype) / width
-    return positions[..., None].astype(dtype) * jnp.asarray(base, dtype) ** -exponent
+    rates = (jnp.asarray(base, dtype) ** -exponent).reshape((1,) * positions.ndim + (-1,))
+    return positions[..., None].astype(dtype) * rates
 
 
 def rotate(

@@ -1,0 +1,18 @@
+"""Every variant as a Flax module, one a file."""
+
+from .bahdanau import BahdanauAttention as BahdanauAttention
+from .causal_attention import CausalAttention as CausalAttention
+from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
+from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
+from .linear import LinearAttention as LinearAttention
+from .luong import LuongAttention as LuongAttention
+from .multi_head import MultiHeadAttention as MultiHeadAttention
+from .multi_head_combined import MultiHeadAttentionCombined as MultiHeadAttentionCombined
+from .multi_head_einsum import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
+from .multi_head_wrapper import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1
+from .self_attention_v2 import SelfAttentionV2 as SelfAttentionV2
+from .simplified_self_attention import SimplifiedSelfAttention as SimplifiedSelfAttention
+from .single_head import SingleHeadAttention as SingleHeadAttention
+from .transformer_multi_head import TransformerMultiHeadAttention as TransformerMultiHeadAttention
+from .uniform_causal_average import UniformCausalAverage as UniformCausalAverage

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flax import nnx
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from ..door import check_context, check_input, check_positive, check_rate
@@ -31,7 +31,8 @@ class CausalRenormalisedAttention(nnx.Module):
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for widths below 1, a share outside [0, 1], or if x is not `*B T d_in` or too long.
+      ValueError: for widths below 1, a share outside [0, 1], or if x is too long or not
+        `*B T d_in`.
       TypeError: if x is not floating.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.

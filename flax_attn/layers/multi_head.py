@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flax import nnx
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from ..door import check_context, check_divides, check_input, check_positive, check_rate
@@ -13,7 +13,9 @@ from ..taps import tap
 
 
 class MultiHeadAttention(nnx.Module):
-    """`out_proj(concat_n(dropout(softmax(q_n k_n^T / sqrt(H), future at -inf)) v_n))`, H = d_out / N.
+    """`out_proj(concat_n(dropout(softmax(q_n k_n^T / sqrt(H), future at -inf)) v_n))`.
+
+    Head n of N reads its own H = d_out / N columns of the projections.
 
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
 
@@ -35,8 +37,8 @@ class MultiHeadAttention(nnx.Module):
         x is not `*B T d_in` or too long.
       TypeError: if x is not floating.
 
-    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; as in Raschka, "Build a
-    Large Language Model (From Scratch)", 2024, chapter 3.
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; as in Raschka,
+    "Build a Large Language Model (From Scratch)", 2024, chapter 3.
 
     >>> layer = MultiHeadAttention(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((6, 3))).shape

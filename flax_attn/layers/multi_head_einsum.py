@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..door import check_context, check_divides, check_input, check_positive, check_rate
@@ -15,17 +14,12 @@ from ..taps import tap
 
 
 def project(
-    x: Float[Array, "*B T d_in"],
-    weight: Float[Array, "N H d_in"],
-    bias: Float[Array, "N H"] | None,
-) -> Float[Array, "*B N T H"]:
-    """`x weight^T + bias` for every head, the weight as it lies.
-
-    >>> project(jnp.ones((6, 3)), jnp.ones((4, 2, 3)), jnp.ones((4, 2))).shape
-    (4, 6, 2)
-    """
-    heads = jnp.einsum("...td,nhd->...nth", x, weight)
-    return heads if bias is None else heads + jnp.broadcast_to(bias[:, None], heads.shape)
+    x: Float[Array, "*B T d_in"], weight: nnx.Param, bias: nnx.Param | None, dtype: Any
+) -> Float[Array, "*B T d_out"]:
+    """`x weight^T + bias`, the weight of shape `(d_out, d_in)` as it lies."""
+    x, weight, bias = promote_dtype((x, weight, bias), dtype=dtype)
+    y = jnp.einsum("...td,od->...to", x, weight)
+    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
 
 
 class MultiHeadAttentionEinsum(nnx.Module):
@@ -74,7 +68,6 @@ class MultiHeadAttentionEinsum(nnx.Module):
         param_dtype: Any = jnp.float32,
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
-        self.d_in = d_in
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
@@ -85,9 +78,8 @@ class MultiHeadAttentionEinsum(nnx.Module):
             return nnx.Param(torch_uniform(d_in)(rngs.params(), shape, param_dtype))
 
         self.W_query, self.W_key, self.W_value = (start(d_out, d_in) for _ in range(3))
-        self.b_query, self.b_key, self.b_value = (
-            start(d_out) if qkv_bias else None for _ in range(3)
-        )
+        biases = (start(d_out) if qkv_bias else None for _ in range(3))
+        self.b_query, self.b_key, self.b_value = biases
         self.out_proj = torch_linear(d_out, d_out, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
 
@@ -95,24 +87,16 @@ class MultiHeadAttentionEinsum(nnx.Module):
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
         """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
-        x = check_input("x", x, self.d_in)
+        x = check_input("x", x, self.W_query.shape[1])
         check_context(x.shape[-2], self.context_length)
-        q = project(*self._cast(x, self.W_query, self.b_query))  # *B N T H
-        k = project(*self._cast(x, self.W_key, self.b_key))  # *B N T H
-        v = project(*self._cast(x, self.W_value, self.b_value))  # *B N T H
-        scores = jnp.einsum("...nth,...nsh->...nts", q, k) / self.head_dim**0.5
+        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
+        q = project(x, self.W_query, self.b_query, self.dtype).reshape(heads)  # *B T N H
+        k = project(x, self.W_key, self.b_key, self.dtype).reshape(heads)  # *B S N H
+        v = project(x, self.W_value, self.b_value, self.dtype).reshape(heads)  # *B S N H
+        scores = jnp.einsum("...tnh,...snh->...nts", q, k) / self.head_dim**0.5
         future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)
         scores = tap("scores", jnp.where(future, -jnp.inf, scores))
         weights = tap("weights", softmax(scores))
         weights = self.dropout(weights, deterministic=deterministic)
-        context = tap("context", jnp.einsum("...nts,...nsh->...tnh", weights, v))
+        context = tap("context", jnp.einsum("...nts,...snh->...tnh", weights, v))
         return self.out_proj(context.reshape(*x.shape[:-1], self.d_out))
-
-    def _cast(
-        self, x: jax.Array, weight: nnx.Param, bias: nnx.Param | None
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """All three in the dtype of the arithmetic, weight and bias cut into heads."""
-        heads = (self.num_heads, self.head_dim)
-        weight = weight[...].reshape(*heads, self.d_in)  # N H d_in
-        bias = None if bias is None else bias[...].reshape(heads)  # N H
-        return promote_dtype((x, weight, bias), dtype=self.dtype)

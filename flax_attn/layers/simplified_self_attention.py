@@ -2,9 +2,9 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..door import check_choice, check_input

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flax import nnx
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from ..door import check_input, check_positive

@@ -1,10 +1,10 @@
-"""The mean of the tokens so far, written as attention that finds all of them equally interesting."""
+"""The mean of the tokens so far, as attention that finds all of them equally interesting."""
 
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..door import check_input

@@ -26,10 +26,11 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
-    """Copies every weight of `source` into `destination`; one is a torch module, the other an nnx one.
+    """Copies every weight of a torch module into an nnx module, or the other way round.
 
-    Linear weights are transposed, everything goes by type and name, every torch tensor is used once
-    and every Flax Param filled once. No memory is shared. If anything does not fit, nothing changes.
+    Linear weights are transposed, everything goes by type and name, every torch tensor is used
+    once, every Flax Param filled once, and no memory is shared. If anything does not fit, nothing
+    changes.
 
     Args:
       source: `torch.nn.Module` or `flax.nnx.Module`, left as it is.
@@ -40,8 +41,8 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
       `destination`.
 
     Raises:
-      ParityError: with every problem at once; also where a value would not survive the destination's
-        dtype (float64 into float32).
+      ParityError: with every problem at once; also where a value would not survive the
+        destination's dtype (float64 into float32).
       TypeError: unless one is a torch and the other an nnx module.
 
     Example (needs torch):

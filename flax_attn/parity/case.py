@@ -27,8 +27,7 @@ class Case:
       witness: None for the twin `torch_ref.<same file>.<same class>`, or the import path of a torch
         module class or function.
       witness_config: the witness's arguments where they differ, or a function that returns them.
-      torch_call, flax_call: `call(module, **inputs)` in place of the plain call; a witness that is a
-        function is handed over as it is.
+      torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
       rules: for the mapping of weights.
       train: whether dropout draws, in both worlds the same.
       seed: of weights, inputs and cotangents.
@@ -89,7 +88,7 @@ class Case:
     def flax_module(self) -> nnx.Module:
         """A new Flax module."""
         config = dict(_given(self.config))
-        if "rngs" in inspect.signature(self.flax_class).parameters:
+        if "rngs" in inspect.signature(self.flax_class.__init__).parameters:
             config["rngs"] = nnx.Rngs(self.seed)
         return self.flax_class(**config)
 

@@ -60,7 +60,7 @@ def table(found: list[Line]) -> Table:
     """The certificate for a terminal; a variant's name stands once."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="right" if 2 <= i <= 6 else "left", no_wrap=i != 1)
+        shown.add_column(heading, justify="right" if 2 <= i <= 6 else "left", no_wrap=True)
     before = ""
     for line in found:
         variant, *cells = line.cells()

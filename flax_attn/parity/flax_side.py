@@ -1,4 +1,4 @@
-"""Flax's side: the module merged afresh, run eagerly or under jit, every tap heard with its path."""
+"""Flax's side: the module merged afresh, run eagerly or under jit, every tap heard by its path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend.core import get_opaque_trace_state
 
 from .. import taps
-from .carry import set_flax
 from .mapping import flax_params
-from .run import Request, Run, counted, is_floating, leaves, rounded
+from .run import Request, Run, counted, leaves, rounded
 
 
 def run_flax(
@@ -54,18 +54,20 @@ def run_flax(
             named = {k: v for k, v in named.items() if k not in exact}
             return named, (exact, heard.taps if request.taps else {}, heard.keeps)
 
-        def whole(params, floats):
+        def whole(params, floats, cotangents):
             if not request.grads:
                 named, aux = forward(params, floats)
                 return named, aux, ({}, {})
             named, back, aux = jax.vjp(forward, params, floats, has_aux=True)
-            cotangents = {
-                name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
-                for name, x in named.items()
-            }
             return named, aux, back(cotangents)
 
-        named, (exact, heard, keeps), grads = (jax.jit(whole) if jit else whole)(params, floats)
+        shapes = jax.eval_shape(forward, params, floats)[0] if request.grads else {}
+        cotangents = {
+            name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
+            for name, x in shapes.items()
+        }
+        run = jax.jit(whole) if jit else whole
+        named, (exact, heard, keeps), grads = run(params, floats, cotangents)
         gradients = {**{f"input {k}": v for k, v in grads[1].items()}, **grads[0]}
         return Run(
             *(_numpy(x) for x in ({**named, **exact}, heard, gradients)),
@@ -97,13 +99,21 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 class _Heard:
+    """Notes what is heard in the trace it was made in; inside a scan or a vmap there are no values
+    that could be brought out, so nothing is noted there."""
+
     def __init__(self) -> None:
+        self.trace = get_opaque_trace_state(convention="flax")
         self.taps: dict[str, jax.Array] = {}
         self.keeps: list[jax.Array] = []
         self.path: list[str] = []
 
+    def here(self) -> bool:
+        return self.trace == get_opaque_trace_state(convention="flax")
+
     def note(self, name: str, value: jax.Array) -> None:
-        self.taps[counted(self.taps, name)] = value
+        if self.here():
+            self.taps[counted(self.taps, name)] = value
 
     def tap(self, name: str, value: jax.Array) -> None:
         if name == "keep":

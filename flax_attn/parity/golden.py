@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import draw, judge
-from .compare import _Names, _run, canonical, draw_weights, versions
+from .compare import _Names, _run, canonical, draw_weights, gradients, versions
 from .errors import ParityError
 from .flax_side import run_flax
 from .mapping import make_plan
@@ -86,8 +86,8 @@ def replay(case: "Case", dtypes: Sequence[str]) -> Report:
     )
     if str(case) not in meta["cases"]:
         raise ParityError(
-            f"{case} is not recorded in {path.name}: run `flax-attn parity --record {case.variant}` "
-            "where torch is installed."
+            f"{case} is not recorded in {path.name}: run "
+            f"`flax-attn parity --record {case.variant}` where torch is installed."
         )
     entry = meta["cases"][str(case)]
     sources = [Source.from_json(fields) for fields in entry["sources"]]
@@ -97,8 +97,8 @@ def replay(case: "Case", dtypes: Sequence[str]) -> Report:
     rows: list[Row] = []
     for dtype in [d for d in dtypes if d in entry["results"]]:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
-        request = _request(case, dtype)
         for mode in ("eager", "jit"):
+            request = _request(case, dtype, mode == "jit" or dtype == "float64")
             run = run_flax(module, case.flax_call, request, weights, dtype, mode == "jit")
             rows += _judge(
                 run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
@@ -114,9 +114,9 @@ def replay(case: "Case", dtypes: Sequence[str]) -> Report:
     )
 
 
-def _request(case: "Case", dtype: str) -> Request:
+def _request(case: "Case", dtype: str, grads: bool = True) -> Request:
     inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
-    return Request((), inputs, case.seed, case.train, True, dtype == "float64")
+    return Request((), inputs, case.seed, case.train, grads, dtype == "float64")
 
 
 def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -131,27 +131,26 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         runs = _run(torch_module, module, calls, request, plan, values, dtype, False)
         got, own, truth = runs["eager"]
         facts, pieces = [], []
-        for kind, name, a, b, scale in _results(got, own, truth, names, dtype):
-            piece = sketch(name, b)
-            error = None if dtype == "float64" else judge.error(sketch(name, a), piece, scale)
-            facts.append([kind, name, int(piece.size), scale, error])
-            pieces.append(piece)
+        for kind, name, want, scale, error in _results(got, own, truth, names, dtype):
+            pieces.append(sketch(name, want))
+            facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got)}
         arrays[dtype] = np.concatenate(pieces)
     return {"sources": [s.to_json() for s in sources], "results": results}, arrays
 
 
 def _results(got: Run, own: Run, truth: Run, names: _Names, dtype: str):
+    """Kind, name, value, scale and torch's own error of all that is kept."""
     if dtype == "float64":
         for name, want in truth.taps.items():
             if names.tap(name) in got.taps:
-                yield "tap", names.tap(name), want, want, None
+                yield "tap", names.tap(name), want, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
-            yield "output", name, own.outputs[name], want, None
-    wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
-    for name, want in wanted.items():
-        yield "gradient", name, owns[name], want, judge.gradient_scale(list(wanted.values()), want)
+            sketches = sketch(name, own.outputs[name]), sketch(name, want)
+            yield "output", name, want, None, judge.error(*sketches)
+    for name, want, scale, error in gradients(own, truth, names, dtype):
+        yield "gradient", name, want, scale, error
 
 
 def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mode: str):
@@ -165,6 +164,8 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
     found, at = {"tap": run.taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size
+        if kind == "gradient" and not run.gradients:
+            continue
         got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)
         if dtype == "float64":
             verdict = judge.same_function(got, want, scale)

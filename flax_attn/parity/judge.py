@@ -120,7 +120,7 @@ def within_precision(
 
 
 def printed(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether `got` is what a table printed to four decimals shows; -inf must stand where it stood."""
+    """Whether `got` is what a table printed to four decimals shows, -inf in its place."""
     got, want = _float64(got), _float64(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return False
@@ -132,6 +132,12 @@ def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
     """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against."""
     norms = [np.linalg.norm(_float64(g).ravel()) for g in gradients]
     return float(max(np.linalg.norm(_float64(own).ravel()), GRADIENT_SHARE * np.linalg.norm(norms)))
+
+
+def whole_gradient(gradients: list[np.ndarray]) -> float:
+    """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
+    bias of keys say, may be nothing but rounding."""
+    return float(np.linalg.norm([np.linalg.norm(_float64(g).ravel()) for g in gradients]))
 
 
 def _float64(x: np.ndarray) -> np.ndarray:

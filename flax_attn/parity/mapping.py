@@ -191,8 +191,8 @@ class _Planner:
             near = get_close_matches(absent[0], self.params, 3, 0.3) or list(self.params)[:3]
             shape = list(self.sources[move.sources[0]].shape)
             self.problems.append(
-                f"{', '.join(move.sources)} {shape} goes to {_some(absent)}, which Flax does not have; "
-                f"nearest: {_some(near)}."
+                f"{', '.join(move.sources)} {shape} goes to {_some(absent)}, which Flax does not "
+                f"have; nearest: {_some(near)}."
             )
             return
         shapes = [self.sources[name].shape for name in move.sources]
@@ -232,15 +232,15 @@ class _Planner:
         for roots, held in places.items():
             if len(held) > 1:
                 self.problems.append(
-                    f"{', '.join(roots)} is tied in torch, but {' and '.join(held.values())} are Params "
-                    'apart: tie them in Flax, or say Rule.tied("second -> first") or Rule.skip.'
+                    f"{', '.join(roots)} is tied in torch, but {' and '.join(held.values())} are "
+                    'Params apart: tie them, or say Rule.tied("second -> first") or Rule.skip.'
                 )
         for path, param in self.params.items():
             if id(param) not in fillers:
                 near = get_close_matches(path, self.sources, 3, 0.3) or list(self.sources)[:3]
                 self.problems.append(
-                    f"{path} {list(param.get_value().shape)} is filled by nothing; nearest in torch: "
-                    f"{_some(near)}."
+                    f"{path} {list(param.get_value().shape)} is filled by nothing; "
+                    f"nearest in torch: {_some(near)}."
                 )
 
     def _without_ties(self) -> list[Move]:

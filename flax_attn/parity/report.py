@@ -29,7 +29,8 @@ class Row:
 
     def __str__(self) -> str:
         v = self.verdict
-        text = f"{self.kind:<9}{self.name:<34} {self.dtype:<9}{self.mode:<6}{v.error:<9.2g} limit {v.limit:<8.2g}"
+        text = f"{self.kind:<9}{self.name:<34} {self.dtype:<9}{self.mode:<6}"
+        text += f"{v.error:<9.2g} limit {v.limit:<8.2g}"
         if v.own is not None:
             text += f" torch's own {v.own:.2g}"
         if v.index is not None:

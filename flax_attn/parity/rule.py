@@ -62,7 +62,7 @@ class Rule:
 
     @classmethod
     def tied(cls, names: str) -> "Rule":
-        """`"torch name -> torch name"`: the first is the second under another name, in torch alone."""
+        """`"second -> first"`, two names of one tensor in torch, which Flax holds once."""
         return cls._of(names, "tied")
 
     @classmethod

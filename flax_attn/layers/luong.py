@@ -1,0 +1,117 @@
+"""Multiplicative attention between decoder and encoder states (Luong et al., 2015)."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ..door import check_choice, check_input, check_positive
+from ..masks import FULL, Mask
+from ..pooling import pool, silence, visible
+from ..projection import torch_linear
+
+
+def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
+    """`s_t . h_i`, `*B T S`."""
+    return s @ h.mT
+
+
+def general(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
+    """`s_t . W h_i`, `*B T S`."""
+    return s @ layer.W(h).mT
+
+
+def concat(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
+    """`v . tanh(W [s_t; h_i])`, `*B T S`."""
+    T, S = s.shape[-2], h.shape[-2]
+    lead = (*h.shape[:-2], T, S)
+    both = (
+        jnp.broadcast_to(s[..., :, None, :], (*lead, s.shape[-1])),
+        jnp.broadcast_to(h[..., None, :, :], (*lead, h.shape[-1])),
+    )
+    return layer.v(jnp.tanh(layer.W(jnp.concatenate(both, axis=-1))))[..., 0]
+
+
+SCORES = {"dot": dot, "general": general, "concat": concat}
+
+
+class LuongAttention(nnx.Module):
+    """`context_t = sum_i softmax_i(score(s_t, h_i)) h_i`, without any scale.
+
+    score is `s . h` ("dot"), `s . W h` ("general") or `v . tanh(W [s; h])` ("concat").
+
+    Shapes: encoder states h `*B S d_encoder`, decoder states s `*B T d_decoder` ->
+    `*B T d_encoder`. One decoder state at a time is T = 1.
+
+    Args:
+      d_decoder: width of a decoder state.
+      d_encoder: width of an encoder state; for "dot" the same.
+      score: "dot", "general" or "concat".
+      units: width of the hidden layer of "concat"; only there.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for a score that does not exist, units without "concat" or "concat" without,
+        widths that differ under "dot", sizes that do not fit.
+      TypeError: if h or s is not floating, or the mask not boolean.
+
+    Source: Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine
+    Translation", 2015, section 3.1.
+
+    >>> layer = LuongAttention(4, 6, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 6)), jnp.ones((2, 3, 4))).shape
+    (2, 3, 6)
+    """
+
+    def __init__(
+        self,
+        d_decoder: int,
+        d_encoder: int,
+        *,
+        score: Literal["dot", "general", "concat"] = "general",
+        units: int | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(d_decoder=d_decoder, d_encoder=d_encoder)
+        check_choice("score", score, *SCORES)
+        _check_sizes(score, d_decoder, d_encoder, units)
+        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.score, self.dtype = score, dtype
+        self.d_decoder, self.d_encoder = d_decoder, d_encoder
+        if score == "general":
+            self.W = torch_linear(d_encoder, d_decoder, **types)
+        if units is not None:
+            self.W = torch_linear(d_decoder + d_encoder, units, **types)
+            self.v = torch_linear(units, 1, **types)
+
+    def __call__(
+        self,
+        h: Float[Array, "*B S d_encoder"],
+        s: Float[Array, "*B T d_decoder"],
+        *,
+        mask: Mask | Array = FULL,
+    ) -> Float[Array, "*B T d_encoder"]:
+        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`."""
+        h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
+        h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
+        seen = visible(mask, h, s)  # *B T S
+        h, s = silence(h, s, seen)
+        return pool(SCORES[self.score](self, h, s), h, seen)
+
+
+def _check_sizes(score: str, d_decoder: int, d_encoder: int, units: int | None) -> None:
+    if score == "dot" and d_decoder != d_encoder:
+        raise ValueError(
+            f'score="dot" needs states of one width; got {d_decoder=}, {d_encoder=}. '
+            'score="general" maps one onto the other.'
+        )
+    if (score == "concat") != (units is not None):
+        raise ValueError(f'units goes with score="concat" and only there; got {score=}, {units=}.')
+    if units is not None:
+        check_positive(units=units)

@@ -1,0 +1,92 @@
+"""Multi-head attention as in "Attention Is All You Need": self, cross, masked, any widths."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ..attend import attend
+from ..door import check_divides, check_input, check_positive
+from ..dropout import AttentionDropout
+from ..heads import merge_heads, split_heads
+from ..masks import FULL, Mask
+from ..projection import torch_linear
+
+
+class TransformerMultiHeadAttention(nnx.Module):
+    """`out_proj(attend(q_proj(query), k_proj(key), v_proj(value)))`, N heads of width D / N.
+
+    The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port` carries
+    over packed or apart, with three differences: here True in a mask means "may look"
+    (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a query that may look at nothing gives
+    zeros before out_proj, where torch gives NaN; the weights are heard by `taps.listen()`, one map
+    a head and before dropout, where torch returns their mean after it.
+
+    Shapes: query `*B T embed_dim`, key `*B S kdim`, value `*B S vdim` -> `*B T embed_dim`.
+
+    Args:
+      embed_dim: width of queries and output.
+      num_heads: how many heads; must divide embed_dim.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      bias: whether the four projections have biases.
+      kdim: width of keys; None for embed_dim.
+      vdim: width of values; None for embed_dim.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide embed_dim, a share outside [0, 1], or
+        inputs and masks of other shapes.
+      TypeError: for inputs that are not floating and masks that are not boolean.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
+
+    >>> layer = TransformerMultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 8))).shape
+    (3, 5, 8)
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
+        check_positive(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
+        self.head_dim = check_divides("num_heads", num_heads, "embed_dim", embed_dim)
+        types = {"use_bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.q_proj = torch_linear(embed_dim, embed_dim, **types)
+        self.k_proj = torch_linear(kdim, embed_dim, **types)
+        self.v_proj = torch_linear(vdim, embed_dim, **types)
+        self.out_proj = torch_linear(embed_dim, embed_dim, **types)
+        self.dropout = AttentionDropout(dropout, rngs=rngs)
+
+    def __call__(
+        self,
+        query: Float[Array, "*B T D"],
+        key: Float[Array, "*B S kdim"] | None = None,
+        value: Float[Array, "*B S vdim"] | None = None,
+        *,
+        mask: Mask | Array = FULL,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of query over key and value; key is query, and value is key, unless given."""
+        key = query if key is None else key
+        query = check_input("query", query, self.q_proj.in_features)
+        value = check_input("value", key if value is None else value, self.v_proj.in_features)
+        key = check_input("key", key, self.k_proj.in_features)
+        q = split_heads(self.q_proj(query), self.head_dim)  # *B T N H
+        k = split_heads(self.k_proj(key), self.head_dim)  # *B S N H
+        v = split_heads(self.v_proj(value), self.head_dim)  # *B S N H
+        o = attend(q, k, v, mask=mask, dropout=self.dropout(deterministic))  # *B T N H
+        return self.out_proj(merge_heads(o))  # *B T D

@@ -1,0 +1,45 @@
+"""Parity on trained weights: what `flax-attn parity --real` proves, and the layer it keeps.
+
+Nothing is downloaded and torch is not imported until `rows` or `run` are called.
+"""
+
+from rich.progress import Progress
+
+from .fetch import ANARCII
+from .fetch import RealError as RealError
+from .fetch import cache_dir as cache_dir
+from .golden import record_golden as record_golden
+from .golden import replay_golden as replay_golden
+from .proof import Proof, Proofs, Say, prove
+
+TOTAL = 10
+
+
+def rows(say: Say = lambda text: None) -> Proofs:
+    """`TOTAL` proofs on real weights, each as it is made: all-MiniLM-L6-v2, then ANARCII.
+
+    Args:
+      say: called with a few words before each step.
+
+    Raises:
+      RealError: in one sentence, where weights or packages cannot be had.
+    """
+    from . import anarcii, minilm
+
+    yield from minilm.proofs(say)
+    yield from anarcii.proofs(say)
+
+
+def run(progress: Progress | None = None) -> list[Proof]:
+    """All of `rows`, with a bar if there is a `rich` progress to put it in."""
+    progress = Progress(disable=True) if progress is None else progress
+    task, done = progress.add_task("trained weights", total=TOTAL), []
+    for proof in rows(lambda text: progress.update(task, description=text)):
+        done.append(proof)
+        progress.advance(task)
+    return done
+
+
+def kept() -> Proof:
+    """The proof on the one trained layer that comes with the package: no download, no torch."""
+    return prove(ANARCII, "torch.nn.MultiheadAttention, trained weights", replay_golden())

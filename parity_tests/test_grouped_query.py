@@ -1,0 +1,84 @@
+"""Grouped queries against their twin and torch's SDPA, with rotary and norms handed in."""
+
+import numpy as np
+from flax import nnx
+
+from flax_attn import Rotary
+from flax_attn.layers.grouped_query import GroupedQueryAttention
+from flax_attn.parity import Case
+
+RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
+RAGGED[1, 2, 3] = False
+FAR = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
+
+
+def sizes(kv_heads):
+    return {"in_features": 11, "num_heads": 6, "num_kv_heads": kv_heads, "head_dim": 4}
+
+
+def flax_norm():
+    return nnx.RMSNorm(4, epsilon=1e-6, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+
+def turned(norms=False, **rotary):
+    """Configurations of both sides: a rotary, and norms of queries and keys."""
+
+    def flax():
+        extra = {"q_norm": flax_norm(), "k_norm": flax_norm()} if norms else {}
+        return {**sizes(3), "rotary": Rotary(**rotary), **extra}
+
+    def torch():
+        from torch.nn import RMSNorm
+
+        from torch_ref.grouped_query import Rotary
+
+        extra = {name: RMSNorm(4, eps=1e-6) for name in ("q_norm", "k_norm")} if norms else {}
+        return {**sizes(3), "rotary": Rotary(**rotary), **extra}
+
+    name = "norms," if norms else ""
+    name += ",".join(f"{key}={value}" for key, value in rotary.items())
+    return {"config": flax, "witness_config": torch, "name": f"rotary,{name}"}
+
+
+def by_sdpa(layer, x):
+    """torch_ref's projections around torch's own attention."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = (
+        project(x).unflatten(-1, (-1, 4)).transpose(-3, -2)
+        for project in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    o = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return layer.o_proj(o.transpose(-3, -2).flatten(-2))
+
+
+CASES = [
+    *(Case(GroupedQueryAttention, sizes(K), x=(2, 7, 11)) for K in (1, 3, 6)),
+    *(
+        Case(
+            GroupedQueryAttention,
+            sizes(K),
+            torch_call=by_sdpa,
+            name=f"by F.scaled_dot_product_attention,num_kv_heads={K}",
+            x=(2, 7, 11),
+        )
+        for K in (1, 3)
+    ),
+    Case(GroupedQueryAttention, sizes(3), x=(7, 11)),
+    Case(GroupedQueryAttention, sizes(3), x=(2, 5, 1, 11)),
+    Case(GroupedQueryAttention, sizes(3), x=(2, 7, 11), mask=RAGGED),
+    Case(
+        GroupedQueryAttention,
+        {"in_features": 12, "num_heads": 3, "num_kv_heads": 3, "head_dim": 4},
+        x=(3, 12, 12),
+    ),
+    Case(GroupedQueryAttention, **turned(layout="half"), x=(2, 34, 11)),
+    Case(GroupedQueryAttention, **turned(layout="interleaved", base=500.0), x=(2, 34, 11)),
+    Case(GroupedQueryAttention, **turned(layout="half", width=2), x=(2, 34, 11)),
+    Case(GroupedQueryAttention, **turned(), x=(2, 7, 11), positions=FAR),
+    Case(GroupedQueryAttention, **turned(norms=True), x=(2, 7, 11), mask=RAGGED),
+]
+
+
+def test_parity(case):
+    case.check()
