@@ -16,6 +16,7 @@ from rich.progress import Progress
 from .parity import ParityError, Report, certificate, golden
 from .parity.case import Case, has_torch
 from .parity.collect import collect, select
+from .parity.compare import versions
 from .parity.report import plain
 
 OWN = "parity_tests"
@@ -47,10 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     parity = commands.add_parser(
         "parity",
         help="prove every variant equal to its PyTorch originals",
-        description="Compares outputs, intermediate values and gradients, eagerly and under jit: live "
-        "where torch is installed, else against what torch gave when it was recorded. The columns: "
-        "weight tensors carried; largest float64 error of values and of gradients; error in float32 "
-        "and bfloat16 over torch's own.",
+        description="Compares outputs, intermediate values and gradients, eagerly and under jit: "
+        "live where torch is installed, else against what torch gave when it was recorded. The "
+        "columns: weight tensors carried; largest float64 error of values and of gradients; error "
+        "in float32 and bfloat16 over torch's own.",
     )
     parity.add_argument(
         "names",
@@ -74,8 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parity(options: argparse.Namespace, console: Console) -> int:
     start = time.perf_counter()
+    _check_options(options)
     live = has_torch() and not options.replay
-    if (options.record or options.real) and not live:
+    if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
     cases = [] if options.real else _cases(options.names)
     device = jax.devices()[0]
@@ -86,14 +88,16 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
             console.print(f"recorded {path}", markup=False)
     with Progress(console=console, transient=True) as progress:
         proofs = list(_real(progress) if options.real else _proofs(cases, live, progress))
+    if not options.real and not options.names:
+        proofs.append(import_module(f"{OWN}.real").kept())
     lines = certificate.lines(proofs)
     Console(width=max(console.width, WIDTH), soft_wrap=True).print(certificate.table(lines))
     for line in lines:
         for report in line.reports:
             if not report.ok:
                 console.print(f"\n{report}", markup=False, highlight=False)
-    versions = proofs[0][2].versions if proofs else {}
-    console.print(certificate.footer(lines, versions, time.perf_counter() - start), markup=False)
+    found = proofs[0][2].versions if proofs else versions()
+    console.print(certificate.footer(lines, found, time.perf_counter() - start), markup=False)
     if options.json:
         Path(options.json).write_text(
             json.dumps(plain([_as_dict(p) for p in proofs]), indent=1) + "\n"
@@ -101,6 +105,15 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     if options.markdown:
         _write_markdown(Path(options.markdown), certificate.markdown(lines))
     return 0 if proofs and all(line.ok for line in lines) else 1
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if options.real and (options.names or options.record or options.replay):
+        raise ValueError(
+            "--real proves all trained weights; it takes no names, --record or --replay."
+        )
+    if options.record and options.replay:
+        raise ValueError("--record needs torch's results, --replay does without: choose one.")
 
 
 def _cases(names: Sequence[str]) -> list[Case]:
@@ -130,7 +143,7 @@ def _report(case: Case, live: bool) -> Report:
     try:
         return case.report(live)
     except ParityError as error:
-        return Report(str(case), (), notes=(str(error),))
+        return Report(str(case), (), notes=(str(error),), versions=versions())
 
 
 def _real(progress: Progress) -> Iterable[Proof]:

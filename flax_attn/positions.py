@@ -21,7 +21,7 @@ def rotary_angles(
 
 
 def rotate(
-    x: Float[Array, "*B T N H"], angles: Float[Array, "*B T P"], layout: Layout = "half"
+    x: Float[Array, "*B T N H"], angles: Float[Array, "*#B T P"], layout: Layout = "half"
 ) -> Float[Array, "*B T N H"]:
     """Turns each pair `(a, b)` into `(a cos - b sin, b cos + a sin)`; other components pass.
 

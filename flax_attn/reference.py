@@ -57,7 +57,8 @@ def weigh(
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T"]]:
     """The weights before dropout and the lse, by bound rules. Query heads n share key head n // G."""
     sizes, kind = sizes_of(q, k), wide(q.dtype)
-    q = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])  # B T K G H
+    groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
+    q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
     logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=kind)
     logits = logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(rules.scale, kind)
     scores = rules.score.grid(logits, sizes)
@@ -77,7 +78,8 @@ def forward(
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes_of(q, k)), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
-    weights = weights.reshape(weights.shape[0], k.shape[2], -1, *weights.shape[2:])  # B K G T S
+    groups = (k.shape[2], q.shape[2] // k.shape[2])  # K, G
+    weights = weights.reshape(weights.shape[0], *groups, *weights.shape[2:])  # B K G T S
     o = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(weights.dtype))
     o = o.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype)
     return tap("context", o), lse
@@ -95,6 +97,7 @@ def silence(
     sizes: Sizes = sizes_of(q, k)
     seen = jnp.broadcast_to(rules.mask.grid(sizes), (sizes.B, sizes.N, sizes.T, sizes.S))
     sees = jnp.swapaxes(seen.any(axis=3), 1, 2)[..., None]  # B T N 1
-    groups = seen.any(axis=2).reshape(sizes.B, k.shape[2], -1, sizes.S).any(axis=2)  # B K S
-    groups = jnp.swapaxes(groups, 1, 2)[..., None]  # B S K 1
-    return jnp.where(sees, q, 0), jnp.where(groups, k, 0), jnp.where(groups, v, 0)
+    groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
+    keys = seen.any(axis=2).reshape(sizes.B, *groups, sizes.S).any(axis=2)  # B K S
+    keys = jnp.swapaxes(keys, 1, 2)[..., None]  # B S K 1
+    return jnp.where(sees, q, 0), jnp.where(keys, k, 0), jnp.where(keys, v, 0)

@@ -81,14 +81,16 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
     _, chunks = jax.lax.scan(one, start, pieces)  # C *B chunk N h
     whole = jnp.moveaxis(chunks, 0, -4)
-    return whole.reshape(*whole.shape[:-4], -1, *whole.shape[-2:])[..., :length, :, :]
+    rows = whole.shape[-4] * chunk
+    return whole.reshape(*whole.shape[:-4], rows, *whole.shape[-2:])[..., :length, :, :]
 
 
 def _chunked(x: jax.Array, chunk: int) -> jax.Array:
     """`*B T N H` as `C *B chunk N H`, padded with keys of no weight."""
     pad = [(0, 0)] * (x.ndim - 3) + [(0, -x.shape[-3] % chunk), (0, 0), (0, 0)]
     x = jnp.pad(x, pad)
-    return jnp.moveaxis(x.reshape(*x.shape[:-3], -1, chunk, *x.shape[-2:]), -4, 0)
+    chunks = (x.shape[-3] // chunk, chunk)
+    return jnp.moveaxis(x.reshape(*x.shape[:-3], *chunks, *x.shape[-2:]), -4, 0)
 
 
 class LinearAttention(nnx.Module):

@@ -84,7 +84,7 @@ def same_function(
 
     Args:
       scale: what the difference is measured against, instead of `norm(want)`.
-      zero: whether a reference that is all zeros is expected; otherwise it proves nothing, and fails.
+      zero: whether a reference that is all zeros is expected; otherwise it proves nothing.
     """
     verdict = Verdict("same function", error(got, want, scale), SAME_FUNCTION)
     return _explain(verdict, got, want, scale is not None or zero)

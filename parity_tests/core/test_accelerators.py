@@ -17,7 +17,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def smallest(cases: list[Case]) -> list[Case]:
-    """Three at most of each variant, set up unlike each other: one that drops, then the smallest."""
+    """Three at most of each variant, set up unlike each other: one that drops, then the least."""
     best: dict[tuple, Case] = {}
     for case in sorted(cases, key=order):
         flags = str(case).partition("|")[0] if not case.train else ""

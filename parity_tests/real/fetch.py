@@ -89,8 +89,7 @@ def fetch(
 ) -> Path:
     """The path of a wheel whose content is exactly the pinned one, fetched if it is not there yet.
 
-    A file in the cache with another content is removed and fetched anew. A download lands in a
-    folder of its own first, so that a broken or foreign one never stays.
+    Another content in the cache is removed; a broken or foreign download never stays.
 
     Args:
       cache: a folder, `cache_dir()` by default.
@@ -110,10 +109,9 @@ def fetch(
         download(wheel, Path(folder))
         came = Path(folder) / wheel.filename
         if not came.is_file():
-            names = sorted(path.name for path in Path(folder).iterdir()) or ["nothing"]
-            raise RealError(
-                f"{wheel.requirement} should bring {wheel.filename}; it brought {', '.join(names)}."
-            )
+            names = ", ".join(sorted(x.name for x in Path(folder).iterdir())) or "nothing"
+            asked = f"{wheel.requirement} should bring {wheel.filename}"
+            raise RealError(f"{asked}; it brought {names}.")
         got = sha256(came)
         if got != wheel.sha256:
             raise RealError(
