@@ -78,7 +78,8 @@ def attend(
 
     Raises:
       ValueError: for ranks, sizes or a backend name that do not fit.
-      TypeError: for integer or mixed dtypes, and for a mask that is not boolean.
+      TypeError: for integer or mixed dtypes, a mask that is not boolean, and a score or dropout that
+        is none.
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
@@ -166,6 +167,7 @@ def _prepare(
     arrays = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
     _check_dtypes(arrays)
     _check_shapes({name: x.shape for name, x in arrays.items()})
+    _check_rules(rules)
     sizes = sizes_of(arrays["q"], arrays["k"])
     rules = rules.bind(sizes, arrays["q"].shape[-1])
     q, k, v = (x.reshape(sizes.B, *x.shape[-3:]) for x in arrays.values())
@@ -180,6 +182,23 @@ def _check_dtypes(arrays: dict[str, jax.Array]) -> None:
     if len(set(kinds)) > 1:
         raise TypeError(
             f"q, k and v must share one dtype; got {given}. Cast them first: x.astype(dtype)."
+        )
+
+
+def _check_rules(rules: Rules) -> None:
+    if not isinstance(rules.score, Score):
+        raise TypeError(
+            f"score must be one of flax_attn's scores; got {type(rules.score).__name__}. "
+            "A bias goes to score=additive(array)."
+        )
+    if not isinstance(rules.dropout, Drop | None):
+        raise TypeError(
+            "dropout must be Dropout(rate, key), Keep(mask, rate) or None; "
+            f"got {type(rules.dropout).__name__}."
+        )
+    if jnp.ndim(0.0 if rules.scale is None else rules.scale):
+        raise ValueError(
+            f"scale must be one number for all heads; got shape {jnp.shape(rules.scale)}."
         )
 
 

@@ -13,10 +13,11 @@ import jax
 from rich.console import Console
 from rich.progress import Progress
 
-from .parity import ParityError, Report, certificate, golden
-from .parity.case import Case, has_torch
-from .parity.collect import collect, select
+from .parity import ParityError, Report, certificate
+from .parity.case import has_torch
+from .parity.collect import select
 from .parity.compare import versions
+from .parity.prove import Job, cases_of, jobs, prove, record
 from .parity.report import plain
 
 OWN = "parity_tests"
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ModuleNotFoundError) as error:
         Console(stderr=True, soft_wrap=True).print(f"flax-attn parity: {error}", markup=False)
         return 2
+    except ParityError as error:
+        console.print(f"{error}", markup=False, highlight=False)
+        return 1
     except KeyboardInterrupt:
         console.print("stopped; nothing is proven")
         return 130
@@ -79,15 +83,15 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
-    cases = [] if options.real else _cases(options.names)
+    wanted = [] if options.real else _jobs(options.names, live)
     device = jax.devices()[0]
     how = "live against torch" if live else "against recorded results, since torch is not used"
     console.print(f"{how}, on {device.platform} ({device.device_kind})", markup=False)
     if options.record:
-        for path in golden.record(cases):
-            console.print(f"recorded {path}", markup=False)
+        for path in record(wanted):
+            console.print(f"recorded {path}", markup=False, highlight=False)
     with Progress(console=console, transient=True) as progress:
-        proofs = list(_real(progress) if options.real else _proofs(cases, live, progress))
+        proofs = list(_real(progress) if options.real else _proofs(wanted, progress))
     if not options.real and not options.names:
         proofs.append(import_module(f"{OWN}.real").kept())
     lines = certificate.lines(proofs)
@@ -116,34 +120,26 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--record needs torch's results, --replay does without: choose one.")
 
 
-def _cases(names: Sequence[str]) -> list[Case]:
+def _jobs(names: Sequence[str], live: bool) -> list[Job]:
     """The cases that `names` ask for: of this library, or of packages that have cases."""
-    own = collect(OWN)
-    found = select(own, names)
+    own = cases_of(OWN)
+    ours = [name for name in names if select(own, [name])]
+    found = jobs(OWN, select(own, ours), live) if ours or not names else []
     for name in names:
-        if select(own, [name]):
+        if name in ours:
             continue
         if "[" in name or find_spec(name) is None:
             variants = ", ".join(dict.fromkeys(case.variant for case in own))
             raise ValueError(f"{name!r} is neither a package nor one of the variants: {variants}.")
-        found += collect(name)
+        found += jobs(name, cases_of(name), live)
     return found
 
 
-def _proofs(cases: Sequence[Case], live: bool, progress: Progress) -> Iterator[Proof]:
-    task = progress.add_task("parity", total=len(cases))
-    for case in cases:
-        progress.update(task, description=case.variant)
-        yield case.variant, case.proven_equal_to, _report(case, live)
-        progress.advance(task)
-
-
-def _report(case: Case, live: bool) -> Report:
-    """The case's report; one that could not be made is a report of nothing, which is not equal."""
-    try:
-        return case.report(live)
-    except ParityError as error:
-        return Report(str(case), (), notes=(str(error),), versions=versions())
+def _proofs(wanted: Sequence[Job], progress: Progress) -> Iterator[Proof]:
+    task = progress.add_task("parity", total=len(wanted))
+    for job, report in zip(wanted, prove(wanted), strict=True):
+        progress.update(task, description=job.case.variant, advance=1)
+        yield job.case.variant, job.case.proven_equal_to, report
 
 
 def _real(progress: Progress) -> Iterable[Proof]:

@@ -14,10 +14,13 @@ class BahdanauAttention(nn.Module):
         self.v = nn.Linear(units, 1, bias=False)
 
     def forward(self, h, s, mask=None):
+        if mask is not None:  # what nobody sees, and who sees nothing, is zero
+            mask = mask.squeeze(-3).expand(*s.shape[:-1], h.shape[-2])  # *B T S
+            h = h.masked_fill(~mask.any(dim=-2).unsqueeze(-1), 0.0)  # *B S d_encoder
+            s = s.masked_fill(~mask.any(dim=-1).unsqueeze(-1), 0.0)  # *B T d_decoder
         energy = torch.tanh(self.W1(h).unsqueeze(-3) + self.W2(s).unsqueeze(-2))  # *B T S units
         scores = self.v(energy).squeeze(-1)  # *B T S
         if mask is not None:
-            mask = mask.squeeze(-3).expand(scores.shape)  # *B T S
             scores = scores.masked_fill(~mask, -torch.inf)  # *B T S
         weights = torch.softmax(scores, dim=-1)  # *B T S
         if mask is not None:

@@ -64,7 +64,8 @@ class GroupedQueryAttention(nnx.Module):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
-        check_positive(in_features=in_features, head_dim=head_dim)
+        check_positive(in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_positive(head_dim=head_dim)
         check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
         types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.head_dim, self.rotary = head_dim, rotary

@@ -193,6 +193,7 @@ def _there(mask: jax.Array | None, x: jax.Array) -> jax.Array:
     there = jnp.ones(x.shape[:-1], bool) if mask is None else jnp.asarray(mask)
     if there.dtype != jnp.bool_:
         raise TypeError(f"mask must be boolean, True for a token that is there; got {there.dtype}.")
-    if there.ndim > x.ndim - 1 or jnp.broadcast_shapes(there.shape, x.shape[:-1]) != x.shape[:-1]:
+    sizes = zip(there.shape[::-1], x.shape[-2::-1], strict=False)
+    if there.ndim > x.ndim - 1 or any(n not in (1, of) for n, of in sizes):
         raise ValueError(f"mask must broadcast to *B T = {x.shape[:-1]}; got shape {there.shape}.")
     return jnp.broadcast_to(there, x.shape[:-1])[..., None]

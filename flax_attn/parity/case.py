@@ -107,21 +107,21 @@ class Case:
             for name, x in self.inputs.items()
         }
 
-    def report(self, live: bool | None = None, dtypes: Sequence[str] | None = None) -> Report:
+    def report(self, live: bool | None = None, eager: bool = True) -> Report:
         """The comparison: live against torch, or against what torch gave when it was recorded.
 
         Args:
           live: None for live where torch is installed.
-          dtypes: fewer than the case has.
+          eager: whether float64 runs eagerly too, not only under jit.
         """
-        dtypes = self.dtypes if dtypes is None else dtypes
         if not (has_torch() if live is None else live):
-            return golden.replay(self, dtypes)
+            return golden.replay(self, self.dtypes, eager)
         return compare(
             self.torch_module(),
             self.flax_module(),
             kwargs=self.arrays(),
-            dtypes=dtypes,
+            dtypes=self.dtypes,
+            eager=eager,
             train=self.train,
             rules=self.rules,
             seed=self.seed,

@@ -31,6 +31,7 @@ def compare(
     dtypes: Sequence[str] = ("float64", "float32"),
     grads: bool = True,
     taps: bool = True,
+    eager: bool = True,
     jit: bool = True,
     train: bool = False,
     weights: Weights = "random",
@@ -55,7 +56,7 @@ def compare(
       dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
       grads: whether gradients of inputs and parameters are compared, by a random cotangent.
       taps: whether submodules' outputs, scores and weights are compared.
-      jit: whether Flax runs under jit as well as eagerly.
+      eager, jit: whether Flax runs eagerly and under jit; one of them at least.
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
         carries nothing.
@@ -75,15 +76,16 @@ def compare(
 
         compare(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)), np.ones((4, 3)))
     """
-    _check_knobs(dtypes, weights)
+    _check_knobs(dtypes, weights, eager or jit)
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
     sources = describe(torch_module)
     plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
     values = draw_weights(sources, seed) if weights == "random" else read(torch_module)
     calls = (torch_call or _plain_call, flax_call or _plain_call)
     rows, unpaired = list(_exact(plan, flax_module, values)), []
+    modes = _modes(eager, jit)
     for dtype in dtypes:
-        found = _run(torch_module, flax_module, calls, request, plan, values, dtype, jit)
+        found = _run(torch_module, flax_module, calls, request, plan, values, dtype, modes)
         names = _Names(plan, flax_module, rules)
         for mode, (got, own, truth) in found.items():
             rows += judged(got, own, truth, names, dtype, mode)
@@ -138,7 +140,9 @@ def _plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _check_knobs(dtypes: Sequence[str], weights: str) -> None:
+def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool) -> None:
+    if not runs:
+        raise ValueError("Flax must run eagerly or under jit; got eager=False, jit=False.")
     wrong = [dtype for dtype in dtypes if dtype not in DTYPES]
     if isinstance(dtypes, str) or wrong or not dtypes:
         raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}; got {dtypes!r}.")
@@ -160,18 +164,18 @@ def _exact(plan: Plan | None, module: nnx.Module, values: dict[str, np.ndarray])
     ]
 
 
-def _run(torch_module, flax_module, calls, request, plan, values, dtype, jit):
-    """Flax eagerly and under jit, then torch in `dtype` and in float64, dropping what Flax dropped.
+def _run(torch_module, flax_module, calls, request, plan, values, dtype, modes):
+    """Flax in each of `modes`, then torch in `dtype` and in float64, dropping what Flax dropped.
 
-    Narrow dtypes run under jit alone, which is how they are used: each eager operation is compiled
-    by itself, and float64 has shown already that both ways are the same function.
+    Narrow dtypes run in the last mode alone, under jit, which is how they are used: each eager
+    operation is compiled by itself, and float64 shows that both ways are the same function.
     """
     narrow = {name: rounded(x, dtype) for name, x in values.items()}
     weights = canonical(plan.forward(narrow), flax_module) if plan else {}
     inputs = {name: rounded(x, dtype) for name, x in request.arrays().items()}
     args, kwargs = request.fill(inputs)
     request = replace(request, args=args, kwargs=kwargs)
-    modes = (*(["eager"] if dtype == "float64" or not jit else []), *(["jit"] if jit else []))
+    modes = modes if dtype == "float64" else modes[-1:]
     got = {m: run_flax(flax_module, calls[1], request, weights, dtype, m == "jit") for m in modes}
     keeps = got[modes[0]].keeps
     own = run_torch(torch_module, calls[0], request, narrow, dtype, keeps)
@@ -179,6 +183,10 @@ def _run(torch_module, flax_module, calls, request, plan, values, dtype, jit):
     if dtype != "float64":
         truth = run_torch(torch_module, calls[0], request, narrow, "float64", keeps)
     return {mode: (run, own, truth) for mode, run in got.items()}
+
+
+def _modes(eager: bool, jit: bool) -> list[str]:
+    return ["eager"] * eager + ["jit"] * jit
 
 
 def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ projections are kept, each of a random part of it, so that a wrong result cannot
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,33 +45,28 @@ def path_of(case: "Case") -> Path:
     return Path(str(files(package))) / "goldens" / f"{case.variant}.npz"
 
 
-def record(cases: Iterable["Case"]) -> Iterable[Path]:
-    """Runs cases live and writes their goldens, one file a variant; yields each file's path.
+def record(cases: Sequence["Case"]) -> Path:
+    """Writes what torch gives for the cases of one variant into its file, and returns its path.
 
     Raises:
-      ParityError: if a case differs, or two cases of a variant have one name.
+      ParityError: if two cases have one name.
     """
-    by_path: dict[Path, list[Case]] = {}
-    for case in cases:
-        by_path.setdefault(path_of(case), []).append(case)
-    for path, group in by_path.items():
-        names = [str(case) for case in group]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
-        arrays, meta = {}, {"versions": versions(), "cases": {}}
-        for i, case in enumerate(group):
-            case.check()
-            meta["cases"][str(case)], arrays_of = _record(case)
-            arrays |= {f"{i}/{dtype}": x for dtype, x in arrays_of.items()}
-            meta["cases"][str(case)]["at"] = i
-        path.parent.mkdir(exist_ok=True)
-        text = np.frombuffer(zlib.compress(json.dumps(meta).encode(), 9), np.uint8)
-        np.savez_compressed(path, meta=text, **arrays)
-        yield path
+    names = [str(case) for case in cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
+    arrays, entries, path = {}, {}, path_of(cases[0])
+    for i, case in enumerate(cases):
+        entry, pieces = _record(case)
+        entries[str(case)] = {**entry, "at": i}
+        arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps({"versions": versions(), "cases": entries}).encode()
+    np.savez_compressed(path, meta=np.frombuffer(zlib.compress(text, 9), np.uint8), **arrays)
+    return path
 
 
-def replay(case: "Case", dtypes: Sequence[str]) -> Report:
+def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     """The Flax side of a case against its golden.
 
     Raises:
@@ -98,7 +93,7 @@ def replay(case: "Case", dtypes: Sequence[str]) -> Report:
     for dtype in [d for d in dtypes if d in entry["results"]]:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
         request = _request(case, dtype)
-        for mode in ("eager", "jit") if dtype == "float64" else ("jit",):
+        for mode in ("eager", "jit") if eager and dtype == "float64" else ("jit",):
             run = run_flax(module, case.flax_call, request, weights, dtype, mode == "jit")
             rows += _judge(
                 run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
@@ -128,7 +123,7 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for dtype in case.dtypes:
         calls = (case.torch_call, case.flax_call)
         request = _request(case, dtype)
-        runs = _run(torch_module, module, calls, request, plan, values, dtype, True)
+        runs = _run(torch_module, module, calls, request, plan, values, dtype, ["jit"])
         got, own, truth = runs["jit"]
         facts, pieces = [], []
         for kind, name, want, scale, error in _results(got, own, truth, names, dtype):
