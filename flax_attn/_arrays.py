@@ -17,7 +17,8 @@ def to_grid(what: str, array: Any, sizes: Sizes) -> jax.Array:
     )
     if not fits:
         raise ValueError(
-            f"{what} must broadcast to (*batch, heads, queries, keys) = {whole}; got shape {array.shape}."
+            f"{what} must broadcast to (*batch, heads, queries, keys) = {whole}; "
+            f"got shape {array.shape}."
         )
     array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)
     batch, rest = array.shape[:-3], array.shape[-3:]
@@ -54,12 +55,12 @@ def check_integers(what: str, **arrays: Any) -> None:
 def check_boolean(array: Any) -> None:
     """Raises TypeError unless `array` is boolean, and says where other masks belong."""
     kind = getattr(array, "dtype", None)
-    if kind is None or kind != bool:
+    if kind != np.dtype(bool):
         given = type(array).__name__ if kind is None else kind
         raise TypeError(
-            f"A mask must be a flax_attn mask or a boolean array in which True means 'may look'; got {given}. "
-            "An additive mask (0 and -inf) goes to score=additive(array); "
-            "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned round by ~array."
+            "A mask must be a flax_attn mask or a boolean array in which True means 'may look'; "
+            f"got {given}. An additive mask (0 and -inf) goes to score=additive(array); "
+            "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned by ~array."
         )
 
 

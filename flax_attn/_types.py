@@ -53,12 +53,16 @@ def frozen(cls: C) -> C:
     jitted function that takes such an object is traced once per structure, not once per object.
     """
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    cls.__eq__ = lambda self, other: type(self) is type(other) and _value(self) == _value(other)
-    cls.__hash__ = lambda self: hash(_value(self))
+    setattr(cls, "__eq__", _same_value)  # noqa: B010
+    setattr(cls, "__hash__", lambda self: hash(_value(self)))  # noqa: B010
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
     return cls
+
+
+def _same_value(self: Any, other: Any) -> bool:
+    return type(self) is type(other) and _value(self) == _value(other)
 
 
 def _fields(self: Any) -> dict[str, Any]:

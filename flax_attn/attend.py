@@ -1,4 +1,4 @@
-"""The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows the weights."""
+"""The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows weights."""
 
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ def attend(
 
     Raises:
       ValueError: for ranks, sizes or a backend name that do not fit.
-      TypeError: for integer or mixed dtypes, a mask that is not boolean, and a score or dropout that
+      TypeError: for integer or mixed dtypes, a mask that is not boolean, a score or dropout that
         is none.
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
@@ -163,7 +163,7 @@ def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -
 def _prepare(
     q: Any, k: Any, v: Any, rules: Rules
 ) -> tuple[jax.Array, jax.Array, jax.Array, Rules, Sizes]:
-    """Arrays with one batch axis, and rules bound to their sizes; or a sentence on what does not fit."""
+    """Arrays with one batch axis, and rules bound to their sizes; errors where they do not fit."""
     arrays = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
     _check_dtypes(arrays)
     _check_shapes({name: x.shape for name, x in arrays.items()})
@@ -196,10 +196,9 @@ def _check_rules(rules: Rules) -> None:
             "dropout must be Dropout(rate, key), Keep(mask, rate) or None; "
             f"got {type(rules.dropout).__name__}."
         )
-    if jnp.ndim(0.0 if rules.scale is None else rules.scale):
-        raise ValueError(
-            f"scale must be one number for all heads; got shape {jnp.shape(rules.scale)}."
-        )
+    scale = 1.0 if rules.scale is None else rules.scale
+    if jnp.ndim(scale):
+        raise ValueError(f"scale must be one number for all heads; got shape {jnp.shape(scale)}.")
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:

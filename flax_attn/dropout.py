@@ -31,7 +31,7 @@ class Drop:
         return self.keep(*sizes.grid())
 
     def apply(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
-        """The survivors, divided by the share that survives; nothing at all survives a rate of 1."""
+        """The survivors, divided by the share that survives; nothing survives a rate of 1."""
         share = 1.0 - self.rate if self.rate < 1 else 1.0
         return jnp.where(keep & (self.rate < 1), weights / share, jnp.zeros_like(weights))
 
@@ -63,8 +63,8 @@ class Dropout(Drop):
 
     def keep(self, b, n, q, k):
         words = jax.random.bits(self.key, (2,), jnp.uint32)
-        head = _threefry(words[0], words[1], b, n)
-        bits, _ = _threefry(*head, q, k)
+        one, two = _threefry(words[0], words[1], b, n)
+        bits, _ = _threefry(one, two, q, k)
         return bits >= jnp.uint32(min(math.floor(self.rate * 2**32), 2**32 - 1))
 
 

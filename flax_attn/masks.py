@@ -1,9 +1,10 @@
 """Masks: what may look at what. Data, combined with `&`, `|` and `~`; True means "may look".
 
-A mask is a frozen pytree that hashes by value. It answers for index arrays (`mask(b, n, q, k)`), for
-a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`), so that
-a backend may skip what nobody sees. With T != S the diagonal is stated: `offset=0` is upper-left,
-as torch and jax have it; `offset="end"` lets the last query see the last key, as flash-attention.
+A mask is a frozen pytree that hashes by value. It answers for index arrays (`mask(b, n, q, k)`),
+for a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`), so
+that a backend may skip what nobody sees. With T != S the diagonal is stated: `offset=0` is
+upper-left, as torch and jax have it; `offset="end"` lets the last query see the last key, as
+flash-attention does.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn._types import Sizes
@@ -62,7 +63,7 @@ class Mask:
         return 0, sizes.S
 
     def row_ranges(self, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-        """`lo, hi` of each query, where the mask is static and each row one run of keys, else None."""
+        """`lo, hi` of each query, if the mask is static and each row one run of keys, else None."""
         seen = self.static(sizes)
         if seen is None:
             return None
@@ -222,7 +223,7 @@ class Lengths(Mask):
 
 @frozen
 class Segments(Mask):
-    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves. Integers, `*B T` and `*B S`."""
+    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves. Integers, `*B T`, `*B S`."""
 
     q_ids: Any
     kv_ids: Any = None
@@ -337,7 +338,7 @@ class Not(Mask):
 
 
 def as_mask(mask: Any) -> Mask:
-    """A mask from a mask or a boolean array; TypeError, with both conventions named, from others."""
+    """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
     return mask if isinstance(mask, Mask) else Dense(mask)
 
 

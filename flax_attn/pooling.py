@@ -32,7 +32,7 @@ def visible(
 def silence(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
-    """Zeros for states that nobody sees and queries that see nothing, so that NaN there is inert."""
+    """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""
     h = jnp.where(seen.any(axis=-2)[..., None], h, 0)
     return h, jnp.where(seen.any(axis=-1)[..., None], s, 0)
 

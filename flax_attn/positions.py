@@ -1,4 +1,4 @@
-"""Positions: rotary embeddings in both layouts, and ALiBi's slopes. Pure functions and plain data."""
+"""Positions: rotary embeddings in both layouts, and ALiBi's slopes; functions and plain data."""
 
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ class Rotary:
         width = x.shape[-1] if self.width is None else self.width
         if width > x.shape[-1] or width % 2:
             raise ValueError(
-                f"Rotary turns an even count of components; got {width} of head width {x.shape[-1]}."
+                f"Rotary turns an even count of components; got {width} of width {x.shape[-1]}."
             )
         positions = jnp.arange(x.shape[-3]) if positions is None else positions
         lead = (1,) * (x.ndim - 2 - positions.ndim)

@@ -36,7 +36,7 @@ def softmax(
 def softmax_and_lse(
     scores: Float[Array, "*B T S"], sinks: Float[Array, "*#B #T"] | None = None
 ) -> tuple[Float[Array, "*B T S"], Float[Array, "*B T"]]:
-    """The softmax over the last axis and its log-sum-exp, both in `promote_types(dtype, float32)`."""
+    """The softmax over the last axis and its log-sum-exp, both in float32 or wider."""
     scores = scores.astype(wide(scores.dtype))
     most = jnp.max(scores, axis=-1, initial=-jnp.inf)
     if sinks is not None:
@@ -55,7 +55,7 @@ def softmax_and_lse(
 def weigh(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], rules: Rules
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T"]]:
-    """The weights before dropout and the lse, by bound rules. Query heads n share key head n // G."""
+    """The weights before dropout and the lse, by bound rules; query head n reads key head n//G."""
     sizes, kind = sizes_of(q, k), wide(q.dtype)
     groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
     q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H

@@ -30,10 +30,11 @@ class Rules:
     dropout: Drop | None = None
 
     def bind(self, sizes: Sizes, width: int) -> "Rules":
-        """These rules for one attention: all shapes checked, batch axes as one, the scale a number."""
+        """These rules for one attention: shapes checked, batch axes as one, the scale a number."""
         if self.sinks is not None and jnp.shape(self.sinks) != (sizes.N,):
             raise ValueError(
-                f"sinks needs one logit a query head, shape ({sizes.N},); got shape {jnp.shape(self.sinks)}."
+                f"sinks needs one logit a query head, shape ({sizes.N},); "
+                f"got shape {jnp.shape(self.sinks)}."
             )
         return Rules(
             mask=self.mask.bind(sizes),

@@ -1,8 +1,8 @@
-"""Scores: what happens to a logit between the scaled dot product and the mask. Data, chained by `>>`.
+"""Scores: what happens to a logit between scaled dot product and mask. Data, chained by `>>`.
 
 `softcap(30.0) >> alibi(slopes)` caps first and adds the bias then. A score is a frozen pytree: its
-arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)` on
-the block's index arrays, so nothing of size T x S is made on its behalf.
+arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)`
+on the block's index arrays, so nothing of size T x S is made on its behalf.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
 class GroupedQueryAttention(nnx.Module):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), rotary(k_norm(k_proj(x))), v_proj(x)))`.
 
-    Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query attention.
+    Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 

@@ -162,7 +162,12 @@ class LinearAttention(nnx.Module):
         """The causal call as a recurrence over tokens: the same numbers."""
         x = check_input("x", x, self.q_proj.in_features)
         start = self.initial_state(x.shape[:-2], wide(self.q_proj(x).dtype))
-        _, out = jax.lax.scan(lambda s, x: self.step(x, s)[::-1], start, jnp.moveaxis(x, -2, 0))
+
+        def one(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+            out, state = self.step(x, state)
+            return state, out
+
+        _, out = jax.lax.scan(one, start, jnp.moveaxis(x, -2, 0))
         return jnp.moveaxis(out, 0, -2)
 
     def step(self, x: Float[Array, "*B D"], state: State) -> tuple[Float[Array, "*B D"], State]:

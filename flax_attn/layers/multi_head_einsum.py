@@ -17,9 +17,9 @@ def project(
     x: Float[Array, "*B T d_in"], weight: nnx.Param, bias: nnx.Param | None, dtype: Any
 ) -> Float[Array, "*B T d_out"]:
     """`x weight^T + bias`, the weight of shape `(d_out, d_in)` as it lies."""
-    x, weight, bias = promote_dtype((x, weight, bias), dtype=dtype)
-    y = jnp.einsum("...td,od->...to", x, weight)
-    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
+    x, w, b = promote_dtype((x, weight, bias), dtype=dtype)
+    y = jnp.einsum("...td,od->...to", x, w)
+    return y if bias is None else y + jnp.broadcast_to(jnp.asarray(b), y.shape)
 
 
 class MultiHeadAttentionEinsum(nnx.Module):

@@ -17,8 +17,8 @@ from ..projection import torch_linear
 class TransformerMultiHeadAttention(nnx.Module):
     """`out_proj(attend(q_proj(query), k_proj(key), v_proj(value)))`, N heads of width D / N.
 
-    The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port` carries
-    over packed or apart, with three differences: here True in a mask means "may look"
+    The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port`
+    carries packed or apart, with three differences: here True in a mask means "may look"
     (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a query that may look at nothing gives
     zeros before out_proj, where torch gives NaN; the weights are heard by `taps.listen()`, one map
     a head and before dropout, where torch returns their mean after it.

@@ -72,16 +72,10 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     Raises:
       ParityError: if the case was not recorded.
     """
-    path = path_of(case)
-    stored = np.load(path, allow_pickle=False) if path.exists() else None
-    meta = (
-        json.loads(zlib.decompress(stored["meta"].tobytes()))
-        if stored is not None
-        else {"cases": {}}
-    )
+    stored, meta = _load(path_of(case))
     if str(case) not in meta["cases"]:
         raise ParityError(
-            f"{case} is not recorded in {path.name}: run "
+            f"{case} is not recorded in {path_of(case).name}: run "
             f"`flax-attn parity --record {case.variant}` where torch is installed."
         )
     entry = meta["cases"][str(case)]
@@ -107,6 +101,15 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
         versions={**versions(), "torch": f"{recorded['torch']} (recorded)"},
         reproduce=f"flax-attn parity '{case}'",
     )
+
+
+def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """A file's arrays and what is written about them; nothing if there is no file."""
+    if not path.exists():
+        return {}, {"cases": {}}
+    with np.load(path, allow_pickle=False) as file:
+        stored = dict(file)
+    return stored, json.loads(zlib.decompress(stored["meta"].tobytes()))
 
 
 def _request(case: "Case", dtype: str) -> Request:

@@ -13,8 +13,11 @@ from .rule import Rule, axis_sizes, backwards, lay_out
 from .source import Source
 
 # Torch's type and name of a value -> where it lies in the Flax module of that type, and how.
-_LINEAR = {"weight": ("kernel", "o i -> i o"), "bias": ("bias", None)}
-_NORM = {"weight": ("scale", None), "bias": ("bias", None)}
+_LINEAR: dict[str, tuple[str, str | None]] = {
+    "weight": ("kernel", "o i -> i o"),
+    "bias": ("bias", None),
+}
+_NORM: dict[str, tuple[str, str | None]] = {"weight": ("scale", None), "bias": ("bias", None)}
 PAIRS: dict[str, tuple[type, dict[str, tuple[str, str | None]]]] = {
     "Linear": (nnx.Linear, _LINEAR),
     "Embedding": (nnx.Embed, {"weight": ("embedding", None)}),

@@ -25,23 +25,23 @@ class Job(NamedTuple):
     """
 
     package: str
-    index: int
+    at: int
     live: bool
     eager: bool
 
     @property
     def case(self) -> Case:
         """The case itself."""
-        return _collected(self.package)[self.index]
+        return _collected(self.package)[self.at]
 
 
 def jobs(package: str, cases: Sequence[Case], live: bool) -> list[Job]:
     """One job a case of a package; the first of each variant and witness runs eagerly too."""
     found, lines = [], set()
-    for index, case in enumerate(_collected(package)):
+    for at, case in enumerate(_collected(package)):
         if case in cases:
             line = (case.variant, case.witness)
-            found.append(Job(package, index, live, line not in lines))
+            found.append(Job(package, at, live, line not in lines))
             lines.add(line)
     return found
 

@@ -1,0 +1,299 @@
+"""The nine contracts of `attend`, in every backend that is there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dropout,
+    Keep,
+    Lengths,
+    MultiHeadAttention,
+    Segments,
+    Window,
+    additive,
+    alibi,
+    attend,
+    attention_weights,
+    modify,
+    softcap,
+)
+from flax_attn.backends import BACKENDS
+from flax_attn.parity import judge
+
+B, T, S, N, K, H, W = 2, 5, 7, 6, 3, 4, 8
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
+
+
+def qkv():
+    return normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, W)
+
+
+def seen(seed=3):
+    """A random mask with an empty row and a key that nobody sees."""
+    mask = np.random.RandomState(seed).rand(B, N, T, S) < 0.6
+    mask[0, 1, 2] = False
+    mask[1, :, :, 4] = False
+    return mask
+
+
+def outcome(q, k, v, **rules):
+    """Output, lse and gradients by random cotangents."""
+    out, back = jax.vjp(lambda q, k, v: attend(q, k, v, return_lse=True, **rules), q, k, v)
+    lse = jnp.where(jnp.isneginf(out[1]), 0, normal(8, *out[1].shape))
+    return *out, *back((normal(9, *out[0].shape), lse))
+
+
+def bit_equal(a, b):
+    return all(judge.exact(np.asarray(x), np.asarray(y)).ok for x, y in zip(a, b, strict=True))
+
+
+def same(a, b):
+    return judge.same_function(np.asarray(a), np.asarray(b), zero=True).ok
+
+
+# 1. A row that may look at nothing.
+
+
+def test_an_empty_row_gives_zeros_and_an_lse_of_minus_infinity():
+    q, k, v = qkv()
+    o, lse, dq, dk, dv = outcome(q, k, v, mask=seen())
+    assert not o[0, 2, 1].any() and not dq[0, 2, 1].any()
+    assert jnp.isneginf(lse[0, 2, 1]) and jnp.isfinite(lse).sum() == lse.size - 1
+    assert all(jnp.isfinite(x).all() for x in (o, dq, dk, dv))
+
+
+def test_an_empty_row_with_a_sink_has_the_sink_as_its_lse():
+    q, k, v = qkv()
+    sinks = normal(4, N)
+    o, lse, dq, *_ = outcome(q, k, v, mask=seen(), sinks=sinks)
+    assert not o[0, 2, 1].any() and not dq[0, 2, 1].any()
+    assert same(lse[0, 2, 1], sinks[1])
+
+
+def test_nothing_to_look_at_at_all_gives_zeros():
+    q, k, v = qkv()
+    o, lse, *grads = outcome(q, k, v, mask=~FULL)
+    assert jnp.isneginf(lse).all() and not any(x.any() for x in (o, *grads))
+    o, lse = attend(q, k[:, :0], v[:, :0], return_lse=True)
+    assert jnp.isneginf(lse).all() and not o.any()
+
+
+# 2. What nobody sees.
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_nobody_sees_reaches_nothing(poison):
+    q, k, v = qkv()
+    clean = outcome(q, k, v, mask=seen())
+    dirty = outcome(
+        q.at[0, 2, 1].set(poison), k.at[1, 4].set(poison), v.at[1, 4].set(poison), mask=seen()
+    )
+    assert bit_equal(clean, dirty)
+
+
+def test_a_hidden_finite_value_changes_not_one_bit():
+    q, k, v = qkv()
+    before = attend(q, k, v, mask=CAUSAL)
+    after = attend(q, k.at[:, 3].set(1e30), v.at[:, 3].set(-1e30), mask=CAUSAL)
+    assert bit_equal([before[:, :3]], [after[:, :3]])
+    assert not bit_equal([before[:, 3:]], [after[:, 3:]])
+
+
+# 3. A knob reaches the arithmetic or raises.
+
+KNOBS = {
+    "nothing": {},
+    "causal": {"mask": CAUSAL},
+    "causal from the end": {"mask": Causal("end")},
+    "window": {"mask": Window(1, 2)},
+    "chunks": {"mask": Chunked(3)},
+    "lengths": {"mask": Lengths(np.asarray([7, 2]))},
+    "segments": {"mask": Segments(np.arange(T) // 2, np.arange(S) // 3)},
+    "dense": {"mask": seen()},
+    "scale": {"scale": 0.3},
+    "softcap": {"score": softcap(1.5)},
+    "alibi": {"score": alibi(np.arange(N) / 7.0)},
+    "bias": {"score": additive(np.random.RandomState(5).standard_normal((N, T, S)))},
+    "function": {"score": modify(lambda x, b, n, q, k: x * (1 + 0.1 * k))},
+    "sinks": {"sinks": np.linspace(-1.0, 1.0, N)},
+    "keep": {"dropout": Keep(seen(6), 0.4)},
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_every_backend_equals_the_reference_or_refuses_by_name(name, knob):
+    q, k, v = qkv()
+    rules = KNOBS[knob]
+    if BACKENDS[name].refusal(q, k, v, None) is not None:
+        with pytest.raises(NotImplementedError, match=name):
+            attend(q, k, v, backend=name, **rules)
+        return
+    want = outcome(q, k, v, backend="reference", **rules)
+    assert all(
+        same(a, b) for a, b in zip(outcome(q, k, v, backend=name, **rules), want, strict=True)
+    )
+    if rules:
+        assert not same(want[0], attend(q, k, v, backend="reference"))
+
+
+def test_drawn_dropout_reaches_the_arithmetic():
+    q, k, v = qkv()
+    one, two = (attend(q, k, v, dropout=Dropout(0.5, jax.random.key(i))) for i in (0, 1))
+    assert not same(one, two) and not same(one, attend(q, k, v))
+
+
+# 4. True means "may look".
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_mask_that_is_not_boolean_is_refused_with_both_conventions(dtype):
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match=r"may look.*additive.*MultiheadAttention"):
+        attend(q, k, v, mask=jnp.ones((T, S), dtype))
+
+
+# 5. Free axes.
+
+
+def test_batch_axes_are_free():
+    q, k, v = qkv()
+    mask = seen()
+    want = attend(q, k, v, mask=mask)
+    for i in range(B):
+        assert same(attend(q[i], k[i], v[i], mask=mask[i]), want[i])
+    more = attend(*(x[:, None] for x in (q, k, v)), mask=mask[:, None])
+    assert bit_equal([more[:, 0]], [want])
+
+
+def test_query_head_n_reads_key_head_n_over_g():
+    q, k, v = qkv()
+    repeated = (jnp.repeat(x, N // K, axis=2) for x in (k, v))
+    assert same(attend(q, k, v), attend(q, *repeated))
+
+
+# 6. The lse.
+
+
+def test_the_lse_is_differentiable_and_wide():
+    q, k, v = qkv()
+    mask, c = seen(), normal(7, B, T, N)
+
+    def plain(q, k):
+        logits = jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, N // K, axis=2)) / H**0.5
+        lse = jax.nn.logsumexp(jnp.where(mask, logits, -1e300), axis=-1)
+        return jnp.sum(jnp.where(mask.any(-1), jnp.swapaxes(c, 1, 2) * lse, 0))
+
+    def ours(q, k):
+        lse = attend(q, k, v, mask=mask, return_lse=True)[1]
+        return jnp.sum(jnp.where(jnp.isfinite(lse), c * lse, 0))
+
+    for got, want in zip(jax.grad(ours, (0, 1))(q, k), jax.grad(plain, (0, 1))(q, k), strict=True):
+        assert same(got, want)
+    half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    o, lse = attend(*half, return_lse=True)
+    assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+
+
+# 7. Transformations.
+
+
+def test_transformations():
+    q, k, v = qkv()
+    want = attend(q, k, v, mask=CAUSAL)
+
+    def f(q, k, v):
+        return attend(q, k, v, mask=CAUSAL)
+
+    assert same(jax.jit(f)(q, k, v), want)
+    assert same(jax.vmap(f)(q, k, v), want)
+    assert same(jax.checkpoint(f)(q, k, v), want)
+    assert same(jax.lax.scan(lambda c, x: (c, f(*x)), 0, (q, k, v))[1], want)
+    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("b")
+    sharded = jax.shard_map(f, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+    assert same(sharded(q, k, v), want)
+
+
+def test_forward_mode_and_second_derivatives():
+    q, k, v = (x[:1, :2, :1] for x in qkv())
+    q = q[:, :1]
+    direction, c = normal(5, *q.shape), normal(6, *attend(q, k, v).shape)
+
+    def loss(q):
+        return jnp.sum(c * attend(q, k, v))
+
+    slope = jax.jvp(loss, (q,), (direction,))[1]
+    assert same(slope, jnp.sum(jax.grad(loss)(q) * direction))
+    hessian = jax.hessian(loss)(q).reshape(H, H)
+    twice = jax.jacrev(jax.grad(loss))(q).reshape(H, H)
+    assert hessian.any() and same(hessian, twice) and same(hessian, hessian.T)
+
+
+# 8. Dropout in eval mode.
+
+
+def test_eval_mode_is_bit_equal_to_no_dropout():
+    q, k, v = qkv()
+    assert bit_equal([attend(q, k, v, dropout=Dropout(0.0, jax.random.key(0)))], [attend(q, k, v)])
+    x = normal(0, B, T, 6).astype(jnp.float32)
+    with_it, without = (
+        MultiHeadAttention(6, 4, 9, rate, 2, rngs=nnx.Rngs(0)) for rate in (0.5, 0.0)
+    )
+    with_it.eval()
+    assert bit_equal([with_it(x)], [without(x)])
+
+
+# 9. Matmul precision.
+
+
+def dots(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn.params["precision"]
+        for inner in jaxprs_in_params(eqn.params):
+            yield from dots(inner)
+
+
+@pytest.mark.parametrize("precision", ["highest", "default"])
+def test_the_callers_precision_reaches_every_dot(precision):
+    q, k, v = qkv()
+    layer = MultiHeadAttention(6, 4, 9, 0.0, 2, rngs=nnx.Rngs(0))
+
+    def both(q, k, v, x):
+        return jnp.sum(attend(q, k, v)) + jnp.sum(layer(x)).astype(q.dtype)
+
+    x = normal(0, B, T, 6).astype(jnp.float32)
+    with jax.default_matmul_precision(precision):
+        jaxpr = jax.make_jaxpr(jax.grad(both, (0, 1, 2, 3)))(q, k, v, x).jaxpr
+    found = list(dots(jaxpr))
+    wanted = jax.lax.Precision(precision)
+    assert len(found) > 10 and all(p in (wanted, (wanted, wanted)) for p in found)
+
+
+def test_asking_for_weights_changes_no_output():
+    q, k, v = qkv()
+    mask = seen()
+    before = attend(q, k, v, mask=mask)
+    weights = attention_weights(q, k, mask=mask)
+    assert weights.shape == (B, N, T, S)
+    assert bit_equal([before], [attend(q, k, v, mask=mask)])
+    mixed = jnp.einsum("bnts,bsnh->btnh", weights, jnp.repeat(v, N // K, axis=2))
+    assert same(mixed, before)
