@@ -82,3 +82,14 @@ def larger(a: Any, b: Any) -> Any:
 def dtype_of(array: Any) -> np.dtype:
     """The dtype of an array, traced or not, or of a number."""
     return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+
+
+def is_count(n: Any, least: int) -> bool:
+    """Whether `n` is a whole number of at least `least`; True and False are none."""
+    return isinstance(n, int) and not isinstance(n, bool) and n >= least
+
+
+def check_offset(who: str, offset: Any) -> None:
+    """Raises ValueError for a word other than "end"; numbers, traced ones too, pass."""
+    if isinstance(offset, str) and offset != "end":
+        raise ValueError(f'{who}.offset must be an integer or "end"; got {offset!r}.')

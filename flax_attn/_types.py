@@ -90,6 +90,12 @@ def _unflatten(cls: type, aux: tuple, leaves: Any) -> Any:
 
 def _value(self: Any) -> tuple:
     leaves, structure = jax.tree.flatten(self)
-    return structure, tuple(
-        (np.shape(x), str(np.asarray(x).dtype), np.asarray(x).tobytes()) for x in leaves
-    )
+    return structure, tuple(_bits(leaf) for leaf in leaves)
+
+
+def _bits(leaf: Any) -> tuple:
+    kind = getattr(leaf, "dtype", None)
+    if kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array.shape, str(kind or array.dtype), array.tobytes()

@@ -6,8 +6,6 @@ that a backend may skip what nobody sees. With T != S the diagonal is stated: `o
 upper-left, as torch and jax have it; `offset="end"` lets the last query see the last key, as
 flash-attention does.
 
-    >>> import jax.numpy as jnp
-    >>> from flax_attn._types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
     array([[1, 0, 0],
            [1, 1, 0],
@@ -24,7 +22,9 @@ import numpy as np
 from ._arrays import (
     check_boolean,
     check_integers,
+    check_offset,
     clip,
+    is_count,
     larger,
     look_up,
     per_entry,
@@ -106,7 +106,7 @@ class Causal(Mask):
     offset: Offset = 0
 
     def __post_init__(self):
-        _check_offset("Causal", self.offset)
+        check_offset("Causal", self.offset)
 
     def bind(self, sizes):
         return Causal(_steps(self.offset, sizes))
@@ -131,13 +131,10 @@ class Window(Mask):
 
     def __post_init__(self):
         for name, count in (("left", self.left), ("right", self.right)):
-            if count is not None and (
-                isinstance(count, bool) or not isinstance(count, int) or count < 0
-            ):
-                raise ValueError(
-                    f"Window.{name} must be a count of keys, 0 or more, or None; got {count!r}."
-                )
-        _check_offset("Window", self.offset)
+            if count is not None and not is_count(count, 0):
+                text = "must be a count of keys, 0 or more, or None"
+                raise ValueError(f"Window.{name} {text}; got {count!r}.")
+        check_offset("Window", self.offset)
 
     def bind(self, sizes):
         return Window(self.left, self.right, _steps(self.offset, sizes))
@@ -160,10 +157,9 @@ class Chunked(Mask):
     size: int
 
     def __post_init__(self):
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(
-                f"Chunked.size must be a count of positions, 1 or more; got {self.size!r}."
-            )
+        if not is_count(self.size, 1):
+            text = "must be a count of positions, 1 or more"
+            raise ValueError(f"Chunked.size {text}; got {self.size!r}.")
 
     def __call__(self, b, n, q, k):
         return q // self.size == k // self.size
@@ -344,11 +340,6 @@ def as_mask(mask: Any) -> Mask:
 
 def _steps(offset: Offset, sizes: Sizes) -> int:
     return sizes.S - sizes.T if offset == "end" else offset
-
-
-def _check_offset(who: str, offset: Any) -> None:
-    if isinstance(offset, str) and offset != "end":
-        raise ValueError(f'{who}.offset must be an integer or "end"; got {offset!r}.')
 
 
 FULL = Full()

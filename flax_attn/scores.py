@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arrays import look_up, to_grid
+from ._arrays import check_offset, dtype_of, look_up, to_grid
 from ._types import Sizes, frozen
 
 
@@ -156,8 +156,7 @@ def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
     >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
     0.0
     """
-    if isinstance(offset, str) and offset != "end":
-        raise ValueError(f'alibi\'s offset must be an integer or "end"; got {offset!r}.')
+    check_offset("alibi", offset)
     return Alibi(slopes, offset)
 
 
@@ -173,10 +172,10 @@ def additive(array: jax.Array) -> Score:
     >>> float(additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
     2.0
     """
-    array = jnp.asarray(array)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    kind = dtype_of(array)
+    if not jnp.issubdtype(kind, jnp.floating):
         raise TypeError(
-            f"additive needs a floating array; got {array.dtype}. A boolean mask goes to mask=."
+            f"additive needs a floating array; got {kind}. A boolean mask goes to mask=."
         )
     return Additive(array)
 

@@ -82,24 +82,28 @@ def compare(
     plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
     values = draw_weights(sources, seed) if weights == "random" else read(torch_module)
     calls = (torch_call or _plain_call, flax_call or _plain_call)
-    rows, unpaired = list(_exact(plan, flax_module, values)), []
-    modes = _modes(eager, jit)
+    names = _Names(plan, flax_module, rules)
+    rows, unpaired = list(_exact(plan, flax_module, values)), {}
     for dtype in dtypes:
+        modes = _modes(eager, jit)
         found = _run(torch_module, flax_module, calls, request, plan, values, dtype, modes)
-        names = _Names(plan, flax_module, rules)
         for mode, (got, own, truth) in found.items():
             rows += judged(got, own, truth, names, dtype, mode)
-            unpaired += [] if dtype != "float64" else names.unpaired(got.taps, truth.taps)
-    return Report(
-        title or f"{type(flax_module).__name__} against {type(torch_module).__name__}",
-        tuple(rows),
-        params=sum(len(move.sources) for move in plan.moves) if plan else 0,
-        constants=plan.constants if plan else (),
-        unpaired=tuple(dict.fromkeys(unpaired)),
-        notes=tuple(f"{name}: skipped by rule" for name in (plan.skipped if plan else ())),
-        versions=versions(),
-        reproduce=reproduce,
-    )
+            unpaired |= dict.fromkeys(names.unpaired(got.taps, truth.taps))
+    title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
+    return Report(title, tuple(rows), **_facts(plan), unpaired=tuple(unpaired), reproduce=reproduce)
+
+
+def _facts(plan: Plan | None) -> dict[str, Any]:
+    """What a report says of the mapping, and by which versions."""
+    if plan is None:
+        return {"versions": versions()}
+    return {
+        "params": sum(len(move.sources) for move in plan.moves),
+        "constants": plan.constants,
+        "notes": tuple(f"{name}: skipped by rule" for name in plan.skipped),
+        "versions": versions(),
+    }
 
 
 def assert_parity(

@@ -33,46 +33,60 @@ def run_flax(
         jax.numpy_dtype_promotion("standard"),
         jax.default_matmul_precision("highest"),
     ):
-        graph, state = nnx.split(module)
-        state = jax.tree.map(lambda x: _cast(x, dtype), state)
         inputs = {name: jnp.asarray(rounded(x, dtype)) for name, x in request.arrays().items()}
         floats = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
         params = {path: jnp.asarray(rounded(x, dtype)) for path, x in weights.items()}
         params = params or _unique(module, dtype)
+        forward = _forward(module, call, request, inputs, dtype)
+        run = _with_gradients(forward, request, dtype) if request.grads else forward
+        out = (jax.jit(run) if jit else run)(params, floats)
+        named, (exact, heard, keeps), grads = out if request.grads else (*out, ({}, {}))
+        gradients = {**{f"input {k}": v for k, v in grads[1].items()}, **grads[0]}
+        found = (_numpy(x) for x in ({**named, **exact}, heard, gradients))
+        return Run(*found, keeps=[np.asarray(keep) for keep in keeps])
 
-        def forward(params, floats):
-            copy = nnx.merge(graph, state, copy=True)
-            copy.train() if request.train else copy.eval()
-            held = flax_params(copy)
-            for path, value in params.items():
-                held[path].set_value(value)
-            args, kwargs = request.fill({**inputs, **floats})
-            with _heard(copy) as heard:
-                out = call(copy, *args, **kwargs)
-            named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
-            exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
-            named = {k: v for k, v in named.items() if k not in exact}
-            return named, (exact, heard.taps if request.taps else {}, heard.keeps)
 
-        def whole(params, floats, cotangents):
-            if not request.grads:
-                named, aux = forward(params, floats)
-                return named, aux, ({}, {})
-            named, back, aux = jax.vjp(forward, params, floats, has_aux=True)
-            return named, aux, back(cotangents)
+def _forward(
+    module: nnx.Module,
+    call: Callable[..., Any],
+    request: Request,
+    inputs: Mapping[str, jax.Array],
+    dtype: str,
+) -> Callable[..., Any]:
+    """A pure function of parameters and floating inputs: floating outputs, and all else beside."""
+    graph, state = nnx.split(module)
+    state = jax.tree.map(lambda x: _cast(x, dtype), state)
 
-        shapes = jax.eval_shape(forward, params, floats)[0] if request.grads else {}
+    def forward(params, floats):
+        copy = nnx.merge(graph, state, copy=True)
+        copy.train() if request.train else copy.eval()
+        held = flax_params(copy)
+        for path, value in params.items():
+            held[path].set_value(value)
+        args, kwargs = request.fill({**inputs, **floats})
+        with _heard(copy) as heard:
+            out = call(copy, *args, **kwargs)
+        named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
+        exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
+        named = {k: v for k, v in named.items() if k not in exact}
+        return named, (exact, heard.taps if request.taps else {}, heard.keeps)
+
+    return forward
+
+
+def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -> Callable:
+    """`forward`, and the gradients of parameters and inputs by the request's cotangents."""
+
+    def run(params, floats):
+        named, back, aux = jax.vjp(forward, params, floats, has_aux=True)
         cotangents = {
             name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
-            for name, x in shapes.items()
+            for name, x in named.items()
         }
-        run = jax.jit(whole) if jit else whole
-        named, (exact, heard, keeps), grads = run(params, floats, cotangents)
-        gradients = {**{f"input {k}": v for k, v in grads[1].items()}, **grads[0]}
-        return Run(
-            *(_numpy(x) for x in ({**named, **exact}, heard, gradients)),
-            keeps=[*map(np.asarray, keeps)],
-        )
+        # A barrier, or XLA spends seconds on folding large constants.
+        return named, aux, back(jax.lax.optimization_barrier(cotangents))
+
+    return run
 
 
 def unique_params(module: nnx.Module) -> dict[str, str]:
@@ -129,7 +143,6 @@ def _heard(module: nnx.Module) -> Iterator[_Heard]:
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
-    draw = jax.random.bernoulli
 
     def wrapped(original):
         def call(self, *args, **kwargs):
@@ -148,21 +161,30 @@ def _heard(module: nnx.Module) -> Iterator[_Heard]:
 
         return call
 
-    def bernoulli(*args, **kwargs):
-        keep = draw(*args, **kwargs)
-        heard.keeps.append(keep)
-        return keep
-
     try:
         for kind in kinds:
             kind.__call__ = wrapped(kind.__call__)
-        jax.random.bernoulli = bernoulli
-        with taps.listen(heard.tap):
+        with taps.listen(heard.tap), _draws_heard(heard.keeps):
             yield heard
     finally:
-        jax.random.bernoulli = draw
         for kind, own in plain.items():
             if own is None:
                 del kind.__call__
             else:
                 kind.__call__ = own
+
+
+@contextmanager
+def _draws_heard(keeps: list[jax.Array]) -> Iterator[None]:
+    """Notes every Bernoulli draw, which is how other people's dropout draws."""
+    draw = jax.random.bernoulli
+
+    def bernoulli(*args, **kwargs):
+        keeps.append(draw(*args, **kwargs))
+        return keeps[-1]
+
+    jax.random.bernoulli = bernoulli
+    try:
+        yield
+    finally:
+        jax.random.bernoulli = draw

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn.parity import ParityError, Report, Rule, assert_parity, compare
+from flax_attn.parity import Case, ParityError, Report, Rule, assert_parity, compare, golden
+from flax_attn.parity import port as carry
 from flax_attn.reference import softmax
 from flax_attn.taps import tap
 
@@ -164,14 +165,20 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("port", [Faithful, ScaleOnQueries, SoftmaxLessConstant])
-def test_faithful_ports_are_equal(port, train):
-    report = compare(Original(), port(), X, train=train, dtypes=("float64", "float32", "bfloat16"))
+def test_a_faithful_port_is_equal(train):
+    dtypes = ("float64", "float32", "bfloat16")
+    report = compare(Original(), Faithful(), X, train=train, dtypes=dtypes)
     assert report.ok, report
     kinds = {(row.kind, row.dtype, row.mode) for row in report.rows}
     assert {("gradient", "float64", "eager"), ("gradient", "float64", "jit")} <= kinds
     assert {("output", "float32", "jit"), ("gradient", "bfloat16", "jit")} <= kinds
     assert {("tap", "float64", "jit"), ("exact", "", "")} <= kinds
+
+
+@pytest.mark.parametrize("port", [ScaleOnQueries, SoftmaxLessConstant])
+def test_a_faithful_rewrite_is_not_flagged(port):
+    report = compare(Original(), port(), X, train=True, dtypes=("float64", "float32"), eager=False)
+    assert report.ok, report
 
 
 @pytest.mark.parametrize("port", FAULTS)
@@ -241,6 +248,15 @@ def test_weights_given_and_as_is():
     one, two = Original(), Faithful()
     assert compare(one, two, X, weights="given", **QUICK).ok
     assert not compare(one, two, X, weights="as_is", **QUICK).ok
+    carry(one, two)
+    assert compare(one, two, X, weights="as_is", **QUICK).ok
+    two.q.kernel.set_value(two.q.kernel[...].T)
+    assert compare(one, two, X, weights="as_is", **QUICK).first.tap == "q"
+
+
+def test_a_square_weight_that_a_rule_leaves_untransposed_is_found():
+    wrong = Rule("v.weight -> v.kernel", "o i -> o i")
+    assert compare(Original(), Faithful(), X, rules=[wrong], **QUICK).first.tap == "v"
 
 
 def test_rules_rename_taps_too():
@@ -280,3 +296,38 @@ def test_bad_knobs_are_named():
     ):
         with pytest.raises(ValueError, match=words):
             compare(Original(), Faithful(), X, **knobs)
+
+
+def recorded(port, name="", **inputs):
+    return Case(
+        port,
+        {},
+        witness=f"{__name__}.Original",
+        dtypes=("float64",),
+        name=name,
+        train=True,
+        **(inputs or {"x": X}),
+    )
+
+
+def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / f"{case.variant}.npz")
+    case = recorded(Faithful)
+    with pytest.raises(ParityError, match=r"not recorded.*--record test_harness"):
+        case.report(live=False)
+    assert golden.record([case]) == tmp_path / "test_harness.npz"
+    assert case.report(live=False, eager=False).ok
+    for port in (NoScale, WrongBackward, OneNaN, OtherRate):
+        report = recorded(port).report(live=False, eager=False)
+        assert not report.ok and report.rows, port
+    for stale in (recorded(Faithful, "renamed"), recorded(Faithful, x=X[:2])):
+        with pytest.raises(ParityError) as caught:
+            stale.report(live=False)
+        assert str(stale) in str(caught.value)
+
+
+def test_two_cases_of_one_name_are_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "none.npz")
+    with pytest.raises(ParityError, match="names of their own"):
+        golden.record([recorded(Faithful), recorded(NoScale)])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,187 @@
+"""Masks against loops: elementwise, as grids, for blocks of queries; hashed by value."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dense,
+    Fn,
+    Lengths,
+    Prefix,
+    Segments,
+    Window,
+    attend,
+)
+from flax_attn._types import Sizes
+from flax_attn.masks import as_mask
+
+B, N = 2, 3
+SHAPES = [(4, 7), (6, 6), (7, 4)]
+QUICK = settings(max_examples=60, derandomize=True, deadline=None)
+
+
+def even(b, n, q, k):
+    return (b + n + q + k) % 2 == 0
+
+
+def numbers(seed, *shape, below):
+    return np.random.RandomState(seed).randint(0, below, shape)
+
+
+def leaf(kind, a, b, T, S):
+    """A mask and what it says of one place, by plain Python."""
+    end = S - T
+    kv, ids = numbers(a, B, below=S + 2), (numbers(b, B, T, below=3), numbers(a, B, S, below=3))
+    dense = numbers(a + b, N, T, S, below=2) > 0
+    return {
+        "full": (FULL, lambda i, n, q, k: True),
+        "causal": (Causal(a - 3), lambda i, n, q, k: k <= q + a - 3),
+        "end": (Causal("end"), lambda i, n, q, k: k <= q + end),
+        "window": (Window(a, b, -1), lambda i, n, q, k: q - 1 - a <= k <= q - 1 + b),
+        "left": (Window(a, None, "end"), lambda i, n, q, k: q + end - a <= k),
+        "chunked": (Chunked(a + 1), lambda i, n, q, k: q // (a + 1) == k // (a + 1)),
+        "prefix": (Prefix(b), lambda i, n, q, k: k < b),
+        "prefixes": (Prefix(kv), lambda i, n, q, k: k < kv[i]),
+        "lengths": (Lengths(kv, kv[::-1].copy()), lambda i, n, q, k: k < kv[i] and q < kv[1 - i]),
+        "segments": (Segments(*ids), lambda i, n, q, k: ids[0][i, q] == ids[1][i, k]),
+        "dense": (Dense(dense), lambda i, n, q, k: dense[n, q, k]),
+        "fn": (Fn(even), even),
+    }[kind]
+
+
+KINDS = "full causal end window left chunked prefix prefixes lengths segments dense fn".split()
+LEAVES = st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 5))
+TREES = st.recursive(
+    LEAVES,
+    lambda t: st.tuples(st.sampled_from("&|"), t, t) | st.tuples(st.just("~"), t),
+    max_leaves=4,
+)
+
+
+def built(tree, T, S):
+    """A tree of masks, and its oracle."""
+    if tree[0] == "~":
+        mask, says = built(tree[1], T, S)
+        return ~mask, lambda *place: not says(*place)
+    if tree[0] in ("&", "|"):
+        (one, first), (two, second) = built(tree[1], T, S), built(tree[2], T, S)
+        if tree[0] == "&":
+            return one & two, lambda *place: first(*place) and second(*place)
+        return one | two, lambda *place: first(*place) or second(*place)
+    return leaf(*tree, T, S)
+
+
+@QUICK
+@given(TREES, st.sampled_from(SHAPES))
+def test_any_combination_agrees_with_loops(tree, shape):
+    (T, S), sizes = shape, Sizes((B,), N, *shape)
+    mask, says = built(tree, T, S)
+    want = np.asarray(
+        [
+            [[[says(b, n, q, k) for k in range(S)] for q in range(T)] for n in range(N)]
+            for b in range(B)
+        ]
+    )
+    bound = mask.bind(sizes)
+    grid = np.broadcast_to(np.asarray(bound.grid(sizes)), want.shape)
+    assert (grid == want).all()
+    assert (np.broadcast_to(np.asarray(bound(*sizes.grid())), want.shape) == want).all()
+    static = mask.static(sizes)
+    assert static is None or (static == want).all()
+    for b in range(B):
+        for lo, hi in ((0, 2), (1, T), (2, 3)):
+            first, last = (int(x) for x in bound.key_range(b, 0, (lo, hi), sizes))
+            rows = want[b, :, lo:hi]
+            assert not rows[..., :first].any() and not rows[..., max(last, 0) :].any()
+    ranges = mask.row_ranges(sizes)
+    if ranges is not None:
+        k = np.arange(S)
+        assert (((k >= ranges[0][:, None]) & (k < ranges[1][:, None])) == want).all()
+
+
+def test_ranges_skip_what_they_can():
+    sizes = Sizes((), 1, 100, 100)
+    assert Window(4, 0).key_range(0, 0, (50, 60), sizes) == (46, 60)
+    assert (CAUSAL & Chunked(10)).key_range(0, 0, (20, 25), sizes) == (20, 25)
+    assert (Window(2, 0) | Prefix(3)).key_range(0, 0, (50, 60), sizes) == (0, 60)
+    assert CAUSAL.bind(sizes).key_range(0, 0, (0, 10), sizes) == (0, 10)
+    assert CAUSAL.row_ranges(sizes) is not None and Fn(even).row_ranges(sizes) is None
+    assert (CAUSAL & Dense(np.ones((100, 100), bool))).row_ranges(sizes) is None
+
+
+def test_equal_masks_are_equal_and_hash_alike():
+    pairs = [
+        (Causal(1) & ~Chunked(3), Causal(1) & ~Chunked(3), Causal(2) & ~Chunked(3)),
+        (Dense(np.eye(3, dtype=bool)), Dense(np.eye(3, dtype=bool)), Dense(~np.eye(3, dtype=bool))),
+        (Lengths(np.asarray([1, 2])), Lengths(np.asarray([1, 2])), Lengths(np.asarray([1, 3]))),
+        (Window(1, None), Window(1, None), Causal(1)),
+    ]
+    for one, same, other in pairs:
+        assert one == same and hash(one) == hash(same) and one != other
+        assert len({one, same, other}) == 2
+
+
+def test_equal_masks_do_not_trace_twice():
+    traces = []
+
+    @jax.jit
+    def f(q, mask):
+        traces.append(mask)
+        return attend(q, q, q, mask=mask)
+
+    q = jnp.ones((5, 1, 4))
+    for offset in (0, 0, 1):
+        for length in (3, 4):
+            f(q, Causal(offset) & Lengths(np.asarray(length)))
+    assert len(traces) == 2
+
+
+def test_masks_are_pytrees_for_vmap():
+    q = jnp.asarray(np.random.RandomState(0).standard_normal((2, 5, 1, 4)), jnp.float32)
+    lengths = jnp.asarray([2, 4])
+    mapped = jax.vmap(lambda q, m: attend(q, q, q, mask=m))(q, Lengths(lengths) & CAUSAL)
+    batched = attend(q, q, q, mask=Lengths(lengths) & CAUSAL)
+    assert (mapped == batched).all()
+
+
+def test_several_batch_axes():
+    sizes = Sizes((2, 3), 1, 4, 5)
+    kv = np.asarray([[1, 2, 3], [4, 5, 0]])
+    grid = np.asarray(Lengths(kv).bind(sizes).grid(sizes)).reshape(2, 3, 5)
+    assert (grid == (np.arange(5) < kv[..., None])).all()
+    dense = np.random.RandomState(0).rand(3, 1, 4, 5) < 0.5
+    bound = np.asarray(Dense(dense).bind(sizes).grid(sizes))
+    assert (bound.reshape(2, 3, 1, 4, 5) == dense).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Window(-1, 0), r"Window\.left must be a count"),
+        (lambda: Window(0, 1.5), r"Window\.right must be a count"),
+        (lambda: Chunked(0), r"Chunked\.size must be a count"),
+        (lambda: Causal("start"), 'integer or "end"'),
+        (lambda: Dense(np.ones((5, 6), bool)).bind(Sizes((), 1, 5, 5)), r"\(1, 5, 5\).*\(5, 6\)"),
+        (lambda: Lengths(np.ones(3, int)).bind(Sizes((2,), 1, 5, 5)), r"\(2,\).*\(3,\)"),
+        (lambda: Segments(np.ones(4, int)).bind(Sizes((), 1, 4, 5)), r"kv_ids.*\(5,\).*\(4,\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Lengths(2.5), lambda: Segments(np.ones(3)), lambda: as_mask(1.0)]
+)
+def test_other_types_are_refused(make):
+    with pytest.raises(TypeError, match=r"integers|boolean"):
+        make()
