@@ -246,7 +246,7 @@ def judged(got: Run, own: Run, truth: Run, names: _Names, dtype: str, mode: str)
             if value.shape[-2:] == want.shape[-2:] and value.size == want.size:
                 value = value.reshape(want.shape)
             add("tap", there, value, want, want)
-    rows += _same_structure(got, own, dtype, mode)
+    rows.append(same_structure(structure(got), structure(own), dtype, mode))
     for name, want in truth.outputs.items():
         if name in got.outputs and is_floating(want):
             add("output", name, got.outputs[name], own.outputs[name], want)
@@ -285,13 +285,15 @@ def _judged_gradients(got, own, truth, names, dtype, mode) -> list[Row]:
     return rows
 
 
-def _same_structure(got: Run, own: Run, dtype: str, mode: str) -> list[Row]:
+def structure(run: Run) -> dict[str, str]:
+    """The dtype and shape of every output, by name."""
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in run.outputs.items()}
+
+
+def same_structure(got: dict[str, str], want: dict[str, str], dtype: str, mode: str) -> Row:
     """Exact facts about the outputs: their names, shapes and dtypes."""
-    told = [{k: f"{v.dtype}{list(v.shape)}" for k, v in run.outputs.items()} for run in (got, own)]
-    if told[0] == told[1]:
-        return [
-            Row("names, shapes, dtypes", "exact", dtype, mode, judge.Verdict("exact", 0.0, 0.0))
-        ]
-    note = f"Flax returns {told[0]}, torch {told[1]}"
-    verdict = judge.Verdict("exact", float("inf"), 0.0, note=note)
-    return [Row("names, shapes, dtypes", "exact", dtype, mode, verdict)]
+    verdict = judge.Verdict("exact", 0.0, 0.0)
+    if got != want:
+        note = f"Flax returns {got}, torch {want}"
+        verdict = judge.Verdict("exact", float("inf"), 0.0, note=note)
+    return Row("names, shapes, dtypes", "exact", dtype, mode, verdict)

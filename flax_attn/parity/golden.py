@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import draw, judge
-from .compare import _Names, _run, canonical, draw_weights, gradients, versions
+from .compare import (
+    _Names,
+    _run,
+    canonical,
+    draw_weights,
+    gradients,
+    same_structure,
+    structure,
+    versions,
+)
 from .errors import ParityError
 from .flax_side import run_flax
 from .mapping import make_plan
@@ -132,7 +141,7 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         for kind, name, want, scale, error in _results(got, own, truth, names, dtype):
             pieces.append(sketch(name, want))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
-        results[dtype] = {"facts": facts, "keeps": _print_of(got)}
+        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
         arrays[dtype] = np.concatenate(pieces)
     return {"sources": [s.to_json() for s in sources], "results": results}, arrays
 
@@ -159,6 +168,7 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
             "keep", "exact", dtype, mode, judge.Verdict("exact", float("inf"), 0.0, note=note)
         )
         return
+    yield same_structure(structure(run), stored["outputs"], dtype, mode)
     found, at = {"tap": run.taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size

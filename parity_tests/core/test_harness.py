@@ -113,6 +113,11 @@ class HiddenCast(Faithful):
         return softmax(scores.astype(jnp.float32)).astype(scores.dtype)
 
 
+class Flat(Faithful):
+    def finish(self, out):
+        return out.reshape(-1, 6)
+
+
 class NarrowOutput(Faithful):
     def finish(self, out):
         return out.astype(jnp.float16)
@@ -159,6 +164,7 @@ FAULTS = {
     HiddenCast: "weights",
     Untransposed: "scores",
     NarrowOutput: "names, shapes, dtypes",
+    Flat: "names, shapes, dtypes",
     OneNaN: "output",
     WrongBackward: "input 0",
 }
@@ -317,9 +323,10 @@ def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
         case.report(live=False)
     assert golden.record([case]) == tmp_path / "test_harness.npz"
     assert case.report(live=False, eager=False).ok
-    for port in (NoScale, WrongBackward, OneNaN, OtherRate):
+    for port in (NoScale, WrongBackward, OneNaN, Flat, OtherRate):
         report = recorded(port).report(live=False, eager=False)
         assert not report.ok and report.rows, port
+    assert "other dropout masks" in str(report)
     for stale in (recorded(Faithful, "renamed"), recorded(Faithful, x=X[:2])):
         with pytest.raises(ParityError) as caught:
             stale.report(live=False)

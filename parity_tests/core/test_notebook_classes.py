@@ -66,7 +66,7 @@ class CasualAttention(torch.nn.Module):
         self.register_buffer("mask", torch.triu(ones, diagonal=1))
 
     def forward(self, x):
-        b, num_tokens, d_in = x.shape
+        num_tokens = x.shape[1]
         keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
         scores = queries @ keys.transpose(1, 2)
         scores.masked_fill_(self.mask.bool()[:num_tokens, :num_tokens], -torch.inf)
@@ -86,7 +86,7 @@ class Head(torch.nn.Module):
         self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
 
     def forward(self, x):
-        B, T, C = x.shape
+        T = x.shape[1]
         k, q = self.key(x), self.query(x)
         wei = q @ k.transpose(-2, -1) * (k.shape[-1] ** -0.5 if self.scaled else 1.0)
         wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
@@ -117,7 +117,7 @@ class MultiHeadAttention(torch.nn.Module):
         self.register_buffer("mask", torch.triu(ones, diagonal=1))
 
     def forward(self, x):
-        b, num_tokens, d_in = x.shape
+        b, num_tokens, _ = x.shape
         keys = self.W_key(x).view(b, num_tokens, self.num_heads, self.head_dim).transpose(1, 2)
         values = self.W_value(x).view(b, num_tokens, self.num_heads, self.head_dim)
         queries = self.W_query(x).view(b, num_tokens, self.num_heads, self.head_dim)
@@ -175,21 +175,122 @@ class MHAEinsum(torch.nn.Module):
         return self.out_proj(context.transpose(1, 2).reshape(b, n, -1))
 
 
-WIDE = (11, 6, 9, 0.5)
-W = "{W_query,W_key,W_value}"
-X = (2, 7, 11)  # shorter than the context
-# Theirs, ours, rules, shape of x, constants.
+def ours(cls, *arguments, **options):
+    return cls(*arguments, **options, rngs=nnx.Rngs(0))
+
+
+WIDE, HEADS, SQUARE = (11, 6, 9, 0.5), (11, 6, 9, 0.5, 3), (6, 6, 9, 0.5, 3)
+THREE = "{W_query,W_key,W_value}"
+# Theirs, ours, the rule if it takes one.
 PAIRS = {
-    "v1": (SelfAttention_v1, (11, 4), fa.SelfAttentionV1, (11, 4), (), X, ()),
-    "v2": (SelfAttention_v2, (11, 4), fa.SelfAttentionV2, (11, 4), (), X, ()),
-    "v2, W_keys": (
-        *(SelfAttention_v2_W_keys, (11, 4, True), fa.SelfAttentionV2, (11, 4, True)),
-        *((Rule("W_keys -> W_key"),), X, ()),
+    "v1": lambda: (SelfAttention_v1(11, 4), ours(fa.SelfAttentionV1, 11, 4)),
+    "v2": lambda: (SelfAttention_v2(11, 4), ours(fa.SelfAttentionV2, 11, 4)),
+    "v2 with W_keys": lambda: (
+        SelfAttention_v2_W_keys(11, 4, True),
+        ours(fa.SelfAttentionV2, 11, 4, True),
+        Rule("W_keys -> W_key"),
     ),
-    "v2 in v1": (
-        *(SelfAttention_v2, (11, 4), fa.SelfAttentionV1, (11, 4)),
-        *((Rule("*.weight -> *", "o i -> i o"),), X, ()),
+    "casual": lambda: (CasualAttention(*WIDE), ours(fa.CausalAttention, *WIDE)),
+    "head": lambda: (Head(4), ours(fa.SingleHeadAttention, 11, 4)),
+    "head, scaled": lambda: (Head(4, True), ours(fa.SingleHeadAttention, 11, 4, scale=True)),
+    "wrapper": lambda: (
+        MultiHeadAttentionWrapper(*HEADS, qkv_bias=True),
+        ours(fa.MultiHeadAttentionWrapper, *HEADS, qkv_bias=True),
     ),
-    "casual": (CasualAttention, WIDE, fa.CausalAttention, WIDE, (), X, ("mask",)),
-    "head": (Head, (4,), fa.SingleHeadAttention, (11, 4), (), X, ("tril",)),
+    "multi-head": lambda: (
+        MultiHeadAttention(*HEADS, qkv_bias=True),
+        ours(fa.MultiHeadAttention, *HEADS, qkv_bias=True),
+    ),
+    "combined": lambda: (
+        MultiHeadAttentionCombinedQKV(11, 6, 3, 9, 0.5, True),
+        ours(fa.MultiHeadAttentionCombined, *HEADS, True),
+        Rule("proj -> out_proj"),
+    ),
+    "einsum": lambda: (
+        MHAEinsum(*SQUARE),
+        ours(fa.MultiHeadAttentionEinsum, *SQUARE),
+        Rule(f"{THREE} -> {THREE}", "n i o -> n o i"),
+    ),
+    "exercise, v2 in v1": lambda: (
+        SelfAttention_v2(11, 4),
+        ours(fa.SelfAttentionV1, 11, 4),
+        Rule("*.weight -> *", "o i -> i o"),
+    ),
+    "exercise, v1 in v2": lambda: (
+        SelfAttention_v1(11, 4),
+        ours(fa.SelfAttentionV2, 11, 4),
+        Rule("* -> *.kernel", "i o -> i o"),
+    ),
 }
+CONSTANTS = {
+    "head": ("tril",),
+    "head, scaled": ("tril",),
+    "wrapper": tuple(f"heads.{n}.mask" for n in range(3)),
+    **dict.fromkeys(("casual", "multi-head", "combined", "einsum"), ("mask",)),
+}
+
+
+def words(mine, rows=7):
+    """Two sentences, shorter than the context."""
+    width = 6 if isinstance(mine, fa.MultiHeadAttentionEinsum) else n_embd
+    return np.random.RandomState(1).standard_normal((2, rows, width))
+
+
+DROP = ("casual", "wrapper", "multi-head", "combined", "einsum")
+
+
+def test_all_with_dropout_are_trained():
+    for name, pair in PAIRS.items():
+        parts = pair()[0].modules()
+        assert (name in DROP) == any(isinstance(part, torch.nn.Dropout) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "train"), [(name, False) for name in PAIRS] + [(name, True) for name in DROP]
+)
+def test_a_printed_class_is_ours(name, train):
+    theirs, mine, *rules = PAIRS[name]()
+    dtypes = ("float64",) if train else ("float64", "float32")
+    x = words(mine)
+    report = compare(theirs, mine, x, rules=rules, train=train, dtypes=dtypes, eager=False)
+    assert report.ok, report
+    assert {row.name for row in report.rows} >= {"output", "input 0"}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_registered_masks_are_constants(name):
+    theirs, mine, *rules = PAIRS[name]()
+    found = plan(theirs, mine, rules)
+    assert found.constants == CONSTANTS.get(name, ())
+    assert not found.skipped and not found.tied
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_its_weights_give_its_outputs(name):
+    """Carried by `port`, and back: the layer as a person would use it, in float64."""
+    theirs, mine, *rules = PAIRS[name]()
+    twin, _, *_ = PAIRS[name]()
+    x = words(mine, rows=9).astype(np.float32)
+    port(port(theirs, mine, rules), twin, rules)
+    for key, value in theirs.state_dict().items():
+        assert judge.exact(twin.state_dict()[key].numpy(), value.numpy()).ok, key
+    theirs.eval(), mine.eval()
+    with torch.no_grad():
+        own, truth = theirs(torch.tensor(x)), theirs.double()(torch.tensor(x).double())
+    assert judge.same_precision(np.asarray(mine(x)), own.numpy(), truth.numpy(), "float32").ok
+
+
+def test_the_exercise_with_a_rule_for_each_weight():
+    """Version two's weights in version one: transposed, and the outputs are the same."""
+    second, first = SelfAttention_v2(7, 7), ours(fa.SelfAttentionV1, 7, 7)  # no shape would tell
+    names = ("W_query", "W_key", "W_value")
+    port(second, first, [Rule(f"{name}.weight -> {name}", "o i -> i o") for name in names])
+    for name in names:
+        weight = getattr(second, name).weight.detach().numpy()
+        assert judge.exact(np.asarray(getattr(first, name)[...]), weight.T.copy()).ok
+
+
+def test_without_its_rule_a_name_is_missed():
+    theirs, mine, _ = PAIRS["v2 with W_keys"]()
+    with pytest.raises(AssertionError, match=r"W_keys\.weight.*W_key"):
+        plan(theirs, mine)

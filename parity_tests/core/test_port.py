@@ -7,6 +7,7 @@ from flax import nnx
 
 from flax_attn import MultiHeadAttention, TransformerMultiHeadAttention
 from flax_attn.parity import ParityError, Rule, judge, plan, port
+from flax_attn.parity.carry import flax_values
 from flax_attn.parity.source import read
 
 torch = pytest.importorskip("torch", reason="port carries torch's weights")
@@ -113,30 +114,42 @@ def test_packed_projections_are_query_key_value():
 
 
 def test_nothing_is_shared():
-    source, flax, _ = PAIRS["linear"]()
-    port(source, flax)
-    before = np.array(flax.bias[...])
-    with torch.no_grad():
-        source.bias.add_(1.0)
-    assert judge.exact(np.array(flax.bias[...]), before).ok
-    port(flax, source)
-    with torch.no_grad():
-        source.bias.add_(1.0)
-    assert judge.exact(np.array(flax.bias[...]), before).ok
+    """Neither what was written nor what was read: torch's tensors change in place."""
+
+    def shift():
+        with torch.no_grad():
+            for tensor in source.parameters():
+                tensor.add_(1.0)
+
+    for name in ("linear", "embedding", "packed attention", "parameter"):
+        source, flax, _ = PAIRS[name]()
+        port(source, flax)
+        unchanged(flax_values, flax, shift)
+        port(flax, source)
+        unchanged(flax_values, flax, shift)
 
 
 def refusal(source, flax, *rules):
-    """The sentence, after checking that nothing changed."""
-    before = {
-        name: np.array(p)
-        for name, p in nnx.to_pure_dict(nnx.state(flax)).items()
-        if not isinstance(p, dict)
-    }
+    """The sentence, the same in both directions, after checking that nothing changed."""
+    with pytest.raises(ParityError) as back:
+        unchanged(read, source, lambda: port(flax, source, rules))
     with pytest.raises(ParityError) as caught:
-        port(source, flax, rules)
-    after = nnx.to_pure_dict(nnx.state(flax))
-    assert all(judge.exact(np.array(after[name]), value).ok for name, value in before.items())
+        unchanged(flax_values, flax, lambda: port(source, flax, rules))
+    assert str(back.value) == str(caught.value)
     return str(caught.value)
+
+
+def unchanged(look, module, act):
+    """Does `act`, and checks afterwards that the module holds what it held."""
+    before = look(module)
+    assert before
+    try:
+        act()
+    finally:
+        after = look(module)
+        assert set(after) == set(before)
+        for name, value in before.items():
+            assert judge.exact(after[name], value).ok, name
 
 
 def test_what_is_missing_and_left_over_is_named_at_once():
@@ -213,9 +226,18 @@ def test_a_registered_mask_is_a_constant():
 
 
 def test_values_are_never_rounded_in_silence():
-    text = refusal(torch.nn.Linear(3, 2).double(), linear(3, 2))
-    assert "float64 into float32" in text and "param_dtype" in text
-    port(torch.nn.Linear(3, 2).bfloat16(), linear(3, 2))  # every bfloat16 is a float32
+    wide, narrow = torch.nn.Linear(3, 2).double(), linear(3, 2)
+    with pytest.raises(ParityError, match=r"float64 into float32.*") as caught:
+        unchanged(flax_values, narrow, lambda: port(wide, narrow))
+    assert "kernel" in str(caught.value) and "param_dtype" in str(caught.value)
+    for half in (torch.nn.Linear(3, 2).bfloat16(), torch.nn.Linear(3, 2).half()):
+        with pytest.raises(ParityError, match=r"weight: float32 into b?float16"):
+            unchanged(read, half, lambda half=half: port(narrow, half))
+        port(half, narrow)  # every bfloat16 and every float16 is a float32
+        assert judge.exact(read(half)["bias"].astype(np.float32), np.asarray(narrow.bias[...])).ok
+    with pytest.raises(ParityError, match="float16 into bfloat16"):
+        port(torch.nn.Linear(3, 2).half(), linear(3, 2, param_dtype=jnp.bfloat16))
+    port(narrow, wide)  # and every float32 a float64
 
 
 def test_two_of_a_kind_are_refused():
