@@ -129,9 +129,13 @@ class _Heard:
         if self.here():
             self.taps[counted(self.taps, name)] = value
 
+    def keep(self, value: jax.Array) -> None:
+        if self.here():
+            self.keeps.append(value)
+
     def tap(self, name: str, value: jax.Array) -> None:
         if name == "keep":
-            self.keeps.append(value)
+            self.keep(value)
         else:
             self.note(f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value)
 
@@ -164,7 +168,7 @@ def _heard(module: nnx.Module) -> Iterator[_Heard]:
     try:
         for kind in kinds:
             kind.__call__ = wrapped(kind.__call__)
-        with taps.listen(heard.tap), _draws_heard(heard.keeps):
+        with taps.listen(heard.tap), _draws_heard(heard):
             yield heard
     finally:
         for kind, own in plain.items():
@@ -175,13 +179,14 @@ def _heard(module: nnx.Module) -> Iterator[_Heard]:
 
 
 @contextmanager
-def _draws_heard(keeps: list[jax.Array]) -> Iterator[None]:
+def _draws_heard(heard: _Heard) -> Iterator[None]:
     """Notes every Bernoulli draw, which is how other people's dropout draws."""
     draw = jax.random.bernoulli
 
     def bernoulli(*args, **kwargs):
-        keeps.append(draw(*args, **kwargs))
-        return keeps[-1]
+        keep = draw(*args, **kwargs)
+        heard.keep(keep)
+        return keep
 
     jax.random.bernoulli = bernoulli
     try:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from flax_attn.parity.case import has_torch
@@ -20,7 +21,11 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 def test_block_runs(block):
     if "torch" in block and not has_torch():
         pytest.skip("this block needs torch")
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):  # as users have it
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
 def test_the_table_names_every_variant_and_witness():
