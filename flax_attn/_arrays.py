@@ -90,6 +90,19 @@ def is_count(n: Any, least: int) -> bool:
 
 
 def check_offset(who: str, offset: Any) -> None:
-    """Raises ValueError for a word other than "end"; numbers, traced ones too, pass."""
-    if isinstance(offset, str) and offset != "end":
+    """Raises ValueError unless `offset` is one whole number, which may be traced, or "end"."""
+    if isinstance(offset, str) or offset is None:
+        fits = offset == "end"
+    else:
+        fits = jnp.issubdtype(dtype_of(offset), jnp.integer) and jnp.ndim(offset) == 0
+    if not fits:
         raise ValueError(f'{who}.offset must be an integer or "end"; got {offset!r}.')
+
+
+def check_number(what: str, x: Any) -> None:
+    """Raises TypeError unless `x`, traced or not, is real, and ValueError unless it is scalar."""
+    kind = dtype_of(x)
+    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+        raise TypeError(f"{what} must be a number; got {x!r}.")
+    if jnp.ndim(x):
+        raise ValueError(f"{what} must be one number for all heads; got shape {jnp.shape(x)}.")

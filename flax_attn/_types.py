@@ -75,9 +75,11 @@ def _is_plain(value: Any) -> bool:
 
 def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
     fields = _fields(self)
-    children = [(jax.tree_util.GetAttrKey(k), v) for k, v in fields.items() if not _is_plain(v)]
-    plain = tuple((k, v) for k, v in fields.items() if _is_plain(v))
-    return children, (tuple(key.name for key, _ in children), plain)
+    names = vars(self).get("_children")  # of a rebuilt object, whose leaves may be anything
+    if names is None:
+        names = tuple(name for name, value in fields.items() if not _is_plain(value))
+    plain = tuple((name, value) for name, value in fields.items() if name not in names)
+    return [(jax.tree_util.GetAttrKey(name), fields[name]) for name in names], (names, plain)
 
 
 def _unflatten(cls: type, aux: tuple, leaves: Any) -> Any:
@@ -85,6 +87,7 @@ def _unflatten(cls: type, aux: tuple, leaves: Any) -> Any:
     self = object.__new__(cls)
     for name, value in (*zip(names, leaves, strict=True), *plain):
         object.__setattr__(self, name, value)
+    object.__setattr__(self, "_children", names)
     return self
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from . import reference
+from ._arrays import check_number
 from ._types import Sizes
 from .backends import BACKENDS
 from .dropout import Drop
@@ -196,9 +197,8 @@ def _check_rules(rules: Rules) -> None:
             "dropout must be Dropout(rate, key), Keep(mask, rate) or None; "
             f"got {type(rules.dropout).__name__}."
         )
-    scale = 1.0 if rules.scale is None else rules.scale
-    if jnp.ndim(scale):
-        raise ValueError(f"scale must be one number for all heads; got shape {jnp.shape(scale)}.")
+    if rules.scale is not None:
+        check_number("scale", rules.scale)
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:

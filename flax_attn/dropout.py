@@ -18,8 +18,8 @@ class Drop:
 
     rate: float
 
-    def bind(self, sizes: Sizes) -> "Drop":
-        """This dropout for these sizes, shapes checked."""
+    def bind(self, sizes: Sizes) -> "Drop | None":
+        """This dropout for these sizes, shapes checked; None where it has nothing to do."""
         return self
 
     def keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
@@ -41,13 +41,15 @@ class Dropout(Drop):
     """Drops each weight with probability `rate`, decided by `key` and its place (b, n, t, s).
 
     A counter-based draw (Threefry, Salmon et al., 2011): the same key drops the same elements in
-    every backend, block size and batch layout.
+    every backend, block size and batch layout. Under `jax.vmap` each mapped call starts at b = 0
+    again: give every one its own key.
 
     Args:
       rate: from 0 to 1.
       key: a `jax.random.key`.
 
     Raises:
+      TypeError: if `key` is no random key.
       ValueError: if `rate` lies outside [0, 1].
 
     >>> import jax
@@ -60,6 +62,12 @@ class Dropout(Drop):
 
     def __post_init__(self):
         check_rate("Dropout.rate", self.rate)
+        if not hasattr(self.key, "dtype"):
+            text = "Dropout.key must be a jax.random.key(seed)"
+            raise TypeError(f"{text}; got {type(self.key).__name__}.")
+
+    def bind(self, sizes):
+        return None if self.rate == 0 else self
 
     def keep(self, b, n, q, k):
         words = jax.random.bits(self.key, (2,), jnp.uint32)

@@ -40,6 +40,8 @@ Offset = int | Literal["end"]
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults."""
 
+    __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
+
     @property
     def is_static(self) -> bool:
         """Whether the mask is known without any array, batch entry or head."""
@@ -86,6 +88,8 @@ class Mask:
 
     def __or__(self, other: "Mask | jax.Array") -> "Mask":
         return Or(self, as_mask(other))
+
+    __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -342,5 +346,4 @@ def _steps(offset: Offset, sizes: Sizes) -> int:
     return sizes.S - sizes.T if offset == "end" else offset
 
 
-FULL = Full()
-CAUSAL = Causal()
+FULL, CAUSAL = Full(), Causal()

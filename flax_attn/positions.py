@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ._arrays import is_count
 from ._types import frozen, wide
 
 Layout = Literal["half", "interleaved"]
@@ -75,6 +76,8 @@ class Rotary:
             raise ValueError(f'layout must be "half" or "interleaved"; got {self.layout!r}.')
         if self.width is not None and (self.width < 0 or self.width % 2):
             raise ValueError(f"width must be an even count of components; got {self.width}.")
+        if isinstance(self.base, int | float) and not self.base > 0:
+            raise ValueError(f"base must be above zero; got {self.base}.")
 
     def __call__(
         self, x: Float[Array, "*B T N H"], positions: Int[Array, "*#B T"] | None = None
@@ -85,11 +88,21 @@ class Rotary:
             raise ValueError(
                 f"Rotary turns an even count of components; got {width} of width {x.shape[-1]}."
             )
-        positions = jnp.arange(x.shape[-3]) if positions is None else positions
-        lead = (1,) * (x.ndim - 2 - positions.ndim)
-        positions = positions.reshape(lead + positions.shape)
+        positions = jnp.asarray(np.arange(x.shape[-3]) if positions is None else positions)
+        positions = _aligned(positions, x.shape[:-2])
         dtype = wide(x.dtype)
         return rotate(x, rotary_angles(positions, width, self.base, dtype), self.layout)
+
+
+def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:
+    """`positions` with as many axes as `*B T`; ValueError unless it broadcasts over `*B`."""
+    shape = (1,) * (len(whole) - positions.ndim) + positions.shape
+    fits = len(shape) == len(whole) and shape[-1] == whole[-1]
+    if not fits or any(n not in (1, of) for n, of in zip(shape, whole, strict=True)):
+        raise ValueError(
+            f"positions must broadcast to (*batch, length) = {whole}; got shape {positions.shape}."
+        )
+    return positions.reshape(shape)
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
@@ -98,13 +111,13 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     n is the largest power of two that is at most N. Source: Press et al., 2022, and its code.
 
     Raises:
-      ValueError: if `num_heads` is below 1.
+      ValueError: if `num_heads` is no whole number of at least 1.
 
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]
     """
-    if num_heads < 1:
-        raise ValueError(f"alibi_slopes needs at least one head; got {num_heads}.")
+    if not is_count(num_heads, 1):
+        raise ValueError(f"alibi_slopes needs a count of heads, 1 or more; got {num_heads!r}.")
     n = 2 ** (num_heads.bit_length() - 1)
     whole = 2.0 ** (-8.0 * np.arange(1, n + 1) / n)
     between = 2.0 ** (-8.0 * np.arange(1, 2 * n + 1, 2) / (2 * n))

@@ -41,9 +41,7 @@ class Rules:
             score=self.score.bind(sizes),
             scale=width**-0.5 if self.scale is None else self.scale,
             sinks=None if self.sinks is None else jnp.asarray(self.sinks),
-            dropout=None
-            if self.dropout is None or self.dropout.rate == 0
-            else self.dropout.bind(sizes),
+            dropout=None if self.dropout is None else self.dropout.bind(sizes),
         )
 
 

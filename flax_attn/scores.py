@@ -5,13 +5,14 @@ arrays are differentiable leaves. A backend that works in blocks calls `score(lo
 on the block's index arrays, so nothing of size T x S is made on its behalf.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._arrays import check_offset, dtype_of, look_up, to_grid
+from ._arrays import check_number, check_offset, dtype_of, look_up, to_grid
 from ._types import Sizes, frozen
 
 
@@ -48,6 +49,13 @@ class Chain(Score):
 
     first: Score
     then: Score
+
+    def __post_init__(self):
+        if not isinstance(self.then, Score):
+            raise TypeError(
+                f"A score is chained with a score; got {type(self.then).__name__}. "
+                "A bias goes to additive(array)."
+            )
 
     def bind(self, sizes):
         return Chain(self.first.bind(sizes), self.then.bind(sizes))
@@ -134,13 +142,15 @@ def softcap(cap: float | jax.Array) -> Score:
       cap: the bound, above zero.
 
     Raises:
-      ValueError: if `cap` is a number that is not above zero.
+      TypeError: if `cap` is no number.
+      ValueError: if it is not one finite number above zero.
 
     >>> float(softcap(2.0)(jnp.asarray(100.0), 0, 0, 0, 0))
     2.0
     """
-    if isinstance(cap, int | float) and not cap > 0:
-        raise ValueError(f"softcap needs a bound above zero; got {cap}.")
+    check_number("softcap's bound", cap)
+    if isinstance(cap, int | float) and not 0 < cap < math.inf:
+        raise ValueError(f"softcap needs a finite bound above zero; got {cap}.")
     return Softcap(cap)
 
 
