@@ -107,6 +107,35 @@ def test_any_combination_agrees_with_loops(tree, shape):
         assert (((k >= ranges[0][:, None]) & (k < ranges[1][:, None])) == want).all()
 
 
+def test_key_ranges_may_be_traced():
+    sizes, kv = Sizes((2,), 1, 9, 9), np.asarray([4, 8])
+    mask = (Window(3, 0) & Lengths(kv) & Chunked(5) | Prefix(np.asarray([1, 0]))).bind(sizes)
+    traced = jax.jit(lambda b, lo: mask.key_range(b, 0, (lo, lo + 2), sizes))
+    for b in range(2):
+        for lo in range(8):
+            plain = mask.key_range(b, 0, (lo, lo + 2), sizes)
+            assert [int(x) for x in traced(b, lo)] == [int(x) for x in plain]
+
+
+def test_static_masks_say_so():
+    sizes = Sizes((2,), 3, 4, 7)
+    static = [FULL, CAUSAL, Causal("end"), Window(1, None), Chunked(2), Prefix(3), ~CAUSAL]
+    for mask in (*static, CAUSAL & Prefix(2), Window(1, 1) | ~Chunked(3)):
+        assert mask.is_static and mask.static(sizes).shape == (4, 7)
+    kv, place = np.asarray([1, 2]), Causal(jnp.asarray(1))
+    dynamic = [Lengths(kv), Lengths(3), Prefix(kv), Segments(np.arange(4), np.arange(7)), Fn(even)]
+    for mask in (*dynamic, place, Dense(np.ones((4, 7), bool)), CAUSAL & Fn(even), ~Lengths(kv)):
+        assert not mask.is_static and mask.static(sizes) is None and mask.row_ranges(sizes) is None
+
+
+def test_row_ranges_are_found_where_there_are_any():
+    sizes = Sizes((), 1, 4, 7)
+    for mask in (FULL, CAUSAL, Causal("end"), Window(1, 2), Chunked(2), ~FULL, Causal(-2)):
+        lo, hi = mask.row_ranges(sizes)
+        assert (hi - lo == mask.static(sizes).sum(-1)).all() and (lo <= hi).all()
+    assert (~Window(0, 0)).row_ranges(sizes) is None  # two runs a row
+
+
 def test_ranges_skip_what_they_can():
     sizes = Sizes((), 1, 100, 100)
     assert Window(4, 0).key_range(0, 0, (50, 60), sizes) == (46, 60)
@@ -144,6 +173,25 @@ def test_equal_masks_do_not_trace_twice():
     assert len(traces) == 2
 
 
+def test_a_rebuilt_mask_keeps_its_structure_whatever_its_leaves():
+    mask = Lengths(np.asarray([1, 2])) & ~Dense(np.ones((4, 4), bool)) & Window(1, None)
+    leaves, structure = jax.tree.flatten(mask)
+    assert len(leaves) == 2
+    for stand_in in (0, 1.5, len, "spec", object()):
+        assert jax.tree.structure(jax.tree.map(lambda x, y=stand_in: y, mask)) == structure
+    assert jax.tree.unflatten(structure, leaves) == mask
+
+
+def test_arrays_may_stand_on_either_side():
+    allowed = np.random.RandomState(0).rand(4, 7) < 0.5
+    sizes = Sizes((), 1, 4, 7)
+    for array in (allowed, jnp.asarray(allowed)):
+        for mask in (array & CAUSAL, CAUSAL & array):
+            assert (mask.bind(sizes).grid(sizes)[0, 0] == (allowed & (np.tri(4, 7) > 0))).all()
+        for mask in (array | CAUSAL, CAUSAL | array):
+            assert (mask.bind(sizes).grid(sizes)[0, 0] == (allowed | (np.tri(4, 7) > 0))).all()
+
+
 def test_masks_are_pytrees_for_vmap():
     q = jnp.asarray(np.random.RandomState(0).standard_normal((2, 5, 1, 4)), jnp.float32)
     lengths = jnp.asarray([2, 4])
@@ -168,7 +216,10 @@ def test_several_batch_axes():
         (lambda: Window(-1, 0), r"Window\.left must be a count"),
         (lambda: Window(0, 1.5), r"Window\.right must be a count"),
         (lambda: Chunked(0), r"Chunked\.size must be a count"),
-        (lambda: Causal("start"), 'integer or "end"'),
+        (lambda: Causal("start"), "integer or \"end\"; got 'start'"),
+        (lambda: Causal(1.5), 'integer or "end"; got 1.5'),
+        (lambda: Causal(None), 'integer or "end"; got None'),
+        (lambda: Window(1, 1, np.arange(5)), r"Window\.offset .*got array"),
         (lambda: Dense(np.ones((5, 6), bool)).bind(Sizes((), 1, 5, 5)), r"\(1, 5, 5\).*\(5, 6\)"),
         (lambda: Lengths(np.ones(3, int)).bind(Sizes((2,), 1, 5, 5)), r"\(2,\).*\(3,\)"),
         (lambda: Segments(np.ones(4, int)).bind(Sizes((), 1, 4, 5)), r"kv_ids.*\(5,\).*\(4,\)"),
@@ -180,7 +231,17 @@ def test_what_does_not_fit_is_named(make, words):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Lengths(2.5), lambda: Segments(np.ones(3)), lambda: as_mask(1.0)]
+    "make",
+    [
+        lambda: Lengths(2.5),
+        lambda: Lengths(2, True),
+        lambda: Prefix(np.ones(2)),
+        lambda: Segments(np.ones(3)),
+        lambda: as_mask(1.0),
+        lambda: CAUSAL & np.ones((4, 4)),
+        lambda: np.ones((4, 4)) | CAUSAL,
+        lambda: Fn(lambda b, n, q, k: 1.0)(0, 0, 0, 0),
+    ],
 )
 def test_other_types_are_refused(make):
     with pytest.raises(TypeError, match=r"integers|boolean"):

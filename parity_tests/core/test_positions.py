@@ -1,11 +1,11 @@
-"""Rotary positions against complex numbers."""
+"""Rotary positions against complex numbers; the slopes of ALiBi against two other formulas."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import Rotary
+from flax_attn import Rotary, alibi_slopes
 from flax_attn.parity import judge
 
 
@@ -57,6 +57,42 @@ def test_each_entry_has_its_own_positions():
         assert judge.same_function(both[i], Rotary()(x[i], positions[i])).ok
 
 
+def test_positions_of_one_row_serve_every_entry():
+    x = jnp.asarray(np.random.RandomState(3).standard_normal((2, 3, 5, 1, 6)))
+    row = jnp.asarray([4, 0, 9, 1, 1])
+    want = Rotary()(x, row)
+    for shape in ((1, 5), (1, 1, 5), (3, 5), (2, 1, 5)):
+        assert judge.exact(Rotary()(x, jnp.broadcast_to(row, shape)), want).ok
+
+
+def test_nothing_to_turn_and_nobody_to_turn():
+    x = jnp.asarray(np.random.RandomState(4).standard_normal((2, 5, 1, 6)))
+    assert judge.exact(Rotary(width=0)(x), x).ok
+    assert Rotary()(x[:, :0]).shape == (2, 0, 1, 6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_narrow_inputs_are_turned_in_float32(dtype):
+    x = jnp.asarray(np.random.RandomState(5).standard_normal((5, 3, 8)), dtype)
+    far = jnp.arange(5) + 1022
+    got = Rotary()(x, far)
+    assert got.dtype == jnp.dtype(dtype)
+    assert judge.exact(got, Rotary()(x.astype(jnp.float32), far).astype(dtype)).ok
+
+
+def test_a_rotation_keeps_lengths_and_its_gradient_turns_back():
+    x, c = (jnp.asarray(np.random.RandomState(s).standard_normal((5, 3, 8))) for s in (6, 7))
+    out, back = jax.vjp(Rotary(layout="interleaved"), x)
+    assert judge.same_function((out**2).sum(-1), (x**2).sum(-1)).ok
+    there_and_back = Rotary(layout="interleaved")(back(c)[0])
+    assert judge.same_function(there_and_back, c).ok
+
+
+def test_equal_rotaries_are_equal():
+    assert Rotary(width=4) == Rotary(width=4) != Rotary(width=6)
+    assert hash(Rotary(width=4)) == hash(Rotary(width=4))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -64,8 +100,36 @@ def test_each_entry_has_its_own_positions():
         (lambda: Rotary(width=3), "even count"),
         (lambda: Rotary()(jnp.ones((2, 1, 5))), "got 5"),
         (lambda: Rotary(width=8)(jnp.ones((2, 1, 6))), "got 8"),
+        (lambda: Rotary(base=0.0), "base must be above zero; got 0.0"),
+        (lambda: Rotary()(jnp.ones((2, 5, 1, 6)), jnp.arange(3)), r"\(2, 5\); got shape \(3,\)"),
+        (lambda: Rotary()(jnp.ones((2, 5, 1, 6)), jnp.arange(1)), r"\(2, 5\); got shape \(1,\)"),
+        (lambda: Rotary()(jnp.ones((5, 1, 6)), jnp.ones((1, 5), int)), r"\(5,\); got shape"),
+        (lambda: alibi_slopes(0), "1 or more; got 0"),
+        (lambda: alibi_slopes(2.5), "1 or more; got 2.5"),
     ],
 )
 def test_what_does_not_fit_is_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def slopes_of_the_paper(n):
+    if n & (n - 1) == 0:
+        start = 2.0 ** (-(2.0 ** -(np.log2(n) - 3)))
+        return [start ** (i + 1) for i in range(n)]
+    less = 2 ** int(np.floor(np.log2(n)))
+    return slopes_of_the_paper(less) + slopes_of_the_paper(2 * less)[::2][: n - less]
+
+
+@pytest.mark.parametrize("n", range(1, 18))
+def test_alibi_slopes_are_the_papers(n):
+    want = np.asarray(slopes_of_the_paper(n))
+    assert judge.printed(alibi_slopes(n), want) and len(want) == n
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 16, 17])
+def test_alibi_slopes_are_blooms(n):
+    torch = pytest.importorskip("torch", reason="Bloom's slopes are torch's")
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="Bloom's slopes")
+    bias = bloom.build_alibi_tensor(torch.ones(1, 2), n, torch.float64)  # N 1 S
+    assert judge.printed(bias[:, 0, 1].numpy(), alibi_slopes(n))  # Bloom takes powers in float32

@@ -1,13 +1,12 @@
-"""Scores and dropout against numpy: values, gradients of their parameters, blocks, errors."""
+"""Scores against numpy: values, gradients of their parameters, blocks, errors."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import Dropout, Keep, additive, alibi, alibi_slopes, attend, modify, softcap
+from flax_attn import additive, alibi, attend, modify, softcap
 from flax_attn._types import Sizes
-from flax_attn.dropout import AttentionDropout
 from flax_attn.parity import judge
 
 B, N, T, S = 2, 3, 5, 7
@@ -82,6 +81,38 @@ def test_gradients_reach_every_parameter():
     assert judge.same_function(gradient(lambda p: modify(per_head, p), SLOPES), by_head).ok
 
 
+def test_chains_are_as_they_are_written_however_grouped():
+    one, two, three = softcap(2.0), additive(BIAS), alibi(SLOPES)
+    want = 2 * np.tanh(LOGITS / 2) + BIAS - SLOPES[:, None, None] * DISTANCE
+    for chain in ((one >> two) >> three, one >> (two >> three)):
+        assert judge.same_function(chain.bind(SIZES).grid(jnp.asarray(LOGITS), SIZES), want).ok
+
+
+def test_equal_scores_do_not_trace_twice_and_their_arrays_are_leaves():
+    traces = []
+
+    @jax.jit
+    def f(q, score):
+        traces.append(score)
+        return attend(q, q, q, score=score)
+
+    q = jnp.asarray(normal(3, T, N, 4))
+    for cap in (2.0, 2.0, 3.0):
+        for slopes in (SLOPES, 2 * SLOPES):
+            f(q, softcap(cap) >> alibi(slopes))
+    assert len(traces) == 2
+    assert softcap(2.0) >> alibi(SLOPES) == softcap(2.0) >> alibi(SLOPES.copy())
+    assert len(jax.tree.leaves(softcap(2.0) >> alibi(SLOPES) >> additive(BIAS))) == 2
+
+
+def test_several_batch_axes():
+    sizes, bias = Sizes((2, B), N, T, S), normal(6, B, 1, 1, S)
+    logits = normal(7, 2, B, N, T, S)
+    flat = jnp.asarray(logits.reshape(2 * B, N, T, S))
+    got = additive(bias).bind(sizes).grid(flat, sizes).reshape(logits.shape)
+    assert judge.same_function(got, logits + bias).ok
+
+
 def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
     q, k = jnp.asarray(normal(3, T, N, 4)), jnp.asarray(normal(4, S, N, 4))
     o, lse = attend(
@@ -106,6 +137,11 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
         ),
         (lambda: alibi(np.ones(4)).bind(SIZES), ValueError, r"\(3,\).*\(4,\)"),
         (lambda: alibi(np.ones(3), offset="start"), ValueError, '"end"'),
+        (lambda: alibi(np.ones(3), offset=np.arange(T)), ValueError, "an integer"),
+        (lambda: softcap(float("inf")), ValueError, "finite bound above zero; got inf"),
+        (lambda: softcap(np.ones(S)), ValueError, r"one number for all heads; got shape \(7,\)"),
+        (lambda: softcap("30"), TypeError, "must be a number; got '30'"),
+        (lambda: softcap(2.0) >> BIAS, TypeError, r"got ndarray.*additive\(array\)"),
         (
             lambda: modify(lambda x, b, n, q, k: x[0]).bind(SIZES).grid(jnp.asarray(LOGITS), SIZES),
             ValueError,
@@ -116,75 +152,3 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
 def test_what_does_not_fit_is_named(make, kind, words):
     with pytest.raises(kind, match=words):
         make()
-
-
-def slopes_of_the_paper(n):
-    if n & (n - 1) == 0:
-        start = 2.0 ** (-(2.0 ** -(np.log2(n) - 3)))
-        return [start ** (i + 1) for i in range(n)]
-    less = 2 ** int(np.floor(np.log2(n)))
-    return slopes_of_the_paper(less) + slopes_of_the_paper(2 * less)[::2][: n - less]
-
-
-@pytest.mark.parametrize("n", range(1, 18))
-def test_alibi_slopes_are_the_papers(n):
-    want = np.asarray(slopes_of_the_paper(n))
-    assert judge.printed(alibi_slopes(n), want) and len(want) == n
-
-
-# Dropout.
-
-
-def test_dropout_is_drawn_by_place():
-    drop = Dropout(0.4, jax.random.key(3))
-    whole = drop.grid(SIZES)
-    b, n, q, k = SIZES.grid()
-    block = drop.keep(b[1:], n[:, :2], q[:, :, 2:4], k[..., 3:])
-    assert (block == whole[1:, :2, 2:4, 3:]).all()
-    longer = drop.grid(Sizes((2, B), N, T + 3, S + 2))
-    assert (longer[:B, :, :T, :S] == whole).all()
-    assert (whole != Dropout(0.4, jax.random.key(4)).grid(SIZES)).any()
-    assert (whole[0] != whole[1]).any() and (whole[:, 0] != whole[:, 1]).any()
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_the_share_of_survivors(rate):
-    keep = Dropout(rate, jax.random.key(0)).grid(Sizes((4,), 4, 50, 50))
-    deviation = np.sqrt(keep.size * rate * (1 - rate))
-    assert abs(int(keep.sum()) - keep.size * (1 - rate)) < 5 * deviation
-
-
-def test_rates_of_zero_and_one():
-    q, k = jnp.asarray(normal(3, T, N, 4)), jnp.asarray(normal(4, S, N, 4))
-    key = jax.random.key(0)
-    assert (attend(q, k, k, dropout=Dropout(0.0, key)) == attend(q, k, k)).all()
-    gradient = jax.grad(lambda q: attend(q, k, k, dropout=Dropout(1.0, key)).sum())(q)
-    assert not attend(q, k, k, dropout=Dropout(1.0, key)).any() and not gradient.any()
-
-
-def test_keep_divides_the_survivors():
-    q, k = jnp.asarray(normal(3, T, N, 4)), jnp.asarray(normal(4, S, N, 4))
-    keep = normal(5, N, T, S) > 0
-    weights = jax.nn.softmax(jnp.einsum("tnh,snh->nts", q, k) / 2, axis=-1)
-    want = jnp.einsum("nts,snh->tnh", jnp.where(keep, weights / 0.6, 0), k)
-    assert judge.same_function(attend(q, k, k, dropout=Keep(keep, 0.4)), want).ok
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan"), True, "0.1"])
-def test_bad_rates_are_refused(rate):
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        Dropout(rate, jax.random.key(0))
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        Keep(np.ones((T, S), bool), rate)
-
-
-def test_attention_dropout_follows_the_mode():
-    from flax import nnx
-
-    dropout = AttentionDropout(0.3, rngs=nnx.Rngs(0))
-    one, two = dropout(), dropout()
-    assert one is not None and two is not None and one != two
-    assert dropout(deterministic=True) is None
-    dropout.eval()
-    assert dropout() is None and dropout(deterministic=False) is not None
-    assert AttentionDropout(0.0, rngs=nnx.Rngs(0))() is None
