@@ -14,6 +14,7 @@ from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
+from .taps import tap
 
 
 class Verdict(NamedTuple):
@@ -92,7 +93,9 @@ def attend(
     (2, 5, 6, 8)
     """
     q, k, v, rules, sizes = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
+    q, k, v = tap("query", q), tap("key", k), tap("value", v)
     o, lse = BACKENDS[_choose(backend, q, k, v, rules)].forward(q, k, v, rules)
+    o = tap("context", o)
     o = o.reshape(*sizes.batch, *o.shape[1:])
     return (o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])) if return_lse else o
 

@@ -13,23 +13,25 @@ from contextvars import ContextVar
 
 import jax
 
-Hear = Callable[[str, jax.Array], None]
+Hear = Callable[[str, jax.Array], jax.Array | None]
 _listener: ContextVar[Hear | None] = ContextVar("listener", default=None)
 
 
 def tap(name: str, value: jax.Array) -> jax.Array:
-    """`value`, unchanged; somebody who listens hears its name and value."""
+    """`value`, unchanged, unless somebody who listens puts another in its place."""
     hear = _listener.get()
-    if hear is not None:
-        hear(name, value)
-    return value
+    if hear is None:
+        return value
+    other = hear(name, value)
+    return value if other is None else other
 
 
 @contextmanager
 def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.
 
-    Under `jax.jit` open it inside the traced function and return what was heard.
+    What `hear` returns goes on in the value's place; None leaves it as it is. Under `jax.jit` open
+    it inside the traced function and return what was heard.
     """
     heard: list[tuple[str, jax.Array]] = []
     token = _listener.set(hear or (lambda name, value: heard.append((name, value))))

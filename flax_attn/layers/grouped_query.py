@@ -13,7 +13,6 @@ from ..door import check_divides, check_input, check_positive
 from ..heads import merge_heads, split_heads
 from ..masks import CAUSAL, Mask
 from ..projection import torch_linear
-from ..taps import tap
 
 Norm = Callable[[jax.Array], jax.Array]
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -87,7 +86,7 @@ class GroupedQueryAttention(nnx.Module):
         q = self._placed(self.q_proj(x), self.q_norm, positions)  # *B T N H
         k = self._placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
-        o = attend(tap("q", q), tap("k", k), v, mask=mask)  # *B T N H
+        o = attend(q, k, v, mask=mask)  # *B T N H
         return self.o_proj(merge_heads(o))  # *B T D
 
     def _placed(self, x: jax.Array, norm: Norm | None, positions: Any) -> jax.Array:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
 
 from .errors import ParityError
-from .mapping import Plan, flax_params, make_plan
+from .mapping import Plan, flax_state, make_plan
 from .rule import Rule
 from .source import describe, read, write
 
@@ -66,16 +67,18 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
 
 
 def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
-    """Every Param of an nnx module as a numpy copy, by dotted path."""
-    return {path: np.array(param.get_value()) for path, param in flax_params(module).items()}
+    """Every Param and statistic of an nnx module as a numpy copy, by dotted path."""
+    return {path: np.array(held.get_value()) for path, held in flax_state(module).items()}
 
 
 def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:
-    """Puts copies of arrays into an nnx module's Params, in its dtypes or in `dtype`."""
-    params = flax_params(module)
+    """Puts copies of arrays into an nnx module's Params and statistics, in its dtypes or `dtype`."""
+    state = flax_state(module)
     for path, value in values.items():
-        kind = params[path].get_value().dtype if dtype is None else dtype
-        params[path].set_value(jnp.array(np.array(value, dtype=kind, order="C", copy=True)))
+        kind = state[path].get_value().dtype if dtype is None else dtype
+        with jax.enable_x64(True):  # or a float64 value would be halved without a word
+            array = jnp.array(np.array(value, dtype=kind, order="C", copy=True))
+        state[path].set_value(array)
 
 
 def _check_dtypes(values: dict[str, np.ndarray], held: dict[str, np.ndarray]) -> None:

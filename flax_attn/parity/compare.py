@@ -1,23 +1,25 @@
 """`compare` and `assert_parity`: two modules, the same weights and inputs, everything compared."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from flax import nnx
 
 from . import draw, judge
 from .carry import flax_values, set_flax
 from .errors import ParityError
-from .flax_side import run_flax, unique_params
+from .judged import judged, unpaired
+from .local import diagnosed
 from .mapping import Plan, make_plan
+from .pair import Names, Pair
 from .report import Report, Row
 from .rule import Rule
-from .run import Request, Run, is_floating, rounded
+from .run import Request, Run
 from .source import Source, describe, read
-from .torch_side import run_torch
+from .training import statistics, stepped
 
 Weights = Literal["random", "given", "as_is"]
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -34,6 +36,8 @@ def compare(
     eager: bool = True,
     jit: bool = True,
     train: bool = False,
+    optimizer: tuple[str, Mapping[str, Any]] | None = None,
+    steps: int = 1,
     weights: Weights = "random",
     rules: Sequence[Rule] = (),
     seed: int = 0,
@@ -58,6 +62,8 @@ def compare(
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
+      optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
+        of torch.optim and optax are compared, parameter by parameter, in float64.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
         carries nothing.
       rules: what names and types do not say about the mapping.
@@ -77,33 +83,65 @@ def compare(
         compare(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)), np.ones((4, 3)))
     """
     _check_knobs(dtypes, weights, eager or jit)
+    _check_modules(torch_module, flax_module, inputs, kwargs or {})
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
+    calls = (torch_call or _plain_call, flax_call or _plain_call)
+    pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
+    modes = _modes(eager, jit)
+    seen = _Seen(_exact(pair))
+    for dtype in dtypes:
+        for mode, runs in pair.run(dtype, modes).items():
+            seen.add(pair, runs, dtype, mode)
+    if optimizer is not None:
+        stepped(pair, optimizer, steps, modes[-1], seen.rows, seen.notes)
+    title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
+    report = Report(title, **seen.facts(pair.plan), reproduce=reproduce)
+    return report if report.ok else diagnosed(pair, report)
+
+
+class _Seen:
+    """What a report will tell: rows, taps without a counterpart, sentences."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+        self.alone: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+
+    def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
+        got, own, truth = runs
+        self.rows += judged(got, own, truth, pair.names, dtype, mode)
+        if pair.request.train:
+            statistics(pair, got, own, dtype, mode, self.rows, self.notes)
+        self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+        self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
+
+    def facts(self, plan: Plan | None) -> dict[str, Any]:
+        """The report's fields, with what it says of the mapping."""
+        skipped = plan.skipped if plan else ()
+        return {
+            "rows": tuple(self.rows),
+            "params": sum(len(move.sources) for move in plan.moves) if plan else 0,
+            "constants": plan.constants if plan else (),
+            "notes": (*(f"{name}: skipped by rule" for name in skipped), *self.notes),
+            "unpaired": tuple(self.alone),
+            "versions": versions(),
+        }
+
+
+def make_pair(
+    torch_module: Any,
+    flax_module: nnx.Module,
+    calls: tuple[Callable[..., Any], Callable[..., Any]],
+    request: Request,
+    weights: Weights,
+    rules: Sequence[Rule],
+) -> Pair:
+    """The two modules with a mapping between them and weights for both."""
     sources = describe(torch_module)
     plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
-    values = draw_weights(sources, seed) if weights == "random" else read(torch_module)
-    calls = (torch_call or _plain_call, flax_call or _plain_call)
-    names = _Names(plan, flax_module, rules)
-    rows, unpaired = list(_exact(plan, flax_module, values)), {}
-    for dtype in dtypes:
-        modes = _modes(eager, jit)
-        found = _run(torch_module, flax_module, calls, request, plan, values, dtype, modes)
-        for mode, (got, own, truth) in found.items():
-            rows += judged(got, own, truth, names, dtype, mode)
-            unpaired |= dict.fromkeys(names.unpaired(got.taps, truth.taps))
-    title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
-    return Report(title, tuple(rows), **_facts(plan), unpaired=tuple(unpaired), reproduce=reproduce)
-
-
-def _facts(plan: Plan | None) -> dict[str, Any]:
-    """What a report says of the mapping, and by which versions."""
-    if plan is None:
-        return {"versions": versions()}
-    return {
-        "params": sum(len(move.sources) for move in plan.moves),
-        "constants": plan.constants,
-        "notes": tuple(f"{name}: skipped by rule" for name in plan.skipped),
-        "versions": versions(),
-    }
+    values = draw_weights(sources, request.seed) if weights == "random" else read(torch_module)
+    names = Names(plan, flax_module, rules)
+    return Pair(torch_module, flax_module, calls, request, plan, names, values)
 
 
 def assert_parity(
@@ -154,146 +192,38 @@ def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool) -> None:
         raise ValueError(f'weights must be "random", "given" or "as_is"; got {weights!r}.')
 
 
-def _exact(plan: Plan | None, module: nnx.Module, values: dict[str, np.ndarray]) -> list[Row]:
+def _check_modules(
+    torch_module: Any, flax_module: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    import torch
+
+    if not isinstance(torch_module, torch.nn.Module) or not isinstance(flax_module, nnx.Module):
+        kinds = f"{type(torch_module).__name__} and {type(flax_module).__name__}"
+        raise TypeError(
+            f"compare takes a torch.nn.Module, a flax.nnx.Module and numpy inputs; got {kinds}."
+        )
+    named = {**{f"input {i}": x for i, x in enumerate(inputs)}, **kwargs}
+    for name, x in named.items():
+        if isinstance(x, jax.Array) or torch.is_tensor(x):
+            raise TypeError(
+                f"Inputs are numpy arrays, so that both sides get the same; got a "
+                f"{type(x).__module__.split('.')[0]} array for {name}: numpy.asarray(...) is one."
+            )
+
+
+def _exact(pair: Pair) -> list[Row]:
     """The exact statements about weights: there and back again, bit for bit."""
-    if plan is None:
+    if pair.plan is None:
         return []
-    copy = nnx.clone(module)
-    carried = {k: v.astype(np.float32) if is_floating(v) else v for k, v in values.items()}
-    set_flax(copy, plan.forward(carried), np.float32)
-    back = plan.back(flax_values(copy))
+    copy = nnx.clone(pair.flax_module)
+    carried = pair.narrow("float32")
+    set_flax(copy, pair.plan.forward(carried), np.float32)
+    back = pair.plan.back(flax_values(copy))
     return [
         Row(name, "exact", "", "", judge.exact(value, carried[name]))
         for name, value in back.items()
     ]
 
 
-def _run(torch_module, flax_module, calls, request, plan, values, dtype, modes):
-    """Flax in each of `modes`, then torch in `dtype` and in float64, dropping what Flax dropped.
-
-    Narrow dtypes run in the last mode alone, under jit, which is how they are used: each eager
-    operation is compiled by itself, and float64 shows that both ways are the same function.
-    """
-    narrow = {name: rounded(x, dtype) for name, x in values.items()}
-    weights = canonical(plan.forward(narrow), flax_module) if plan else {}
-    inputs = {name: rounded(x, dtype) for name, x in request.arrays().items()}
-    args, kwargs = request.fill(inputs)
-    request = replace(request, args=args, kwargs=kwargs)
-    modes = modes if dtype == "float64" else modes[-1:]
-    got = {m: run_flax(flax_module, calls[1], request, weights, dtype, m == "jit") for m in modes}
-    keeps = got[modes[0]].keeps
-    own = run_torch(torch_module, calls[0], request, narrow, dtype, keeps)
-    truth = own
-    if dtype != "float64":
-        truth = run_torch(torch_module, calls[0], request, narrow, "float64", keeps)
-    return {mode: (run, own, truth) for mode, run in got.items()}
-
-
 def _modes(eager: bool, jit: bool) -> list[str]:
     return ["eager"] * eager + ["jit"] * jit
-
-
-def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:
-    """`values` by the first path of each Param, where one is shared."""
-    first = unique_params(module)
-    return {first[path]: value for path, value in values.items()}
-
-
-class _Names:
-    """Torch's names of taps and gradients, told in Flax's."""
-
-    def __init__(self, plan: Plan | None, module: nnx.Module, rules: Sequence[Rule]):
-        self.plan, self.module = plan, module
-        self.rules = [r for r in rules if r.kind == "move" and r.layout is None]
-
-    def tap(self, name: str) -> str:
-        for rule in self.rules:
-            for (here, *_), (there, *_) in rule.groups([name]):
-                if here == name:
-                    return there
-        return name
-
-    def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        inputs = {k: v for k, v in found.items() if k.startswith("input ")}
-        if self.plan is None:
-            return inputs
-        names = {name for move in self.plan.moves for name in move.sources}
-        params = {k: v for k, v in found.items() if k in names}
-        return inputs | canonical(self.plan.forward(params), self.module)
-
-    def unpaired(self, got: Mapping[str, Any], want: Mapping[str, Any]) -> list[str]:
-        told = {self.tap(name) for name in want}
-        return [f"{n} (Flax)" for n in got if n not in told] + [
-            f"{n} (torch)" for n in want if self.tap(n) not in got
-        ]
-
-
-def judged(got: Run, own: Run, truth: Run, names: _Names, dtype: str, mode: str) -> list[Row]:
-    """Every comparison of one run: taps in torch's call order, outputs, gradients."""
-    rows = []
-
-    def add(kind, name, a, b, c):
-        if dtype == "float64":
-            verdict = judge.same_function(a, c)
-        else:
-            verdict = judge.same_precision(a, b, c, dtype)
-        rows.append(Row(name, kind, dtype, mode, verdict))
-
-    for name, want in truth.taps.items() if dtype == "float64" else ():
-        there = names.tap(name)
-        if there in got.taps:
-            value = got.taps[there]
-            if value.shape[-2:] == want.shape[-2:] and value.size == want.size:
-                value = value.reshape(want.shape)
-            add("tap", there, value, want, want)
-    rows.append(same_structure(structure(got), structure(own), dtype, mode))
-    for name, want in truth.outputs.items():
-        if name in got.outputs and is_floating(want):
-            add("output", name, got.outputs[name], own.outputs[name], want)
-        elif name in got.outputs:
-            verdict = judge.exact(got.outputs[name], own.outputs[name])
-            rows.append(Row(name, "output", dtype, mode, verdict))
-    return rows + (_judged_gradients(got, own, truth, names, dtype, mode) if got.gradients else [])
-
-
-def gradients(own: Run, truth: Run, names: _Names, dtype: str):
-    """Each wanted gradient with its scale and torch's own error; in float64 that is None.
-
-    In narrow dtypes torch's own error is that of all gradients together.
-    """
-    wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
-    values = list(wanted.values())
-    if dtype == "float64":
-        for name, want in wanted.items():
-            yield name, want, judge.gradient_scale(values, want), None
-    else:
-        scale = judge.whole_gradient(values)
-        apart = [owns[name].astype(np.float64) - want for name, want in wanted.items()]
-        error = judge.whole_gradient(apart) / scale if scale else 0.0
-        for name, want in wanted.items():
-            yield name, want, scale, error
-
-
-def _judged_gradients(got, own, truth, names, dtype, mode) -> list[Row]:
-    rows = []
-    for name, want, scale, error in gradients(own, truth, names, dtype):
-        if error is None:
-            verdict = judge.same_function(got.gradients[name], want, scale)
-        else:
-            verdict = judge.within_precision(got.gradients[name], error, want, dtype, scale)
-        rows.append(Row(name, "gradient", dtype, mode, verdict))
-    return rows
-
-
-def structure(run: Run) -> dict[str, str]:
-    """The dtype and shape of every output, by name."""
-    return {name: f"{x.dtype}{list(x.shape)}" for name, x in run.outputs.items()}
-
-
-def same_structure(got: dict[str, str], want: dict[str, str], dtype: str, mode: str) -> Row:
-    """Exact facts about the outputs: their names, shapes and dtypes."""
-    verdict = judge.Verdict("exact", 0.0, 0.0)
-    if got != want:
-        note = f"Flax returns {got}, torch {want}"
-        verdict = judge.Verdict("exact", float("inf"), 0.0, note=note)
-    return Row("names, shapes, dtypes", "exact", dtype, mode, verdict)

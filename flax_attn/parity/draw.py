@@ -21,16 +21,21 @@ def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
 def parameter(seed: int, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     """A parameter that hides no fault: biases non-zero, gains off one, logits of deviation 2 to 3.
 
+    A BatchNorm's statistics are drawn too, its variance positive.
+
     Args:
       kind: the type of the module that holds it; "Parameter" for a plain one.
       shape: as torch has it; a Linear's weight is (out, in).
     """
     drawn, role = stream(seed, name), name.rpartition(".")[2]
-    if kind in ("LayerNorm", "RMSNorm") and role == "weight":
+    if kind.endswith("Norm") and role in ("weight", "running_var"):
         return drawn.uniform(0.5, 1.5, shape)
     if len(shape) < 2:
         return 0.5 * drawn.standard_normal(shape)
     if kind == "Embedding":
         return drawn.standard_normal(shape)
-    fan_in = shape[0] if kind == "Parameter" else int(np.prod(shape[1:]))
+    in_first = kind in ("Parameter", "Conv1D")
+    fan_in = shape[0] if in_first else int(np.prod(shape[1:]))
+    if kind == "ConvTranspose":
+        fan_in = shape[0] * int(np.prod(shape[2:]))
     return drawn.standard_normal(shape) * 1.6 / max(fan_in, 1) ** 0.5

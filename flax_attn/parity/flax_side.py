@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,74 +11,119 @@ from flax import nnx
 from jax.extend.core import get_opaque_trace_state
 
 from .. import taps
+from . import precision
 from .mapping import flax_params
-from .run import Request, Run, counted, leaves, rounded
+from .run import Request, Run, counted, leaves, rebuilt, rounded
 
 
-def run_flax(
-    module: nnx.Module,
-    call: Callable[..., Any],
-    request: Request,
-    weights: Mapping[str, np.ndarray],
-    dtype: str,
-    jit: bool,
-) -> Run:
-    """Runs a copy of `module` in `dtype` with these weights, eagerly or as one jitted function.
+class Force(NamedTuple):
+    """What torch had at a tap, in Flax's shape: its value, and its gradient where it is known."""
+
+    value: np.ndarray
+    gradient: np.ndarray | None
+
+
+class Flax:
+    """A copy of a Flax module, ready to run with any weights, eagerly or as one jitted function.
 
     At the highest matmul precision, and with JAX's standard promotion, since `nnx.LayerNorm` itself
     cannot run under the strict one.
+
+    Args:
+      module, call, request: as `compare` got them.
+      dtype: of weights and inputs.
+      jit: whether it is one jitted function.
+      force: taps whose computed value and arriving cotangent are noted and replaced by torch's.
     """
-    with (
-        jax.enable_x64(dtype == "float64"),
-        jax.numpy_dtype_promotion("standard"),
-        jax.default_matmul_precision("highest"),
+
+    def __init__(
+        self,
+        module: nnx.Module,
+        call: Callable[..., Any],
+        request: Request,
+        dtype: str,
+        jit: bool,
+        force: Mapping[str, Force] | None = None,
     ):
-        inputs = {name: jnp.asarray(rounded(x, dtype)) for name, x in request.arrays().items()}
-        floats = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
-        params = {path: jnp.asarray(rounded(x, dtype)) for path, x in weights.items()}
-        params = params or _unique(module, dtype)
-        forward = _forward(module, call, request, inputs, dtype)
-        run = _with_gradients(forward, request, dtype) if request.grads else forward
-        out = (jax.jit(run) if jit else run)(params, floats)
-        named, (exact, heard, keeps), grads = out if request.grads else (*out, ({}, {}))
-        gradients = {**{f"input {k}": v for k, v in grads[1].items()}, **grads[0]}
-        found = (_numpy(x) for x in ({**named, **exact}, heard, gradients))
-        return Run(*found, keeps=[np.asarray(keep) for keep in keeps])
+        self.module, self.call, self.request = module, call, request
+        self.dtype, self.jit, self.force = dtype, jit, dict(force or {})
+        self.program: Callable[..., Any] | None = None
+        self.findings: dict[str, list[str]] = {}
 
+    def run(self, weights: Mapping[str, np.ndarray]) -> Run:
+        """One forward and backward pass; without weights, with the module's own."""
+        with (
+            jax.enable_x64(self.dtype == "float64"),
+            jax.numpy_dtype_promotion("standard"),
+            jax.default_matmul_precision("highest"),
+        ):
+            arrays = self.request.arrays().items()
+            inputs = {name: jnp.asarray(rounded(x, self.dtype)) for name, x in arrays}
+            floats = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+            probes = {k: jnp.zeros_like(f.value) for k, f in self.force.items()}
+            held = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
+            held = held or _unique(self.module, self.dtype)
+            params = {k: v for k, v in held.items() if k in unique_params(self.module)}
+            rest = {k: v for k, v in held.items() if k not in params}
+            program = self._program(inputs, params, floats, probes, rest)
+            return self._noted(program(params, floats, probes, rest))
 
-def _forward(
-    module: nnx.Module,
-    call: Callable[..., Any],
-    request: Request,
-    inputs: Mapping[str, jax.Array],
-    dtype: str,
-) -> Callable[..., Any]:
-    """A pure function of parameters and floating inputs: floating outputs, and all else beside."""
-    graph, state = nnx.split(module)
-    state = jax.tree.map(lambda x: _cast(x, dtype), state)
+    def _program(self, inputs: Mapping[str, jax.Array], *args: Any) -> Callable[..., Any]:
+        if self.program is None:
+            run = self._forward(inputs)
+            run = _with_gradients(run, self.request, self.dtype) if self.request.grads else run
+            traced = jax.jit(run).trace(*args)
+            self.findings = _findings(traced.jaxpr)
+            self.program = traced.lower().compile() if self.jit else run
+        return self.program
 
-    def forward(params, floats):
-        copy = nnx.merge(graph, state, copy=True)
-        copy.train() if request.train else copy.eval()
-        held = flax_params(copy)
-        for path, value in params.items():
-            held[path].set_value(value)
-        args, kwargs = request.fill({**inputs, **floats})
-        with _heard(copy) as heard:
-            out = call(copy, *args, **kwargs)
-        named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
-        exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
-        named = {k: v for k, v in named.items() if k not in exact}
-        return named, (exact, heard.taps if request.taps else {}, heard.keeps)
+    def _forward(self, inputs: Mapping[str, jax.Array]) -> Callable[..., Any]:
+        """A pure function of everything floating: floating outputs, and all else beside."""
+        graph, state = nnx.split(self.module)
+        state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
+        request = self.request
 
-    return forward
+        def forward(params, floats, probes, rest):
+            copy = nnx.merge(graph, state, copy=True)
+            copy.train() if request.train else copy.eval()
+            held = flax_state(copy)
+            for path, value in (params | rest).items():
+                held[path].set_value(value)
+            args, kwargs = request.fill({**inputs, **floats})
+            with _heard(copy, self.force, probes) as heard:
+                out = self.call(copy, *args, **kwargs)
+            named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
+            exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
+            named = {k: v for k, v in named.items() if k not in exact}
+            after = {k: v.get_value() for k, v in flax_state(copy).items() if k not in params}
+            return named, (exact, heard.taps if request.taps else {}, heard.keeps, after)
+
+        return forward
+
+    def _noted(self, out: Any) -> Run:
+        named, (exact, heard, keeps, after), grads = (
+            out if self.request.grads else (*out, ({},) * 3)
+        )
+        of_params, of_inputs, of_taps, *_ = grads
+        return Run(
+            outputs=_numpy({**named, **exact}),
+            taps=_numpy(heard),
+            gradients=_numpy({**{f"input {k}": v for k, v in of_inputs.items()}, **of_params}),
+            keeps=[np.asarray(keep) for keep in keeps],
+            tap_gradients=_numpy(of_taps),
+            state=_numpy(after),
+            findings=self.findings,
+        )
 
 
 def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -> Callable:
-    """`forward`, and the gradients of parameters and inputs by the request's cotangents."""
+    """`forward`, and the gradients of all it takes by the request's cotangents."""
 
-    def run(params, floats):
-        named, back, aux = jax.vjp(forward, params, floats, has_aux=True)
+    def run(params, floats, probes, rest):
+        def of(params, floats, probes):
+            return forward(params, floats, probes, rest)
+
+        named, back, aux = jax.vjp(of, params, floats, probes, has_aux=True)
         cotangents = {
             name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
             for name, x in named.items()
@@ -87,6 +132,43 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
         return named, aux, back(jax.lax.optimization_barrier(cotangents))
 
     return run
+
+
+def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> jax.Array:
+    """Torch's value; behind it torch's gradient goes on, and what arrived is the probe's."""
+
+    @jax.custom_vjp
+    def put(value, probe):
+        return jnp.asarray(force.value, value.dtype)
+
+    def forward(value, probe):
+        return put(value, probe), None
+
+    def back(_, cotangent):
+        known = force.gradient is not None
+        own = jnp.asarray(force.gradient, cotangent.dtype) if known else cotangent
+        return own, cotangent
+
+    put.defvjp(forward, back)
+    return put(value, probe)
+
+
+def _findings(jaxpr: Any) -> dict[str, list[str]]:
+    """Hidden casts, and products below the highest precision, as sentences."""
+    return {
+        "casts": [str(found) for found in precision.casts(jaxpr)],
+        "products": [str(found) for found in precision.products(jaxpr)],
+    }
+
+
+def flax_state(module: nnx.Module) -> dict[str, Any]:
+    """Every Param and running statistic by dotted path."""
+    stats = {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(module)
+        if isinstance(node, nnx.BatchStat)
+    }
+    return {**flax_params(module), **stats}
 
 
 def unique_params(module: nnx.Module) -> dict[str, str]:
@@ -113,11 +195,12 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 class _Heard:
-    """Notes what is heard in the trace it was made in; inside a scan or a vmap there are no values
-    that could be brought out, so nothing is noted there."""
+    """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
+    a scan or a vmap there are no values that could be brought out, so nothing is noted there."""
 
-    def __init__(self) -> None:
+    def __init__(self, force: Mapping[str, Force], probes: Mapping[str, jax.Array]) -> None:
         self.trace = get_opaque_trace_state(convention="flax")
+        self.force, self.probes = force, probes
         self.taps: dict[str, jax.Array] = {}
         self.keeps: list[jax.Array] = []
         self.path: list[str] = []
@@ -125,25 +208,35 @@ class _Heard:
     def here(self) -> bool:
         return self.trace == get_opaque_trace_state(convention="flax")
 
-    def note(self, name: str, value: jax.Array) -> None:
-        if self.here():
-            self.taps[counted(self.taps, name)] = value
+    def note(self, name: str, value: jax.Array) -> jax.Array:
+        if not self.here():
+            return value
+        name = counted(self.taps, name)
+        self.taps[name] = value
+        force = self.force.get(name)
+        if force is None or force.value.shape != value.shape:
+            return value
+        return _replaced(value, self.probes[name], force)
 
     def keep(self, value: jax.Array) -> None:
         if self.here():
             self.keeps.append(value)
 
-    def tap(self, name: str, value: jax.Array) -> None:
-        if name == "keep":
-            self.keep(value)
-        else:
-            self.note(f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value)
+    def tap(self, name: str, value: jax.Array) -> jax.Array:
+        if name != "keep":
+            return self.note(
+                f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value
+            )
+        self.keep(value)
+        return value
 
 
 @contextmanager
-def _heard(module: nnx.Module) -> Iterator[_Heard]:
+def _heard(
+    module: nnx.Module, force: Mapping[str, Force], probes: Mapping[str, jax.Array]
+) -> Iterator[_Heard]:
     """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile."""
-    heard = _Heard()
+    heard = _Heard(force, probes)
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
@@ -158,10 +251,9 @@ def _heard(module: nnx.Module) -> Iterator[_Heard]:
                 out = original(self, *args, **kwargs)
             finally:
                 heard.path.pop()
-            if path:
-                for name, x in leaves(out, lambda x: isinstance(x, jax.Array), path):
-                    heard.note(name, x)
-            return out
+            return (
+                rebuilt(out, lambda x: isinstance(x, jax.Array), heard.note, path) if path else out
+            )
 
         return call
 

@@ -14,19 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import draw, judge
-from .compare import (
-    _Names,
-    _run,
-    canonical,
-    draw_weights,
-    gradients,
-    same_structure,
-    structure,
-    versions,
-)
+from .compare import draw_weights, make_pair, versions
 from .errors import ParityError
-from .flax_side import run_flax
+from .flax_side import Flax
+from .judged import gradients, same_structure, structure
 from .mapping import make_plan
+from .pair import Names, canonical
+from .pairing import paired
 from .report import Report, Row
 from .run import Request, Run, is_floating, rounded
 from .source import Source, describe
@@ -97,7 +91,7 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
         request = _request(case, dtype)
         for mode in ("eager", "jit") if eager and dtype == "float64" else ("jit",):
-            run = run_flax(module, case.flax_call, request, weights, dtype, mode == "jit")
+            run = Flax(module, case.flax_call, request, dtype, mode == "jit").run(weights)
             rows += _judge(
                 run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
             )
@@ -128,30 +122,29 @@ def _request(case: "Case", dtype: str) -> Request:
 
 def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     torch_module, module = case.torch_module(), case.flax_module()
-    sources = describe(torch_module)
-    plan = make_plan(sources, module, case.rules)
-    values = draw_weights(sources, case.seed)
-    names, results, arrays = _Names(plan, module, case.rules), {}, {}
+    calls, results, arrays = (case.torch_call, case.flax_call), {}, {}
+    request = _request(case, "float64")
+    pair = make_pair(torch_module, module, calls, request, "random", case.rules)
     for dtype in case.dtypes:
-        calls = (case.torch_call, case.flax_call)
-        request = _request(case, dtype)
-        runs = _run(torch_module, module, calls, request, plan, values, dtype, ["jit"])
-        got, own, truth = runs["jit"]
+        got, own, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []
-        for kind, name, want, scale, error in _results(got, own, truth, names, dtype):
+        for kind, name, want, scale, error in _results(got, own, truth, pair.names, dtype):
             pieces.append(sketch(name, want))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
         arrays[dtype] = np.concatenate(pieces)
-    return {"sources": [s.to_json() for s in sources], "results": results}, arrays
+    sources = [source.to_json() for source in describe(torch_module)]
+    return {"sources": sources, "results": results}, arrays
 
 
-def _results(got: Run, own: Run, truth: Run, names: _Names, dtype: str):
+def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
     """Kind, name, value, scale and torch's own error of all that is kept."""
     if dtype == "float64":
         for name, want in truth.taps.items():
-            if names.tap(name) in got.taps:
-                yield "tap", names.tap(name), want, None, None
+            there = names.tap(name)
+            match = paired(there, got.taps[there], want) if there in got.taps else None
+            if match is not None:
+                yield "tap", there, match[1], None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
             sketches = sketch(name, own.outputs[name]), sketch(name, want)

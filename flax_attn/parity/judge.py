@@ -66,6 +66,11 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
     return _at(Verdict("exact", float(differs.mean()), 0.0), got, want, differs)
 
 
+def unlike(note: str) -> Verdict:
+    """The verdict on a fact that does not hold, told in a sentence."""
+    return Verdict("exact", np.inf, 0.0, note=note)
+
+
 def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
     """`norm(got - want) / norm(want)`, or over `scale`; inf where finite values do not line up."""
     got, want = _float64(got), _float64(want)

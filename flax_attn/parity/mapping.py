@@ -1,7 +1,7 @@
 """Which torch tensor goes where in Flax: by type and name, never by shape, and strict."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,33 +9,17 @@ import numpy as np
 from flax import nnx
 
 from .errors import ParityError
+from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place, refusal
+from .pairs import flax_params as flax_params
+from .pairs import flax_path as flax_path
+from .pairs import flax_state as flax_state
 from .rule import Rule, axis_sizes, backwards, lay_out
 from .source import Source
-
-# Torch's type and name of a value -> where it lies in the Flax module of that type, and how.
-_LINEAR: dict[str, tuple[str, str | None]] = {
-    "weight": ("kernel", "o i -> i o"),
-    "bias": ("bias", None),
-}
-_NORM: dict[str, tuple[str, str | None]] = {"weight": ("scale", None), "bias": ("bias", None)}
-PAIRS: dict[str, tuple[type, dict[str, tuple[str, str | None]]]] = {
-    "Linear": (nnx.Linear, _LINEAR),
-    "Embedding": (nnx.Embed, {"weight": ("embedding", None)}),
-    "LayerNorm": (nnx.LayerNorm, _NORM),
-    "RMSNorm": (nnx.RMSNorm, {"weight": ("scale", None)}),
-}
-# Packed or separate projections of nn.MultiheadAttention -> three Linear layers.
-_QKV = ("q_proj", "k_proj", "v_proj")
-ATTENTION: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "in_proj_weight": (tuple(f"{p}.kernel" for p in _QKV), "(n o) i -> n i o"),
-    "in_proj_bias": (tuple(f"{p}.bias" for p in _QKV), "(n o) -> n o"),
-    **{f"{p}_weight": ((f"{p}.kernel",), "o i -> i o") for p in _QKV},
-}
 
 
 @dataclass(frozen=True)
 class Move:
-    """Some torch tensors, some Flax Params, and the layout between them (None: as it is)."""
+    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is)."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -74,12 +58,14 @@ class Plan:
     tied: tuple[str, ...]
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays by path, from torch's by name."""
-        return {k: v for move in self.moves for k, v in move.forward(values).items()}
+        """Flax's arrays by path, from torch's by name; of some tensors alone, as of gradients."""
+        there = [move for move in self.moves if not values.keys().isdisjoint(move.sources)]
+        return {k: v for move in there for k, v in move.forward(values).items()}
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays by name, from Flax's by path."""
-        return {k: v for move in self.moves for k, v in move.back(values).items()}
+        """Torch's arrays by name, from Flax's by path; of some of them alone."""
+        there = [move for move in self.moves if not values.keys().isdisjoint(move.targets)]
+        return {k: v for move in there for k, v in move.back(values).items()}
 
     def __str__(self) -> str:
         lines = [
@@ -97,51 +83,71 @@ def make_plan(sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rul
 
     Raises:
       ParityError: with every problem at once: tensors without a place, Params that nothing fills or
-        that are filled twice, shapes that differ, rules that match nothing, ties on one side only.
+        that are filled twice, shapes that differ, rules that match nothing, ties on one side only;
+        and the rules that may be meant.
     """
-    return _Planner(sources, module, rules).plan()
+    draft = Draft(sources, module, rules)
+    if draft.problems:
+        from .suggest import propose
+
+        lines = ["The torch module does not fit the Flax module:"]
+        lines += [f"  - {problem}" for problem in draft.problems]
+        proposed = propose(draft)
+        lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
+        raise ParityError("\n".join(lines))
+    return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
 
 
-class _Planner:
-    def __init__(self, sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rule]):
+class Draft:
+    """A mapping in the making.
+
+    Attributes:
+      moves, constants, skipped, tied: of the plan, if there are no problems.
+      problems: sentences.
+      unplaced: names of torch tensors that found no place.
+      unfilled: paths of Flax's Params and statistics that nothing fills.
+    """
+
+    def __init__(self, sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rule] = ()):
         self.sources = {source.name: source for source in sources}
-        self.module, self.rules = module, rules
-        self.params = flax_params(module)
+        self.module, self.rules = module, tuple(rules)
+        self.state = flax_state(module)
         self.problems: list[str] = []
+        self.unplaced: list[str] = []
+        self.misfits: list[int] = []
         self.moves: list[Move] = []
         self.done: set[str] = set()
         self.skipped: list[str] = []
         self.tied: list[str] = []
-
-    def plan(self) -> Plan:
         for rule in self.rules:
             self._apply(rule)
         for name, source in self.sources.items():
             if name not in self.done and source.kind != "buffer":
                 self._move_by_type(name, name)
-        constants = tuple(
+        self.constants = tuple(
             n for n, s in self.sources.items() if s.kind == "buffer" and n not in self.done
         )
-        self._check_filled()
-        self.moves = self._without_ties()
-        if self.problems:
-            text = "\n".join(f"  - {problem}" for problem in self.problems)
-            raise ParityError(f"The torch module does not fit the Flax module:\n{text}")
-        return Plan(tuple(self.moves), constants, tuple(self.skipped), tuple(self.tied))
+        self.unfilled = self._check_filled()
+        self._carry_ties_once()
+
+    def also(self, rule: Rule) -> "Draft":
+        """The same with one more rule."""
+        return Draft(list(self.sources.values()), self.module, [*self.rules, rule])
 
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
-        if rule.kind == "tied":
-            return self._tie(rule)
         groups = rule.groups(names)
         if not groups:
-            self.problems.append(f"{rule} matches no tensor left of torch's: {_some(names)}.")
+            self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
         for here, there in groups:
             missing = [name for name in here if name not in self.sources]
             if missing:
-                self.problems.append(
-                    f"{rule} asks for {_some(missing)}, which torch does not have."
-                )
+                self.problems.append(f"{rule} asks for {some(missing)}, which torch does not have.")
+                continue
+            if rule.kind == "tied":
+                self._tie(rule, here[0], there[0])
+                continue
+            if self._stays(rule, here[0], there[0]):
                 continue
             self.done.update(here)
             if rule.kind == "skip":
@@ -149,146 +155,179 @@ class _Planner:
             elif rule.layout is None:
                 self._move_by_type(here[0], there[0])
             else:
-                self._move(Move(here, there, rule.layout, dict(rule.sizes)))
+                paths = tuple(flax_path(self.module, path) for path in there)
+                self._move(Move(here, paths, rule.layout, dict(rule.sizes)))
 
-    def _tie(self, rule: Rule) -> None:
-        second, first = rule.sides
+    def _stays(self, rule: Rule, name: str, there: str) -> bool:
+        """A buffer of a module that moves is still a constant, unless Flax has it too."""
+        moves = rule.kind == "move" and self.sources[name].kind == "buffer"
+        named = name.count(".") == rule.sides[0].count(".")
+        return moves and not named and flax_path(self.module, there) not in self.state
+
+    def _tie(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)
         if one is None or two is None or (one.same_as or one.name) != (two.same_as or two.name):
-            self.problems.append(f"{rule}: these are not one tensor in torch.")
+            self.problems.append(f"{rule}: {second} and {first} are not one tensor in torch.")
             return
         self.done.add(second)
         self.tied.append(second)
 
-    def _move_by_type(self, name: str, there: str) -> None:
-        """Moves one tensor whose torch name was changed to `there`, by the type that holds it."""
+    def _move_by_type(self, name: str, path: str) -> None:
+        """Moves one tensor to where its type has it in the Flax module at the path's owner."""
         self.done.add(name)
-        kind = self.sources[name].kind
-        owner, _, role = there.rpartition(".")
+        source, there = self.sources[name], flax_path(self.module, path)
+        owner, role, held, kind = self._owner(there, source.kind)
+        if there in self.state:
+            return self._move_onto(name, there, held)
+        known = place(kind, role, held)
         dot = f"{owner}." if owner else ""
-        if there in self.params:
-            layout = None
-            for cls, roles in PAIRS.values():
-                if kind in PAIRS and PAIRS[kind][0] is cls and isinstance(self._at(owner), cls):
-                    layout = {target: how for target, how in roles.values()}.get(role)
-            return self._move(Move((name,), (there,), layout))
-        if kind == "MultiheadAttention" and role in ATTENTION:
-            targets, layout = ATTENTION[role]
-            return self._move(Move((name,), tuple(dot + t for t in targets), layout))
-        if kind in PAIRS and role in PAIRS[kind][1]:
-            cls, roles = PAIRS[kind]
-            target, layout = roles[role]
-            held = self._at(owner)
-            if held is None or isinstance(held, cls):
-                return self._move(Move((name,), (dot + target,), layout))
-            self.problems.append(
-                f"{name} of a {kind} meets {owner or 'the module'}, {_a(held)}, where {_a(cls)} "
-                f'would be known: say Rule("{name} -> ...", "layout").'
-            )
-            return None
+        if known is not None:
+            paths = tuple(dot + target for target in known.targets)
+            absent = any(path not in self.state for path in paths)
+            why = refusal(source, held, there) if absent else no_groups(source, held)
+            if why is None:
+                return self._move(Move((name,), paths, known.layout, dict(known.sizes)))
+            return self._refuse((name,), why)
+        meant = becomes(cell_of(kind, role), role)
+        why = refusal(source, held, there)
+        if why is None and meant is not None and held is not None:
+            why = self._meets(name, owner, held, meant[0], "...")
+        if why is not None:
+            return self._refuse((name,), why)
+        target = f"{dot}{meant[1]}" if meant is not None and held is None else there
+        return self._move(Move((name,), (target,), None))
+
+    def _owner(self, there: str, kind: str) -> tuple[str, str, Any, str]:
+        """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by.
+
+        The output projection of `nn.MultiheadAttention` is a part of `nnx.MultiHeadAttention`.
+        """
+        owner, _, role = there.rpartition(".")
+        above, _, last = owner.rpartition(".")
+        held, parent = held_at(self.module, owner), held_at(self.module, above)
+        if held is None and last == "out_proj" and isinstance(parent, nnx.MultiHeadAttention):
+            return above, f"{last}.{role}", parent, "MultiheadAttention"
+        return owner, role, held, kind
+
+    def _move_onto(self, name: str, there: str, held: Any) -> None:
+        """Moves one tensor onto the value at this very path, laid out as the two types ask."""
+        source, (owner, _, leaf) = self.sources[name], there.rpartition(".")
+        known = place(source.kind, name.rpartition(".")[2], held)
+        if known is not None and known.targets == (leaf,):
+            return self._move(Move((name,), (there,), known.layout, dict(known.sizes)))
+        unknown = source.kind in PAIRS and isinstance(held, LAYERS) and len(source.shape) > 1
+        if unknown and (meant := becomes(source.kind, name.rpartition(".")[2])) is not None:
+            return self._refuse((name,), self._meets(name, owner, held, meant[0], there))
         return self._move(Move((name,), (there,), None))
 
+    def _meets(self, name: str, owner: str, held: Any, meant: type, there: str) -> str:
+        return (
+            f"{name} of {a(self.sources[name].kind)} meets {owner or 'the module'}, {a(held)}, "
+            f'where {a(meant)} would be known: say Rule("{name} -> {there}", "layout").'
+        )
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        self.unplaced += names
+        if why not in self.problems:
+            self.problems.append(why)
+
     def _move(self, move: Move) -> None:
-        absent = [path for path in move.targets if path not in self.params]
-        if absent:
-            near = get_close_matches(absent[0], self.params, 3, 0.3) or list(self.params)[:3]
-            shape = list(self.sources[move.sources[0]].shape)
-            self.problems.append(
-                f"{', '.join(move.sources)} {shape} goes to {_some(absent)}, which Flax does not "
-                f"have; nearest: {_some(near)}."
-            )
-            return
         shapes = [self.sources[name].shape for name in move.sources]
-        whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
-        sizes = dict(move.sizes)
+        what = f"{', '.join(move.sources)} {' '.join(str(list(shape)) for shape in shapes)}"
+        absent = [path for path in move.targets if path not in self.state]
+        if absent:
+            near = nearest(absent[0], self.state)
+            return self._refuse(
+                move.sources,
+                f"{what} goes to {some(absent)}, which Flax does not have; nearest: {near}.",
+            )
+        wants = {path: tuple(self.state[path].get_value().shape) for path in move.targets}
         try:
+            whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
+            sizes = dict(move.sizes)
             if move.layout is not None:
                 sizes = axis_sizes(move.layout, whole, len(move.targets), sizes)
-            moved = Move(move.sources, move.targets, move.layout, sizes)
-            got = moved.forward({n: np.empty(s) for n, s in zip(move.sources, shapes, strict=True)})
+            move = Move(move.sources, move.targets, move.layout, sizes)
+            empty = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
+            got = move.forward(dict(zip(move.sources, empty, strict=True)))
         except ValueError as error:
-            self.problems.append(f"{', '.join(move.sources)}: {error}.")
-            return
+            held = " ".join(str(list(want)) for want in wants.values())
+            why = f"{what} cannot fill {some(wants)} {held}: {error}."
+            return self._misfit(move, why)
         for path, value in got.items():
-            want = self.params[path].get_value().shape
-            if value.shape != want:
-                self.problems.append(
-                    f"{', '.join(move.sources)} {[list(s) for s in shapes]} would fill {path} as "
-                    f"{list(value.shape)}, but it is {list(want)}."
+            if value.shape != wants[path]:
+                why = (
+                    f"{', '.join(move.sources)} {[list(s) for s in shapes]} would fill {path} "
+                    f"as {list(value.shape)}, but it is {list(wants[path])}."
                 )
-        self.moves.append(moved)
+                return self._misfit(move, why)
+        self.moves.append(move)
+        return None
 
-    def _check_filled(self) -> None:
+    def _misfit(self, move: Move, why: str) -> None:
+        self.misfits += [id(self.state[path]) for path in move.targets]
+        self._refuse(move.sources, why)
+
+    def _root(self, name: str) -> str:
+        return self.sources[name].same_as or name
+
+    def _check_filled(self) -> list[str]:
         """Every Param filled by one tensor, every tensor in one Param: ties agree on both sides."""
         fillers: dict[int, dict[tuple[str, ...], str]] = {}
-        places: dict[tuple[str, ...], dict[tuple[int, ...], str]] = {}
+        places: dict[str, dict[tuple[int, ...], str]] = {}
         for move in self.moves:
-            roots = tuple(self.sources[name].same_as or name for name in move.sources)
-            ids = tuple(id(self.params[path]) for path in move.targets)
-            places.setdefault(roots, {})[ids] = ", ".join(move.targets)
-            for path, param in zip(move.targets, ids, strict=True):
-                fillers.setdefault(param, {})[roots] = path
+            roots = tuple(self._root(name) for name in move.sources)
+            ids = tuple(id(self.state[path]) for path in move.targets)
+            for root in roots:
+                places.setdefault(root, {})[ids] = ", ".join(move.targets)
+            for path, held in zip(move.targets, ids, strict=True):
+                fillers.setdefault(held, {})[roots] = path
         for filled in fillers.values():
             if len(filled) > 1:
                 by = " and by ".join(", ".join(roots) for roots in filled)
                 self.problems.append(f"{next(iter(filled.values()))} is filled twice: by {by}.")
-        for roots, held in places.items():
+        for root, held in places.items():
             if len(held) > 1:
                 self.problems.append(
-                    f"{', '.join(roots)} is tied in torch, but {' and '.join(held.values())} are "
+                    f"{root} is tied in torch, but {' and '.join(held.values())} are "
                     'Params apart: tie them, or say Rule.tied("second -> first") or Rule.skip.'
                 )
-        for path, param in self.params.items():
-            if id(param) not in fillers:
-                near = get_close_matches(path, self.sources, 3, 0.3) or list(self.sources)[:3]
-                self.problems.append(
-                    f"{path} {list(param.get_value().shape)} is filled by nothing; "
-                    f"nearest in torch: {_some(near)}."
-                )
+        unfilled = {id(x): path for path, x in reversed(self.state.items()) if id(x) not in fillers}
+        missed = [path for held, path in unfilled.items() if held not in self.misfits]
+        self.problems += [self._unfilled(path) for path in reversed(missed)]
+        return list(reversed(unfilled.values()))
 
-    def _without_ties(self) -> list[Move]:
-        """The moves, without those that carry a tied tensor a second time."""
+    def _unfilled(self, path: str) -> str:
+        what = f"{path} {list(self.state[path].get_value().shape)} is filled by nothing"
+        owner, _, leaf = path.rpartition(".")
+        targets = {target for move in self.moves for target in move.targets}
+        siblings = {target for target in targets if target.rpartition(".")[0] == owner}
+        if isinstance(self.state[path], nnx.BatchStat) and siblings:
+            return f"{what}: torch keeps no statistics there, it needs track_running_stats=True."
+        if leaf == "bias" and siblings:
+            return f"{what}: torch has no bias there, so Flax needs use_bias=False."
+        return f"{what}; nearest in torch: {nearest(path, self.sources)}."
+
+    def _carry_ties_once(self) -> None:
+        """One move for a tied tensor, under torch's first name."""
+        kept: dict[tuple[str, ...], Move] = {}
         for move in self.moves:
             self.tied += [name for name in move.sources if self.sources[name].same_as]
-        return [m for m in self.moves if not any(self.sources[n].same_as for n in m.sources)]
-
-    def _at(self, path: str) -> Any:
-        held: Any = self.module
-        for piece in path.split(".") if path else ():
-            held = held[int(piece)] if piece.isdigit() else getattr(held, piece, None)
-        return held
+            roots = tuple(self._root(name) for name in move.sources)
+            kept.setdefault(roots, replace(move, sources=roots))
+        self.moves = list(kept.values())
+        carried = {name for move in self.moves for name in move.sources}
+        self.tied = [name for name in dict.fromkeys(self.tied) if name not in carried]
 
 
-def flax_params(module: nnx.Module) -> dict[str, nnx.Param]:
-    """Every `nnx.Param` by dotted path; a shared one under each of its paths."""
-    found: dict[str, nnx.Param] = {}
-
-    def walk(node: Any, path: tuple[str, ...], above: tuple[int, ...]) -> None:
-        if isinstance(node, nnx.Param):
-            found[".".join(path)] = node
-        elif isinstance(node, nnx.Variable) or id(node) in above:
-            return
-        elif isinstance(node, nnx.Module):
-            for name, child in sorted(vars(node).items()):
-                walk(child, (*path, name), (*above, id(node)))
-        elif isinstance(node, list | tuple):
-            for i, child in enumerate(node):
-                walk(child, (*path, str(i)), above)
-        elif isinstance(node, dict):
-            for name, child in node.items():
-                walk(child, (*path, str(name)), above)
-
-    walk(module, (), ())
-    return found
-
-
-def _some(names: Any) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The names most like one, or the first ones."""
     names = list(names)
-    return (
-        ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "none"
-    )
+    return some(get_close_matches(name, names, 3, 0.3) or names[:3])
 
 
-def _a(thing: Any) -> str:
-    name = thing.__name__ if isinstance(thing, type) else type(thing).__name__
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+def some(names: Iterable[str]) -> str:
+    """The first six names."""
+    names = list(names)
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more or "none"

@@ -1,12 +1,21 @@
 """Reports: what was compared, what differs first, and how to see it again."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .judge import Verdict
+
+# How many places and comparisons a failing report names: it fits one screen.
+MANY = 8
+
+
+# Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
+DECIDING = ("exact", "output", "gradient", "state", "step")
 
 
 @dataclass(frozen=True)
@@ -14,8 +23,9 @@ class Row:
     """One comparison.
 
     Attributes:
-      name: an output, a tap, a gradient ("input x" or a Param's path) or an exact fact.
-      kind: "exact", "tap", "output" or "gradient".
+      name: an output, a tap, a gradient ("input x" or a Param's path), a statistic or a fact.
+      kind: "exact", "tap", "output", "gradient", "state" or "step"; "local" and "local gradient"
+        where what a tap is computed from was torch's own.
       dtype: in which both sides ran.
       mode: "eager" or "jit"; "" for facts that have none.
       verdict: the judgement.
@@ -40,12 +50,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first point, in torch's call order, that is over its limit.
+    """A place where Flax computes something else from the same inputs.
 
     Attributes:
       tap: its name.
       error, limit, statement, index: of the judgement.
       hint: what it looks like, where that is known, else "".
+      kind: "value", "gradient", or the kind of the row where no place could be found.
+      got, want: Flax's and torch's value at `index`.
     """
 
     tap: str
@@ -54,11 +66,27 @@ class Divergence:
     statement: str
     index: tuple[int, ...] | None
     hint: str = ""
+    kind: str = "value"
+    got: float | None = None
+    want: float | None = None
+
+    @classmethod
+    def of(cls, row: Row, kind: str, hint: str = "") -> "Divergence":
+        """The divergence that a failed row shows."""
+        v = row.verdict
+        facts = (v.error, v.limit, v.statement, v.index, hint, kind, v.got, v.want)
+        return cls(row.name, *facts)
+
+    def __str__(self) -> str:
+        text = f"{self.tap}, {self.kind}: error {self.error:.2g}, limit {self.limit:.2g}"
+        if self.index is not None:
+            text += f", worst at {list(self.index)}: {self.got:.9g}, torch {self.want:.9g}"
+        return text + (f"\n      looks like {self.hint}" if self.hint else "")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All comparisons of one pair of modules; prints, and writes JSON.
+    """All comparisons of one pair of modules; prints, and writes JSON and HTML.
 
     Attributes:
       title: which pair.
@@ -69,6 +97,9 @@ class Report:
       notes: what else a reader must know.
       versions: of torch, jax, flax and numpy.
       reproduce: a command line that shows it again, or "".
+      local: after a failure, each tap and gradient computed from torch's own values, in call order.
+      divergences: the places at fault, in torch's call order.
+      maps: `|flax - torch|` of the taps that differ locally.
     """
 
     title: str
@@ -79,20 +110,33 @@ class Report:
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     reproduce: str = ""
+    local: tuple[Row, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    maps: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether there are comparisons and every one of them passed."""
-        return bool(self.rows) and all(row.verdict.ok for row in self.rows)
+        """Whether anything was compared and every comparison that decides passed."""
+        return bool(self.rows) and not self.failed
+
+    @property
+    def failed(self) -> list[Row]:
+        """The comparisons that decide and did not pass."""
+        return [row for row in self.rows if row.kind in DECIDING and not row.verdict.ok]
+
+    @property
+    def rewritten(self) -> tuple[str, ...]:
+        """Taps that differ inside a function that is the same: another way to compute it."""
+        names = (r.name for r in self.rows if r.kind == "tap" and not r.verdict.ok)
+        return tuple(dict.fromkeys(names)) if self.ok else ()
 
     @property
     def first(self) -> Divergence | None:
-        """The first divergence, or None."""
-        row = next((row for row in self.rows if not row.verdict.ok), None)
-        if row is None:
-            return None
-        v = row.verdict
-        return Divergence(row.name, v.error, v.limit, v.statement, v.index)
+        """The first divergence in torch's call order, or None."""
+        if self.divergences or not self.failed:
+            return next(iter(self.divergences), None)
+        row = next(row for row in self.rows if not row.verdict.ok)
+        return Divergence.of(row, "value" if row.kind in ("tap", "output") else row.kind)
 
     def worst(self, dtype: str, *kinds: str) -> float | None:
         """The largest error in one dtype among rows of these kinds; None if there are none."""
@@ -105,25 +149,37 @@ class Report:
         return max((ratio for ratio in ratios if ratio is not None), default=None)
 
     def __str__(self) -> str:
-        failed = [i for i, row in enumerate(self.rows) if not row.verdict.ok]
-        lines = [f"{self.title}: {len(self.rows)} comparisons, {len(failed)} different"]
+        count = len(self.failed)
+        lines = [f"{self.title}: {len(self.rows)} comparisons, {count} different"]
         if not self.rows:
             lines.append("  nothing was compared, so nothing is proven")
-        if failed:
-            lines.append(f"first divergence: {self.rows[failed[0]].name}")
-            around = range(max(failed[0] - 1, 0), min(failed[0] + 2, len(self.rows)))
-            lines += [f"  {'>' if i == failed[0] else ' '} {self.rows[i]}" for i in around]
-            lines += [f"    {self.rows[i]}" for i in failed if i not in around][:12]
-            if len(failed) > 14:
-                lines.append("    ...")
-        elif self.rows:
-            lines.append(f"  {self.summary()}")
-        lines += [f"  constant, not carried: {', '.join(self.constants)}"] if self.constants else []
-        lines += [f"  seen on one side only: {', '.join(self.unpaired)}"] if self.unpaired else []
+        lines += self._places() if count else [f"  {self.summary()}"] if self.rows else []
+        told = (
+            ("constant, not carried", self.constants),
+            ("seen on one side only", self.unpaired),
+            ("computed another way inside, with the same result", self.rewritten),
+        )
+        lines += [f"  {what}: {_few(names)}" for what, names in told if names]
         lines += [f"  {note}" for note in self.notes]
-        if failed and self.reproduce:
+        if count and self.reproduce:
             lines.append(f"reproduce: {self.reproduce}")
         return "\n".join(lines)
+
+    def _places(self) -> list[str]:
+        """The first divergence between its neighbours, the others, and what they do to results."""
+        lines = [f"first divergence: {self.first}"]
+        names = [row.name for row in self.local]
+        at = names.index(self.first.tap) if self.first and self.first.tap in names else None
+        if at is not None:
+            lines += [
+                f"  {'>' if i == at else ' '} {self.local[i]}"
+                for i in range(max(at - 1, 0), min(at + 2, len(names)))
+            ]
+        lines += [f"also: {place}" for place in self.divergences[1:MANY]]
+        if len(self.divergences) > MANY:
+            lines.append(f"and {len(self.divergences) - MANY} places more")
+        lines += [f"    {row}" for row in self.failed[:MANY]]
+        return lines + (["    ..."] if len(self.failed) > MANY else [])
 
     def summary(self) -> str:
         """The largest errors, in one line."""
@@ -137,12 +193,21 @@ class Report:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {**asdict(self), "ok": self.ok, "first": asdict(self.first) if self.first else None}
+        """Everything but the maps as plain values."""
+        parts = asdict(replace(self, maps={}))
+        del parts["maps"]
+        first = asdict(self.first) if self.first else None
+        return {**parts, "ok": self.ok, "rewritten": self.rewritten, "first": first}
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes everything to a JSON file; infinities as strings."""
         Path(path).write_text(json.dumps(plain(self.to_dict()), indent=1) + "\n")
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Writes one self-contained page: error by depth, heat maps, every comparison."""
+        from .page import page
+
+        Path(path).write_text(page(self), "utf-8")
 
 
 def plain(value: Any) -> Any:
@@ -154,3 +219,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value
+
+
+def _few(names: tuple[str, ...]) -> str:
+    rest = len(names) - MANY
+    return ", ".join(names[:MANY]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,5 +1,6 @@
 """One run of one module: what goes in, and what is recorded of it on either side."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,39 @@ class Run:
       taps: outputs of submodules and named points, by path, in the order of the calls.
       gradients: of inputs ("input x") and parameters (the module's own names).
       keeps: dropout's keep-masks, in the order they were drawn.
+      tap_gradients: of taps, where they are known.
+      state: running statistics after the call, by path.
+      calls: what each tap of torch was computed from.
+      notes: sentences about the run.
+      findings: of the program that ran: products below the asked precision, hidden casts.
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     taps: dict[str, np.ndarray] = field(default_factory=dict)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     keeps: list[np.ndarray] = field(default_factory=list)
+    tap_gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    calls: dict[str, "Call"] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    findings: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """What one tap was computed from, in torch.
+
+    Attributes:
+      kind: the type name of a submodule, or the name of a point inside attention.
+      inputs: its array arguments; of a point, the points it follows from.
+      params: the submodule's own parameters and buffers, by role.
+      facts: the submodule's own numbers, eps say.
+    """
+
+    kind: str
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    params: dict[str, np.ndarray] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +112,27 @@ def leaves(
     elif isinstance(value, list | tuple):
         for i, part in enumerate(value):
             yield from leaves(part, is_leaf, f"{name}[{i}]")
+
+
+def rebuilt(
+    value: Any, is_leaf: Callable[[Any], bool], change: Callable[[str, Any], Any], name: str
+) -> Any:
+    """What a module returned, with `change(name, array)` in every array's place."""
+    if is_leaf(value):
+        return change(name, value)
+    if isinstance(value, Mapping):
+        parts = {k: rebuilt(part, is_leaf, change, f"{name}.{k}") for k, part in value.items()}
+        if type(value) is dict:
+            return parts
+        other = copy.copy(value)
+        for key, part in parts.items():
+            other[key] = part
+        return other
+    if isinstance(value, list | tuple):
+        items = [rebuilt(x, is_leaf, change, f"{name}[{i}]") for i, x in enumerate(value)]
+        make = getattr(type(value), "_make", type(value))
+        return make(items)
+    return value
 
 
 def counted(taps: dict[str, Any], name: str) -> str:

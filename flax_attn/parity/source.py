@@ -6,7 +6,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-KNOWN = ("Linear", "Embedding", "LayerNorm", "RMSNorm", "MultiheadAttention")
+# torch's classes -> the kind of what they hold.
+_SAME = "Linear Bilinear Embedding LayerNorm RMSNorm GroupNorm PReLU MultiheadAttention"
+_RECURRENT = "RNN GRU LSTM RNNCell GRUCell LSTMCell"
+KINDS = {
+    **{name: name for name in (_SAME + " " + _RECURRENT).split()},
+    "_ConvNd": "Conv",
+    "_ConvTransposeNd": "ConvTranspose",
+    "_BatchNorm": "BatchNorm",
+    "_InstanceNorm": "InstanceNorm",
+}
+STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -15,7 +25,8 @@ class Source:
 
     Attributes:
       name: dotted, as in `state_dict`.
-      kind: the known type of the module that holds it, or "Parameter", or "buffer".
+      kind: the known type of the module that holds it, or "Parameter"; "buffer" for one that is
+        not a statistic of a norm.
       shape: torch's.
       dtype: torch's, without "torch.".
       same_as: the first name of the same tensor, if it is tied, else "".
@@ -48,8 +59,13 @@ def describe(module: Any) -> list[Source]:
             sources.append(
                 _source(dot + role, kind, tensor, "" if same_as == dot + role else same_as)
             )
-        for role, tensor in owner.named_buffers(recurse=False):
-            sources.append(_source(dot + role, "buffer", tensor, ""))
+        for role, tensor in owner.named_buffers(recurse=False, remove_duplicate=False):
+            same_as = first.setdefault(id(tensor), dot + role)
+            kind = _kind(owner) if role in STATISTICS else "buffer"
+            kind = kind if kind in ("BatchNorm", "InstanceNorm") else "buffer"
+            sources.append(
+                _source(dot + role, kind, tensor, "" if same_as == dot + role else same_as)
+            )
     return sources
 
 
@@ -99,7 +115,15 @@ def _source(name: str, kind: str, tensor: Any, same_as: str) -> Source:
 
 
 def _kind(owner: Any) -> str:
-    """The known type among the owner's classes; other people's RMSNorm and LayerNorm go by name."""
-    names = [cls.__name__ for cls in type(owner).__mro__ if cls.__module__.startswith("torch.nn.")]
-    names += [end for end in ("RMSNorm", "LayerNorm") if type(owner).__name__.endswith(end)]
-    return next((name for name in names if name in KNOWN), "Parameter")
+    """The kind of the first known class among the owner's.
+
+    Other people's RMSNorm and LayerNorm go by their names; transformers' Conv1D is a Linear whose
+    weight lies as in Flax.
+    """
+    for cls in type(owner).__mro__:
+        if cls.__module__.startswith("torch.nn.") and cls.__name__ in KINDS:
+            return KINDS[cls.__name__]
+        if cls.__module__.startswith("transformers.") and cls.__name__ == "Conv1D":
+            return "Conv1D"
+    ends = ("RMSNorm", "LayerNorm")
+    return next((end for end in ends if type(owner).__name__.endswith(end)), "Parameter")

@@ -1,6 +1,7 @@
 """Torch's side: a copy of the module, run with hooks, its dropout repeating recorded masks."""
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from .errors import ParityError
-from .run import Request, Run, counted, is_floating, leaves, rounded
+from .lift import lifted
+from .run import Call, Request, Run, counted, leaves, rebuilt, rounded
 from .source import to_numpy, to_torch, write
+from .torch_points import Points
 
 
 def run_torch(
@@ -23,35 +26,66 @@ def run_torch(
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
     Raises:
-      ParityError: if torch draws other dropout masks than `keeps`, in number or shape.
+      ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
+        module changes its input in place.
     """
     import torch
 
-    kind = getattr(torch, dtype)
-    module = copy.deepcopy(module).cpu().to(kind).train(request.train)
-    write(module, dict(weights))
-    inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
-    floats = {
-        name: x.requires_grad_(request.grads) for name, x in inputs.items() if x.is_floating_point()
-    }
-    args, kwargs = request.fill({**inputs, **floats})
-    recorder = _Recorder(module, keeps, request.taps)
-    with recorder.listening(), torch.set_grad_enabled(request.grads):
-        out = call(module, *args, **kwargs)
-    recorder.finish()
-    named = dict(leaves(out, torch.is_tensor))
-    return Run(
-        outputs={name: to_numpy(x) for name, x in named.items()},
-        taps={name: to_numpy(x) for name, x in recorder.taps.items()},
-        gradients=_gradients(module, named, floats, request, dtype) if request.grads else {},
-        keeps=list(keeps),
-    )
+    with _as_found():
+        module = copy.deepcopy(module).cpu().to(getattr(torch, dtype)).train(request.train)
+        module.requires_grad_(request.grads)
+        write(module, dict(weights))
+        inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
+        floats = {
+            name: x.requires_grad_(request.grads)
+            for name, x in inputs.items()
+            if x.is_floating_point()
+        }
+        given = {name: x.clone() for name, x in inputs.items()}
+        args, kwargs = request.fill(given)
+        recorder = _Recorder(module, keeps, request.taps)
+        with recorder.listening(dtype), torch.set_grad_enabled(request.grads):
+            out = call(module, *args, **kwargs)
+            recorder.finish()
+            _check_unchanged(inputs, given)
+            named = dict(leaves(out, torch.is_tensor))
+            found = _gradients(module, named, floats, request, dtype) if request.grads else {}
+    run = recorder.run
+    run.outputs = {name: to_numpy(x) for name, x in named.items()}
+    run.gradients, run.keeps = found, list(keeps)
+    run.state = {name: to_numpy(x) for name, x in module.named_buffers()}
+    return run
+
+
+@contextmanager
+def _as_found() -> Iterator[None]:
+    """Random states as they were, whatever the module draws."""
+    import torch
+
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _check_unchanged(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    import torch
+
+    for name, x in before.items():
+        if not torch.equal(x.detach().nan_to_num(), after[name].detach().nan_to_num()):
+            raise ParityError(
+                f"The torch module changes its input {name!r} in place, which no JAX module can: "
+                "give it a copy, torch_call=lambda module, *xs: module(*(x.clone() for x in xs))."
+            )
 
 
 def _gradients(module: Any, named: dict, floats: dict, request: Request, dtype: str) -> dict:
     import torch
 
-    params = dict(module.named_parameters())
+    params = {k: v for k, v in module.named_parameters() if v.is_floating_point()}
     wanted = {**{f"input {k}": v for k, v in floats.items()}, **params}
     outputs = {name: x for name, x in named.items() if x.is_floating_point() and x.requires_grad}
     if not outputs or not wanted:
@@ -70,17 +104,21 @@ def _gradients(module: Any, named: dict, floats: dict, request: Request, dtype: 
 
 
 class _Recorder:
-    """Notes submodules' outputs and every softmax's input and output; feeds dropout its masks."""
+    """Notes submodules' outputs and the points inside attention; feeds dropout its masks."""
 
     def __init__(self, module: Any, keeps: Sequence[np.ndarray], taps: bool):
         self.module, self.wants_taps = module, taps
         self.keeps, self.drawn = list(keeps), 0
-        self.taps: dict[str, Any] = {}
+        self.run = Run()
         self.path: list[str] = []
+        self.inputs: list[tuple[Any, ...]] = []
+        self.points = Points(self._note_point, self._note_gradient)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, dtype: str) -> Iterator[None]:
         with ExitStack() as stack:
+            if dtype == "float64":
+                self.run.notes = stack.enter_context(lifted())
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
@@ -95,30 +133,51 @@ class _Recorder:
             )
 
     def _hooks(self, path: str, part: Any) -> list[Any]:
-        def enter(module, args):
+        import torch
+
+        def enter(module, args, kwargs):
             self.path.append(path)
+            found = leaves((*args, *kwargs.values()), torch.is_tensor)
+            self.inputs.append(tuple(x.detach().clone() for _, x in found))
 
-        def leave(module, args, out):
-            import torch
-
+        def leave(module, args, kwargs, out):
             self.path.pop()
-            if path:
-                for name, x in leaves(out, torch.is_tensor, path):
-                    self._note(name, x)
+            inputs = self.inputs.pop()
+            if path and self.wants_taps:
+                call = _call_of(part, inputs)
+                return rebuilt(
+                    out, torch.is_tensor, lambda name, x: self._note(name, x, call), path
+                )
+            return None
 
-        return [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+        return [
+            part.register_forward_pre_hook(enter, with_kwargs=True),
+            part.register_forward_hook(leave, with_kwargs=True),
+        ]
 
-    def _note(self, name: str, value: Any) -> None:
-        if self.wants_taps:
-            self.taps[counted(self.taps, name)] = value.detach().clone()
+    def _note(self, name: str, value: Any, call: Call) -> Any:
+        """Notes a submodule's output; a view of it goes on, so that its gradient is its own."""
+        name = counted(self.run.taps, name)
+        self.run.taps[name] = to_numpy(value)
+        self.run.calls[name] = call
+        if not (value.requires_grad and value.is_floating_point()):
+            return value
+        value = value.view_as(value)
+        value.register_hook(lambda gradient: self._note_gradient(name, gradient))
+        return value
 
-    def _note_softmax(self, scores: Any, weights: Any, axis: int) -> None:
-        """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
-        as zeros; what the module makes of that row shows in its output."""
+    def _note_point(self, point: str, value: Any, follows: Mapping[str, Any]) -> str:
         here = f"{self.path[-1]}." if self.path and self.path[-1] else ""
-        nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
-        self._note(f"{here}scores", scores)
-        self._note(f"{here}weights", weights.masked_fill(nothing, 0.0))
+        name = counted(self.run.taps, here + point)
+        if self.wants_taps:
+            self.run.taps[name] = to_numpy(value)
+            inputs = {k: to_numpy(x) for k, x in follows.items()}
+            self.run.calls[name] = Call(point, inputs)
+        return name
+
+    def _note_gradient(self, name: str, gradient: Any) -> None:
+        if self.wants_taps:
+            self.run.tap_gradients[name] = to_numpy(gradient)
 
     def _keep(self, like: Any) -> Any:
         self.drawn += 1
@@ -144,18 +203,28 @@ class _Recorder:
                 if name == "bernoulli_":
                     return args[0].copy_(recorder._keep(args[0]))
                 out = func(*args, **(kwargs or {}))
-                if name == "_softmax":
-                    recorder._note_softmax(args[0], out, args[1])
+                recorder.points.saw(name, args, out)
                 return out
 
         return Mode()
 
 
+def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:
+    """What one call of a submodule was computed from."""
+    held = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+    facts = {
+        name: float(value)
+        for name, value in vars(part).items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }
+    return Call(
+        type(part).__name__,
+        {str(i): to_numpy(x) for i, x in enumerate(inputs)},
+        {role: to_numpy(x) for role, x in held.items()},
+        facts,
+    )
+
+
 def _merges(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether two shapes differ only in how their leading axes are split."""
     return a[-2:] == b[-2:] and int(np.prod(a)) == int(np.prod(b)) and min(len(a), len(b)) >= 2
-
-
-def float_inputs(request: Request) -> list[str]:
-    """The names of the inputs that are differentiated."""
-    return [name for name, x in request.arrays().items() if is_floating(x)]

@@ -166,7 +166,7 @@ FAULTS = {
     NarrowOutput: "names, shapes, dtypes",
     Flat: "names, shapes, dtypes",
     OneNaN: "output",
-    WrongBackward: "input 0",
+    WrongBackward: "out",
 }
 
 

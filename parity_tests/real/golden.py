@@ -16,10 +16,12 @@ from flax import nnx
 import flax_attn
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity import ParityError, Report, Row, judge
-from flax_attn.parity.compare import _Names, canonical, gradients, versions
-from flax_attn.parity.flax_side import run_flax
+from flax_attn.parity.compare import versions
+from flax_attn.parity.flax_side import Flax
 from flax_attn.parity.golden import sketch
+from flax_attn.parity.judged import gradients
 from flax_attn.parity.mapping import make_plan
+from flax_attn.parity.pair import Names, canonical
 from flax_attn.parity.run import Request, Run, rounded
 from flax_attn.parity.source import Source, describe
 
@@ -53,7 +55,7 @@ def record_golden(path: Path = GOLDEN, wheel: Path | None = None) -> Path:
     call, request = anarcii.torch_call(NAME), _request(inputs)
     runs = [run_torch(attention, call, request, weights, dtype) for dtype in DTYPES]
     layer = _layer()
-    facts, arrays = _facts(*runs, _Names(make_plan(sources, layer), layer, ()))
+    facts, arrays = _facts(*runs, Names(make_plan(sources, layer), layer, ()))
     arrays |= {f"weight {name}": x for name, x in weights.items()}
     arrays |= {f"input {name}": x for name, x in inputs.items()}
     meta = {
@@ -91,7 +93,7 @@ def replay_golden(path: Path = GOLDEN, call: Callable[..., Any] | None = None) -
         inputs = {k: rounded(x, dtype) for k, x in _named(arrays, "input ").items()}
         held = canonical({k: rounded(x, dtype) for k, x in weights.items()}, layer)
         for mode in ("eager", "jit"):
-            run = run_flax(layer, call, _request(inputs), held, dtype, mode == "jit")
+            run = Flax(layer, call, _request(inputs), dtype, mode == "jit").run(held)
             rows += _judge(run, meta["facts"][dtype], arrays, dtype, mode)
     return Report(
         TITLE,
@@ -122,7 +124,7 @@ def _write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     path.with_suffix(".licence.txt").write_text(text, encoding="utf-8")
 
 
-def _facts(truth: Run, own: Run, names: _Names) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _facts(truth: Run, own: Run, names: Names) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What errors are measured against, and torch's results: outputs whole, gradients sketched."""
     facts: dict[str, Any] = {dtype: [] for dtype in DTYPES}
     arrays: dict[str, np.ndarray] = {}

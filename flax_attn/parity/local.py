@@ -1,0 +1,104 @@
+"""Diagnosis: every tap computed again from torch's own values, so that only its own fault shows.
+
+In one more run of Flax each tap, once computed, is replaced by what torch had there, and each
+cotangent that arrives at it by torch's gradient. What differs then differs by itself: an innocent
+step that only passes an error on agrees, and several faults are told apart, backward ones too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from . import judge
+from .flax_side import Force
+from .hints import hint
+from .judged import STRUCTURE, taps
+from .pair import Names, Pair
+from .pairing import paired
+from .report import Divergence, Report, Row
+from .run import Run, is_floating
+
+
+def diagnosed(pair: Pair, report: Report) -> Report:
+    """The report with places: local errors, divergences, maps and hints."""
+    float64 = [row for row in report.failed if row.dtype == "float64" and row.mode]
+    if not float64 or not pair.request.taps:
+        return report
+    mode = float64[0].mode
+    values = pair.narrow("float64")
+    plain = pair.run_flax(pair.flax("float64", mode), values)
+    truth = pair.torch("float64", values, plain.keeps)
+    force = forces(plain, truth, pair.names)
+    run = pair.run_flax(pair.flax("float64", mode, force), values)
+    rows = [*taps(run, truth, pair.names, "float64", mode, "local"), *_outputs(run, truth, mode)]
+    backward = list(_gradients(run, truth, pair.names, mode))
+    wrong = [row for row in rows if not row.verdict.ok]
+    odd = [row for row in float64 if row.name == STRUCTURE]
+    late = [row for row in backward if not row.verdict.ok]
+    places = [Divergence.of(row, "value", hint(row, run, truth, pair.names)) for row in wrong]
+    places = [place for place in places if not odd or place.tap not in truth.outputs]
+    places += [Divergence.of(row, "structure") for row in odd[:1]]
+    notes = (*report.notes, *run.findings["casts"])
+    if not places:
+        places += [Divergence.of(row, "gradient") for row in late]
+    elif late:
+        notes += (f"gradients differ by themselves at {len(late)} places: values come first",)
+    return replace(
+        report,
+        local=(*rows, *backward),
+        divergences=tuple(places),
+        maps=dict(_maps(wrong, run, truth, pair.names)),
+        notes=notes,
+    )
+
+
+def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
+    """Torch's values and gradients at every tap that both sides have, in Flax's layout."""
+    found = {}
+    for name, want in truth.taps.items():
+        there = names.tap(name)
+        match = paired(there, plain.taps[there], want) if there in plain.taps else None
+        if match is not None and is_floating(want):
+            gradient = truth.tap_gradients.get(name)
+            found[there] = Force(match[1], None if gradient is None else match[0](gradient))
+    return found
+
+
+def _outputs(run: Run, truth: Run, mode: str) -> Iterator[Row]:
+    for name, want in truth.outputs.items():
+        if name in run.outputs and is_floating(want):
+            verdict = judge.same_function(run.outputs[name], want)
+            yield Row(name, "local", "float64", mode, verdict)
+
+
+def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Row]:
+    """What arrives at each tap, and at each parameter and input, with torch's gradients behind."""
+    if not run.gradients:
+        return
+    known = {}
+    for name, want in truth.tap_gradients.items():
+        there = names.tap(name)
+        if there in run.tap_gradients:
+            match = paired(there, run.tap_gradients[there], want)
+            if match is not None:
+                known[there] = match[1]
+    order = [names.tap(name) for name in truth.taps]
+    at_taps = {name: known[name] for name in order if name in known}
+    wanted = {**at_taps, **names.gradients(truth.gradients)}
+    for name, want in wanted.items():
+        got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
+        verdict = judge.same_function(got, want, judge.gradient_scale(list(wanted.values()), want))
+        yield Row(name, "local gradient", "float64", mode, verdict)
+
+
+def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tuple[str, np.ndarray]]:
+    """How far apart the two sides are, element by element; -inf against -inf is nothing."""
+    there = {names.tap(name): want for name, want in {**truth.taps, **truth.outputs}.items()}
+    for row in wrong:
+        got = run.taps.get(row.name, run.outputs.get(row.name))
+        match = None if got is None else paired(row.name, got, there[row.name])
+        if match is not None:
+            same = got == match[1]
+            with np.errstate(invalid="ignore"):
+                yield row.name, np.where(same, 0.0, np.abs(got - match[1]))

@@ -1,0 +1,188 @@
+"""Error by depth: one strip a tap, in torch's call order, the error's decades across."""
+
+from collections.abc import Iterable
+from math import ceil, floor, isfinite, log10, nan
+from typing import NamedTuple
+
+from .judge import Verdict
+from .page_html import Html, el, number
+from .report import Report, Row
+
+EDGE, END = 9.0, 2.0  # percent of a strip left on either side, and where 0 and inf stand in it
+SHAPES = {
+    "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "error so far, within the limit"),
+    "local": ("M0-4L4 0L0 4L-4 0Z", "error made here, within the limit"),
+    "global-off": ("M-6.5-6.5H6.5V6.5H-6.5Z", "error so far, over the limit"),
+    "local-off": (
+        "M-4.5-2.5L-2.5-4.5L0-2L2.5-4.5L4.5-2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0Z",
+        "error made here, over the limit",
+    ),
+}
+
+
+class Depth(NamedTuple):
+    """A place with its two errors: as it came out, and computed from torch's own values."""
+
+    name: str
+    so_far: Verdict | None
+    made_here: Verdict | None
+
+
+class Axis(NamedTuple):
+    """Decades across a strip, `10**low` to `10**high`."""
+
+    low: int
+    high: int
+
+    def at(self, error: float) -> float:
+        """Where an error stands, in percent: 0 at the left edge, inf and NaN at the right."""
+        if not isfinite(error):
+            return 100 - END
+        if error <= 0:
+            return END
+        share = (log10(error) - self.low) / (self.high - self.low)
+        return EDGE + (100 - 2 * EDGE) * min(max(share, 0.0), 1.0)
+
+    def ticks(self) -> list[int]:
+        """Exponents that are written down: six at most."""
+        step = max(1, ceil((self.high - self.low) / 5))
+        return list(range(self.low, self.high + 1, step))
+
+
+def values(report: Report) -> list[Depth]:
+    """Taps and outputs in torch's call order, in the first dtype that has taps."""
+    found = [row for row in report.rows if row.kind in ("tap", "output")]
+    return _depths(found, [row for row in report.local if row.kind == "local"])
+
+
+def gradients(report: Report) -> list[Depth]:
+    """Gradients of inputs, parameters and, where something differs, of taps."""
+    found = [row for row in report.rows if row.kind == "gradient"]
+    return _depths(found, [row for row in report.local if row.kind == "local gradient"])
+
+
+def _depths(rows: list[Row], local: list[Row]) -> list[Depth]:
+    dtype = next((row.dtype for row in rows if row.kind != "output"), "")
+    dtype = dtype or next((row.dtype for row in rows), "")
+    ours, theirs = _worst(row for row in rows if row.dtype == dtype), _worst(local)
+    return [Depth(n, ours.get(n), theirs.get(n)) for n in _merged(list(ours), list(theirs))]
+
+
+def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
+    """The worst verdict of each name, over the modes it ran in."""
+    found: dict[str, Verdict] = {}
+    for row in rows:
+        before = found.get(row.name)
+        if before is None or not row.verdict.error <= before.error:
+            found[row.name] = row.verdict
+    return found
+
+
+def _merged(names: list[str], more: list[str]) -> list[str]:
+    """`names`, and each of `more` that is not among them after the one that stood before it."""
+    merged, at = list(names), 0
+    for name in more:
+        if name in merged:
+            at = merged.index(name) + 1
+        else:
+            merged.insert(at, name)
+            at += 1
+    return merged
+
+
+def symbols() -> Html:
+    """The shapes of all marks, once a page."""
+    paths = [el("path", id=f"mark-{name}", d=d) for name, (d, _) in SHAPES.items()]
+    return el("svg", el("defs", *paths), width=0, height=0, class_="symbols", aria_hidden="true")
+
+
+def legend(depths: list[Depth]) -> Html:
+    """What the marks mean that a chart holds."""
+    seen = {_name(kind, verdict) for depth in depths for kind, verdict in _marks(depth).items()}
+    keys = [el("span", _key(name), SHAPES[name][1]) for name in SHAPES if name in seen]
+    return el("p", *keys, class_="legend")
+
+
+def chart(depths: list[Depth]) -> Html:
+    """The strips under one axis; places over their limit in another colour and shape."""
+    verdicts = [v for d in depths for v in (d.so_far, d.made_here) if v is not None]
+    limit = next((v.limit for v in verdicts if v.limit > 0), nan)
+    axis = _axis([v.error for v in verdicts], limit)
+    return el(
+        "div",
+        _scale(axis, limit, any(depth.made_here is not None for depth in depths)),
+        *(_strip(depth, axis, limit) for depth in depths),
+        class_="depth",
+        role="group",
+        aria_label="norm-relative error by depth",
+    )
+
+
+def _axis(errors: Iterable[float], limit: float) -> Axis:
+    """Whole decades around every error and the limit."""
+    seen = [log10(x) for x in [*errors, limit] if isfinite(x) and x > 0]
+    return Axis(floor(min(seen, default=-17)), ceil(max([*seen, -9])))
+
+
+def _scale(axis: Axis, limit: float, local: bool) -> Html:
+    """The top line: where each decade is, the limit, and what the numbers on the right are."""
+    near = axis.at(limit) if isfinite(limit) else nan
+    ticks = [(axis.at(10.0**i), f"1e{i}", None) for i in axis.ticks()]
+    ticks = [tick for tick in ticks if not abs(tick[0] - near) < 9]
+    ticks += [(END, "0", None), (100 - END, "inf", None)]
+    ticks += [(near, f"limit {number(limit)}", "limit")] if isfinite(near) else []
+    texts = [el("text", text, x=f"{x:.1f}%", y=13, class_=kind) for x, text, kind in ticks]
+    return el(
+        "div",
+        el("span", "error over norm", class_="quiet"),
+        el("svg", *texts, class_="strip", aria_hidden="true"),
+        el("span", "made here" if local else "so far", class_="value"),
+        class_="row scale",
+    )
+
+
+def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
+    seen = _marks(depth)
+    told = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in seen.items()]
+    lines = [_line(axis.at(10.0**i), None) for i in axis.ticks()]
+    lines += [_line(axis.at(limit), "limit")] if isfinite(limit) else []
+    shown = depth.made_here or depth.so_far
+    bad = depth.made_here is not None and not depth.made_here.ok
+    return el(
+        "div",
+        el("span", depth.name, class_="label", title=depth.name),
+        el(
+            "svg",
+            el("title", f"{depth.name}: {', '.join(told)}"),
+            *lines,
+            *(_mark(kind, v, axis) for kind, v in seen.items()),
+            class_="strip",
+            role="img",
+        ),
+        el("span", number(shown.error) if shown else "", class_="value"),
+        class_="row bad" if bad else "row",
+    )
+
+
+def _line(x: float, kind: str | None) -> Html:
+    return el("line", x1=f"{x:.1f}%", x2=f"{x:.1f}%", y1=0, y2="100%", class_=kind)
+
+
+def _marks(depth: Depth) -> dict[str, Verdict]:
+    both = {"global": depth.so_far, "local": depth.made_here}
+    return {kind: verdict for kind, verdict in both.items() if verdict is not None}
+
+
+def _name(kind: str, verdict: Verdict) -> str:
+    return kind if verdict.ok else f"{kind}-off"
+
+
+def _mark(kind: str, verdict: Verdict, axis: Axis) -> Html:
+    name = _name(kind, verdict)
+    at = f"{axis.at(verdict.error):.1f}%"
+    return el("use", href=f"#mark-{name}", x=at, y=11, class_=name)
+
+
+def _key(name: str) -> Html:
+    mark = el("use", href=f"#mark-{name}", x=8, y=8, class_=name)
+    return el("svg", mark, width=16, height=16, class_="key", aria_hidden="true")

@@ -1,0 +1,234 @@
+"""Heat maps of `|flax - torch|`: PNG images made of nothing but zlib, in inline SVG."""
+
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
+from math import ceil, floor, isfinite, log10
+from typing import NamedTuple
+
+import numpy as np
+
+from .page_html import Html, el, number
+
+PANELS = 24  # small multiples of one tap
+LEVELS = 62  # of colour, between "equal" and "NaN or Inf"
+FEW, FINE, COARSE = 6, 128, 64  # up to FEW panels show FINE cells a side, more show COARSE
+LOW, HIGH, ODD = (235, 90, 70), (150, 0, 62), (122, 63, 240)
+FAINT = 0.02  # share of the differing elements that may be fainter than the scale begins
+AXES = {"scores": ("query", "key"), "weights": ("query", "key")}
+
+
+class Scale(NamedTuple):
+    """The decades that colours run over: from `10**low` to `10**high`."""
+
+    low: int
+    high: int
+
+    def levels(self, values: np.ndarray) -> np.ndarray:
+        """The palette's index of each value: 0 for equal, the last one for what is not finite."""
+        finite = np.isfinite(values)
+        logs = np.log10(np.where(finite & (values > 0), values, 1.0))
+        share = np.clip((logs - self.low) / (self.high - self.low), 0, 1)
+        found = 1 + np.round(share * (LEVELS - 1))
+        return np.where(finite, np.where(values > 0, found, 0), LEVELS + 1).astype(np.uint8)
+
+
+def scale_of(values: np.ndarray) -> Scale:
+    """Whole decades around what is finite and differs, but for the faintest; one at least."""
+    seen = values[np.isfinite(values) & (values > 0)]
+    if not seen.size:
+        return Scale(-1, 0)
+    faint = float(np.quantile(seen, FAINT, method="lower"))
+    low, high = floor(log10(faint)), ceil(log10(float(seen.max())))
+    return Scale(low, max(high, low + 1))
+
+
+def palette() -> tuple[bytes, bytes]:
+    """PNG's PLTE and tRNS: clear, then faint to full on any background, then not finite."""
+    share = np.linspace(0, 1, LEVELS)[:, None]
+    ramp = np.round(np.array(LOW) + share * (np.array(HIGH) - np.array(LOW)))
+    colours = np.concatenate([[(0, 0, 0)], ramp, [ODD]]).astype(np.uint8)
+    opacity = np.round(255 * (0.1 + 0.9 * share[:, 0] ** 1.3)).astype(np.uint8)
+    return colours.tobytes(), bytes([0, *opacity, 255])
+
+
+def png(levels: np.ndarray) -> bytes:
+    """A PNG image of a matrix of palette indices.
+
+    >>> png(np.zeros((2, 3), np.uint8))[:4]
+    b'\\x89PNG'
+    """
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    height, width = levels.shape
+    colours, opacity = palette()
+    lines = b"".join(b"\0" + line.tobytes() for line in levels)
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+            chunk(b"PLTE", colours),
+            chunk(b"tRNS", opacity),
+            chunk(b"IDAT", zlib.compress(lines, 9)),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+def pooled(values: np.ndarray, most: int) -> np.ndarray:
+    """A matrix with at most `most` cells a side, each the largest of those it stands for.
+
+    >>> pooled(np.array([[1.0, 5.0, 2.0, 0.0]]), 2)
+    array([[5., 2.]])
+    """
+    for axis in (0, 1):
+        count = values.shape[axis]
+        if count > most:
+            starts = np.arange(most) * count // most
+            values = np.maximum.reduceat(values, starts, axis=axis)
+    return values
+
+
+def data_uri(values: np.ndarray, scale: Scale) -> str:
+    """The image of a matrix, as an address that holds it."""
+    return "data:image/png;base64," + b64encode(png(scale.levels(values))).decode()
+
+
+def heat_map(tap: str, difference: np.ndarray) -> Html:
+    """All panels of one tap: the last two axes as a matrix, one for each index before them."""
+    values = np.abs(np.asarray(difference).astype(np.float64))
+    if not values.size:
+        return el("p", f"Nothing to draw: its shape is {list(values.shape)}.", class_="quiet")
+    values = np.where(np.isnan(values), np.inf, values)
+    stack = values.reshape(-1, *(1, 1, *values.shape)[-2:])
+    worst = np.sort(np.argsort(-stack.max(axis=(1, 2)), kind="stable")[:PANELS])
+    drawing = Drawing(tap, values.ndim, scale_of(values), len(worst) > FEW)
+    peak = int(values.argmax()) // stack[0].size if values.any() else -1
+    panels = [
+        drawing.panel(
+            stack[i], [int(k) for k in np.unravel_index(i, values.shape[:-2])], bool(i == peak)
+        )
+        for i in worst
+    ]
+    some = len(worst) < len(stack)
+    left = f"The {len(worst)} worst of {len(stack)} panels. " if some else ""
+    return el(
+        "figure",
+        el("div", *panels, class_="panels"),
+        _legend(drawing.scale, bool(np.isinf(values).any())),
+        el("figcaption", left, _caption(values), class_="quiet"),
+        class_="heat",
+    )
+
+
+def _caption(values: np.ndarray) -> str:
+    odd, equal = int(np.isinf(values).sum()), int((values == 0).sum())
+    parts = [f"shape {list(values.shape)}", f"{equal / values.size:.0%} of the elements bit-equal"]
+    finite = values[np.isfinite(values)]
+    parts += [f"largest difference {number(float(finite.max()))}"] if finite.size else []
+    parts += [f"{odd} not finite"] if odd else []
+    return ", ".join(parts) + "."
+
+
+class Drawing(NamedTuple):
+    """What the panels of one tap share: its name and rank, the colours, and whether to be small."""
+
+    tap: str
+    rank: int
+    scale: Scale
+    small: bool
+
+    def axes(self) -> tuple[str, str]:
+        """The names of rows and columns; "" for those that the array does not have."""
+        names = [f"axis {self.rank - 2}", f"axis {self.rank - 1}"]
+        known = AXES.get(self.tap.rpartition(".")[2].partition("#")[0])
+        if known:
+            names = [f"{axis}, {name}" for axis, name in zip(names, known, strict=True)]
+        return names[0] if self.rank > 1 else "", names[1] if self.rank else ""
+
+    def side(self, count: int) -> int:
+        """Pixels along an axis of `count` elements, whole ones for each where there are many."""
+        least, most, each = (44, 132, 14) if self.small else (66, 280, 22)
+        cells = min(count, COARSE if self.small else FINE)
+        return max(cells * min(each, most // cells), least) if count > 1 else each
+
+    def panel(self, values: np.ndarray, lead: list[int], boxed: bool) -> Html:
+        """One matrix with its axes; `boxed`: a box around its largest element."""
+        rows, columns = values.shape
+        width, height = self.side(columns), self.side(rows)
+        left, top = 34, 18 if lead else 4
+        y, x = (int(i) for i in np.unravel_index(int(values.argmax()), values.shape))
+        index = [*lead, y, x][max(0, 2 - self.rank) :]
+        whole = f"[{', '.join(map(str, [*lead, ':', ':']))}]"
+        names, cell = self.axes(), (width / columns, height / rows)
+        return el(
+            "svg",
+            el("title", f"largest {_size(float(values.max()))} at {index}"),
+            el("text", whole, x=left, y=12, class_="lead") if lead else None,
+            el("rect", x=left, y=top, width=width, height=height, class_="frame"),
+            _image(values, self, {"x": left, "y": top, "width": width, "height": height}),
+            _box(left + (x + 0.5) * cell[0], top + (y + 0.5) * cell[1], cell) if boxed else None,
+            *_ticks(columns, width, lambda x: {"x": left + x, "y": top + height + 13}, "middle"),
+            *_ticks(rows, height, lambda y: {"x": left - 5, "y": top + y + 4}, "end"),
+            el("text", names[1], x=left + width / 2, y=top + height + 27, class_="axis"),
+            _upright(names[0], top + height / 2),
+            role="img",
+            width=left + width + 16,
+            height=top + height + 32,
+        )
+
+
+def _image(values: np.ndarray, drawing: Drawing, place: dict[str, int]) -> Html:
+    cells = pooled(values, COARSE if drawing.small else FINE)
+    given = {**place, "preserveAspectRatio": "none", "href": data_uri(cells, drawing.scale)}
+    return el("image", **given)
+
+
+def _size(value: float) -> str:
+    return number(value) if isfinite(value) else "NaN or Inf"
+
+
+def _box(x: float, y: float, cell: tuple[float, float]) -> Html:
+    half = max(4.0, *(side / 2 for side in cell))
+    place = {"x": x - half, "y": y - half, "width": 2 * half, "height": 2 * half}
+    return el("rect", **{name: f"{at:.1f}" for name, at in place.items()}, class_="worst")
+
+
+def _upright(name: str, y: float) -> Html | None:
+    if not name:
+        return None
+    return el("text", name, transform=f"translate(9 {y:.1f}) rotate(-90)", class_="axis")
+
+
+def _ticks(count: int, length: float, place, anchor: str) -> list[Html]:
+    """Numbers of elements along an axis, far enough apart to be read."""
+    most = max(2, int(length // 26))
+    step = next(s for s in _steps() if (count - 1) / s <= most - 1)
+    return [
+        el("text", i, **place((i + 0.5) * length / count), text_anchor=anchor)
+        for i in range(0, count, step)
+    ]
+
+
+def _steps():
+    decade = 1
+    while True:
+        yield from (decade, 2 * decade, 5 * decade)
+        decade *= 10
+
+
+def _legend(scale: Scale, odd: bool) -> Html:
+    """The colours: equal, the decades, and what is not finite."""
+    ramp = np.logspace(scale.low, scale.high, LEVELS)[None]
+    bar = el("span", class_="bar", style=f"background-image:url({data_uri(ramp, scale)})")
+    parts: Sequence[Html | None] = [
+        el("span", el("span", class_="cell"), "equal"),
+        el("span", f"1e{scale.low:+03d}", bar, f"1e{scale.high:+03d}", " |flax - torch|"),
+        el("span", el("span", class_="cell odd"), "NaN or Inf") if odd else None,
+        el("span", el("span", class_="cell box"), "the largest"),
+    ]
+    return el("p", *parts, class_="legend")

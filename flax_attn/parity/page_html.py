@@ -1,0 +1,61 @@
+"""HTML elements from Python: whatever is not marked up already is escaped."""
+
+from html import escape
+from typing import Any
+
+VOID = ("meta", "link")
+
+
+class Html(str):
+    """Markup, put into elements as it is; any other string is escaped."""
+
+
+def el(name: str, /, *children: Any, **attributes: Any) -> Html:
+    """One element; None among children and attributes is left out.
+
+    A trailing "_" of an attribute's name is dropped, any other stands for "-".
+
+    >>> el("p", "a < b", el("b", 3), class_="note", id=None)
+    '<p class="note">a &lt; b<b>3</b></p>'
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    end = "" if name in VOID else f"{join(children)}</{name}>"
+    return Html(f"<{name}{given}>{end}")
+
+
+def join(children: Any) -> Html:
+    """The children one after another, each escaped unless it is markup."""
+    return Html(
+        "".join(
+            child if isinstance(child, Html) else escape(str(child), quote=False)
+            for child in children
+            if child is not None
+        )
+    )
+
+
+def number(value: float) -> str:
+    """An error or a limit with two digits: 3.9e-16, 0, inf, nan.
+
+    >>> number(3.94e-16), number(0.0), number(float("inf"))
+    ('3.9e-16', '0', 'inf')
+    """
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def code(text: Any) -> Html:
+    """A name, a value or a command, in fixed width."""
+    return el("code", text)
+
+
+def plural(count: int, word: str) -> str:
+    """A count and its word.
+
+    >>> plural(1, "place"), plural(3, "place")
+    ('1 place', '3 places')
+    """
+    return f"{count:,} {word}" + ("" if count == 1 else "s")

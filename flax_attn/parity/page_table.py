@@ -1,0 +1,116 @@
+"""Every comparison in tables, folded by dtype and kind."""
+
+from collections.abc import Sequence
+
+from .page_html import Html, el, number, plural
+from .report import Row
+
+
+def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:
+    """One fold for each dtype and kind, in order of appearance; open where something differs.
+
+    Taps that are `rewritten`, inside a function that is the same, are no failure.
+    """
+    return [_fold(*key, group, rewritten) for key, group in _groups(rows).items()]
+
+
+def summary(rows: Sequence[Row], rewritten: Sequence[str]) -> Html:
+    """One line for each dtype and kind: how many comparisons, and the worst of them."""
+    heads = ("dtype and kind", "comparisons", "over the limit", "worst error", "limit", "at")
+    lines = []
+    for key, group in _groups(rows).items():
+        worst, off = max(group, key=_rank), len(_off(group, rewritten))
+        v = worst.verdict
+        cells = [" ".join(filter(None, key)), len(group), f"✕ {off}" if off else 0]
+        cells += [number(v.error), number(v.limit), worst.name]
+        lines.append(el("tr", *(el("td", cell) for cell in cells), class_="bad" if off else None))
+    head = el("thead", el("tr", *(el("th", head) for head in heads)))
+    return el("div", el("table", head, el("tbody", *lines)), class_="scroll")
+
+
+def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.dtype, row.kind), []).append(row)
+    return groups
+
+
+def _off(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
+    """Those over their limit, taps of another way of computing the same left out."""
+    over = [row for row in rows if not row.verdict.ok]
+    return [row for row in over if row.kind != "tap" or row.name not in rewritten]
+
+
+def _fold(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> Html:
+    over = [row for row in rows if not row.verdict.ok]
+    off = _off(rows, rewritten)
+    worst = max(rows, key=_rank).verdict
+    told = [plural(len(rows), "comparison")]
+    if worst.statement != "exact":
+        told += [f"worst {number(worst.error)}", f"limit {number(worst.limit)}"]
+    elif not over:
+        told.append("bit-equal")
+    told += [f"{len(over)} computed another way"] if len(over) > len(off) else []
+    return el(
+        "details",
+        el(
+            "summary",
+            el("b", " ".join(part for part in (dtype, kind) if part)),
+            el("span", ", ".join(told), class_="quiet"),
+            el("span", f"✕ {len(off)} over the limit", class_="off") if off else None,
+        ),
+        _names(rows) if worst.statement == "exact" and not over else _table(rows),
+        open="open" if off and kind != "tap" else None,
+    )
+
+
+def _rank(row: Row) -> float:
+    """The error; NaN is the worst."""
+    return row.verdict.error if row.verdict.error == row.verdict.error else float("inf")
+
+
+def _names(rows: list[Row]) -> Html:
+    return el("p", ", ".join(dict.fromkeys(row.name for row in rows)), class_="mono wrap")
+
+
+def _table(rows: list[Row]) -> Html:
+    modes = len({row.mode for row in rows}) > 1
+    own = any(row.verdict.own is not None for row in rows)
+    heads = ["name", *(["mode"] if modes else []), "error", "limit"]
+    heads += ["torch's own", "error / own"] if own else []
+    body = [_line(row, modes, own) for row in rows]
+    return el(
+        "div",
+        el(
+            "table",
+            el("thead", el("tr", *(el("th", head) for head in heads))),
+            el("tbody", *body),
+        ),
+        class_="scroll",
+    )
+
+
+def _line(row: Row, modes: bool, own: bool) -> Html:
+    v = row.verdict
+    cells = [el("td", None if v.ok else "✕ ", row.name, _more(row))]
+    cells += [el("td", row.mode)] if modes else []
+    cells += [el("td", number(v.error)), el("td", number(v.limit))]
+    if own:
+        cells.append(el("td", "" if v.own is None else number(v.own)))
+        cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.2f}x"))
+    return el("tr", *cells, class_=None if v.ok else "bad")
+
+
+def _more(row: Row) -> Html | None:
+    """The worst element and what else there is to say, under the name."""
+    v = row.verdict
+    parts = [part for part in (where(v.index, v.got, v.want), v.note) if part]
+    return el("div", "; ".join(parts), class_="more") if parts else None
+
+
+def where(index: tuple[int, ...] | None, got: float | None, want: float | None) -> str:
+    """The worst element with both values, or nothing."""
+    if index is None:
+        return ""
+    values = "" if got is None or want is None else f": Flax {got:.9g}, torch {want:.9g}"
+    return f"at {list(index)}{values}"

@@ -1,0 +1,256 @@
+"""The known pairs: a torch module's type, a Flax module's, and how each value lies in either.
+
+`PAIRS[kind][flax class]` says for each of torch's names where its values lie and in which layout.
+nnx has no Bilinear and no whole GRU or LSTM: a Bilinear's `weight` goes to a Param of that name as
+it is, and the layers of a GRU, LSTM or RNN go to cells by a `Rule`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from .source import Source
+
+RECURRENT = ("RNN", "GRU", "LSTM")
+NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm", "BatchNorm")
+
+
+class Place(NamedTuple):
+    """Where a tensor lies below the Flax module, and its layout (None: as it is)."""
+
+    targets: tuple[str, ...]
+    layout: str | None = None
+    sizes: Mapping[str, int] = MappingProxyType({})
+
+
+Roles = Mapping[str, Place]
+
+
+def _to(targets: str, layout: str | None = None, **sizes: int) -> Place:
+    return Place(tuple(targets.split()), layout, sizes)
+
+
+_TURN = "o i -> i o"
+_BIAS = {"bias": _to("bias")}
+_LINEAR = {"weight": _to("kernel", _TURN), **_BIAS}
+_NORM = {"weight": _to("scale"), **_BIAS}
+_STATISTICS = {"running_mean": _to("mean"), "running_var": _to("var")}
+_DENSE = {
+    "weight_ih": _to("dense_i.kernel", _TURN),
+    "weight_hh": _to("dense_h.kernel", _TURN),
+    "bias_ih": _to("dense_i.bias"),
+    "bias_hh": _to("dense_h.bias"),
+}
+_GATES = {
+    "weight_ih": _to("ii.kernel if_.kernel ig.kernel io.kernel", "(n o) i -> n i o"),
+    "weight_hh": _to("hi.kernel hf.kernel hg.kernel ho.kernel", "(n o) i -> n i o"),
+    "bias_ih": _to("ii.bias if_.bias ig.bias io.bias", "(n o) -> n o"),
+    "bias_hh": _to("hi.bias hf.bias hg.bias ho.bias", "(n o) -> n o"),
+}
+# nn.MultiheadAttention -> three Linear layers of these names; its out_proj is one by itself.
+_THREE = {
+    "in_proj_weight": _to("q_proj.kernel k_proj.kernel v_proj.kernel", "(n o) i -> n i o"),
+    "in_proj_bias": _to("q_proj.bias k_proj.bias v_proj.bias", "(n o) -> n o"),
+    **{f"{p}_weight": _to(f"{p}.kernel", _TURN) for p in ("q_proj", "k_proj", "v_proj")},
+}
+
+
+def _general(held: nnx.LinearGeneral, out_first: bool = True) -> Roles:
+    """Axes are flattened in order; None of it where they are taken in another, or batched."""
+    if held.batch_axis or list(held.axis) != sorted(held.axis):
+        return {}
+    ins = {f"i{k}": size for k, size in enumerate(held.in_features)}
+    outs = {f"o{k}": size for k, size in enumerate(held.out_features)}
+    i, o = " ".join(ins), " ".join(outs)
+    left = f"({o}) ({i})" if out_first else f"({i}) ({o})"
+    weight = _to("kernel", f"{left} -> {i} {o}", **ins, **outs)
+    return {"weight": weight, "bias": _to("bias", f"({o}) -> {o}", **outs)}
+
+
+def _conv_transpose(held: nnx.ConvTranspose) -> Roles:
+    """torch's is the gradient of a convolution, so its kernel is mirrored; nnx's only if asked."""
+    layout = "i o ... -> ... o i" if held.transpose_kernel else "i o ... -> ~... i o"
+    return {"weight": _to("kernel", layout), **_BIAS}
+
+
+def _heads(held: nnx.MultiHeadAttention) -> Roles:
+    n = held.num_heads
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+    return {
+        "in_proj_weight": _to("query.kernel key.kernel value.kernel", "(n h d) i -> n i h d", h=n),
+        "in_proj_bias": _to("query.bias key.bias value.bias", "(n h d) -> n h d", h=n),
+        **{f"{p}_weight": _to(f"{t}.kernel", "(h d) i -> i h d", h=n) for p, t in names.items()},
+        "out_proj.weight": _to("out.kernel", "o (h d) -> h d o", h=n),
+        "out_proj.bias": _to("out.bias"),
+    }
+
+
+PAIRS: dict[str, dict[type, Roles | Callable[[Any], Roles]]] = {
+    "Linear": {nnx.Linear: _LINEAR, nnx.LinearGeneral: _general},
+    "Conv1D": {
+        nnx.Linear: {"weight": _to("kernel"), **_BIAS},
+        nnx.LinearGeneral: lambda held: _general(held, out_first=False),
+    },
+    "Embedding": {nnx.Embed: {"weight": _to("embedding")}},
+    "Conv": {nnx.Conv: {"weight": _to("kernel", "o i ... -> ... i o"), **_BIAS}},
+    "ConvTranspose": {nnx.ConvTranspose: _conv_transpose},
+    "LayerNorm": {nnx.LayerNorm: _NORM},
+    "RMSNorm": {nnx.RMSNorm: {"weight": _to("scale")}},
+    "GroupNorm": {nnx.GroupNorm: _NORM},
+    "InstanceNorm": {nnx.InstanceNorm: _NORM},
+    "BatchNorm": {nnx.BatchNorm: {**_NORM, **_STATISTICS}},
+    "PReLU": {nnx.PReLU: {"weight": _to("negative_slope", "1 -> ")}},
+    "MultiheadAttention": {nnx.MultiHeadAttention: _heads, nnx.Module: _THREE},
+    "RNNCell": {nnx.SimpleCell: _DENSE},
+    "GRUCell": {nnx.GRUCell: _DENSE},
+    "LSTMCell": {nnx.OptimizedLSTMCell: _DENSE, nnx.LSTMCell: _GATES},
+    "Bilinear": {},
+}
+LAYERS = tuple({cls for classes in PAIRS.values() for cls in classes} - {nnx.Module})
+
+
+def place(kind: str, role: str, held: Any) -> Place | None:
+    """Where torch's `role` of a module of type `kind` lies in the Flax module `held`, if known."""
+    kind = cell_of(kind, role)
+    for cls, roles in PAIRS.get(kind, {}).items():
+        like = kind in NORMS[:2] and type(held).__name__.endswith(kind)
+        if isinstance(held, cls) or like:
+            return (roles(held) if callable(roles) else roles).get(role)
+    return None
+
+
+def becomes(kind: str, role: str) -> tuple[type, str] | None:
+    """The Flax layer that a `kind` is known to become, and the name that `role` has there."""
+    for cls, roles in PAIRS.get(kind, {}).items():
+        if callable(roles):
+            return (cls, {"weight": "kernel"}.get(role, role)) if role in _LINEAR else None
+        return (cls, " ".join(roles[role].targets)) if role in roles else None
+    return None
+
+
+def cell_of(kind: str, role: str) -> str:
+    """A whole recurrent network's values go to cells once a rule has called them by a cell's."""
+    return f"{kind}Cell" if kind in RECURRENT and role in _DENSE else kind
+
+
+def refusal(source: Source, held: Any, path: str) -> str | None:
+    """Why a tensor of a known type has no place, and what would work; None: nothing known.
+
+    Args:
+      source: the torch tensor.
+      held: the Flax module at its owner's path, or None.
+      path: where it was to go.
+    """
+    kind, name = source.kind, source.name
+    owner, _, role = name.rpartition(".")
+    if kind in RECURRENT and cell_of(kind, path.rpartition(".")[2]) == kind:
+        dot = f"{owner}." if owner else ""
+        return (
+            f"{owner or 'the module'} is a torch {kind}, and nnx has cells, one for each layer: "
+            f'say Rule("{dot}*_l0 -> path.of.the.cell.*") for each layer and direction.'
+        )
+    if kind == "Bilinear" and role == "weight":
+        return (
+            f"{name} {list(source.shape)} belongs to a Bilinear, which nnx does not have: hold it "
+            f"as a Param `weight` of torch's shape, or say "
+            f'Rule("{name} -> ...", "o i j -> ...").'
+        )
+    if kind == "MultiheadAttention" and role in ("bias_k", "bias_v") and held is not None:
+        return f"{name}: {a(held)} has no {role}; torch needs add_bias_kv=False."
+    if kind == "InstanceNorm" and role.startswith("running_"):
+        return f"{name}: nnx.InstanceNorm has no statistics; torch needs track_running_stats=False."
+    return _no_bias(name, held)
+
+
+def no_groups(source: Source, held: Any) -> str | None:
+    """Why a grouped transposed convolution cannot be carried."""
+    if not isinstance(held, nnx.ConvTranspose) or source.kind != "ConvTranspose":
+        return None
+    if len(source.shape) < 2 or held.out_features in (source.shape[1], 0):
+        return None
+    groups, rest = divmod(held.out_features, source.shape[1])
+    if rest or not source.name.endswith("weight"):
+        return None
+    return (
+        f"{source.name} {list(source.shape)} has {groups} groups for {held.out_features} outputs, "
+        f"and nnx.ConvTranspose has none: hold one nnx.ConvTranspose for each group."
+    )
+
+
+def _no_bias(name: str, held: Any) -> str | None:
+    """torch's cells have two biases, nnx's one: their sum could not be taken apart again."""
+    role = name.rpartition(".")[2].partition("_l")[0]
+    if role not in ("bias_ih", "bias_hh") or not isinstance(held, nnx.RNNCellBase):
+        return None
+    if isinstance(held, nnx.LSTMCell):
+        parts = "ii, if_, ig and io" if role == "bias_ih" else "hi, hf, hg and ho"
+    else:
+        parts = "dense_i" if role == "bias_ih" else "dense_h"
+    return (
+        f"{name} has no place: nnx.{type(held).__name__} is built with one bias, and the sum of "
+        f"torch's two could not be carried back. Replace its {parts} by nnx.Linear with a bias, "
+        f'or make {role} zero in torch and say Rule.skip("{name}").'
+    )
+
+
+def a(thing: Any) -> str:
+    """A type's name with its article, of a type, a name or a thing."""
+    name = thing if isinstance(thing, str) else getattr(thing, "__name__", type(thing).__name__)
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def flax_params(module: nnx.Module) -> dict[str, nnx.Param]:
+    """Every `nnx.Param` by dotted path; a shared one under each of its paths."""
+    return {path: x for path, x in flax_state(module).items() if isinstance(x, nnx.Param)}
+
+
+def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
+    """Every `nnx.Param` and `nnx.BatchStat` by dotted path; a shared one by each of its paths."""
+    found: dict[str, nnx.Variable] = {}
+
+    def walk(node: Any, path: tuple[str, ...], above: tuple[int, ...]) -> None:
+        if isinstance(node, nnx.Param | nnx.BatchStat):
+            found[".".join(path)] = node
+        elif not isinstance(node, nnx.Variable) and id(node) not in above:
+            for name, child in _children(node).items():
+                walk(child, (*path, name), (*above, id(node)))
+
+    walk(module, (), ())
+    return found
+
+
+def held_at(module: nnx.Module, path: str) -> Any:
+    """What lies at a dotted path, or None."""
+    held: Any = module
+    for piece in path.split(".") if path else ():
+        held = _children(held).get(piece)
+    return held
+
+
+def flax_path(module: nnx.Module, path: str) -> str:
+    """A path as torch says it, told in Flax's: `nnx.Sequential` holds its parts in `layers`.
+
+    >>> net = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    >>> flax_path(net, "0.kernel")
+    'layers.0.kernel'
+    """
+    told: list[str] = []
+    held: Any = module
+    for piece in path.split("."):
+        if isinstance(held, nnx.Sequential) and piece.isdigit():
+            told.append("layers")
+            held = held.layers
+        told.append(piece)
+        held = _children(held).get(piece)
+    return ".".join(told)
+
+
+def _children(node: Any) -> dict[str, Any]:
+    """The named parts of a module, list or dict; its attributes in order of their names."""
+    if isinstance(node, nnx.List | nnx.Dict | nnx.Module):
+        return {k: v for k, v in sorted(vars(node).items()) if not k.startswith("_pytree__")}
+    if isinstance(node, list | tuple):
+        return {str(i): child for i, child in enumerate(node)}
+    return {str(k): child for k, child in node.items()} if isinstance(node, dict) else {}

@@ -1,0 +1,260 @@
+"""`suggest`: the rules that may be meant where names and types do not say enough.
+
+A proposal is never applied: of a square matrix nobody can tell by its shape which way it lies.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from flax import nnx
+
+from .mapping import Draft
+from .pairs import PAIRS, RECURRENT, held_at, place
+from .rule import Rule, axis_sizes, backwards
+from .source import describe
+
+MOST = 12  # proposals; more would not be read
+MANY = 60  # names looked at one by one
+# Layouts that are tried, the likeliest first: torch's weights have outputs first; plain Parameters
+# and transformers' Conv1D have inputs first.
+ONE = {
+    "out first": ("o i -> i o", "o i ... -> ... i o", "(h k) i -> i h k", "o (h k) -> h k o"),
+    "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
+    "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)"),
+}
+SPLIT = {
+    "out first": ("(n o) i -> n i o", "(n h k) i -> n i h k", "(n o) i -> n o i"),
+    "in first": ("i (n o) -> n i o", "i (n h k) -> n i h k"),
+    "either": ("(n o) -> n o", "(n h k) -> n h k"),
+}
+JOIN = {
+    "out first": ("n o i -> i (n o)", "n o i -> n i o", "n o i -> (n o) i"),
+    "in first": ("n i o -> i (n o)", "n i o -> n i o"),
+    "either": ("n o -> (n o)", "n o -> n o"),
+}
+ALIKE = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+ORDERS = (
+    (r"(^|_)q($|_)|query", r"(^|_)k($|_)|key", r"(^|_)v($|_)|value"),
+    (r"gate", r"up"),
+)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
+    """Rules for the tensors that found no place and the Params that nothing fills.
+
+    By the likeness of names and by layouts that fit, each checked to solve something; nothing is
+    applied. The list is empty where nothing is left over, or nothing fits.
+
+    Args:
+      torch_module, flax_module: as `port` takes them.
+      rules: those that are known already.
+
+    Example (needs torch): once read, the rules to add to `port`'s
+
+        rules += suggest(torch_module, flax_module, rules)
+    """
+    return propose(Draft(describe(torch_module), flax_module, rules))
+
+
+def propose(draft: Draft) -> list[Rule]:
+    """`suggest`, of a mapping in the making."""
+    kept: list[Rule] = []
+    while len(kept) < MOST:
+        for rule in _candidates(draft):
+            then = draft.also(rule)
+            if _wrong(then) < _wrong(draft):
+                kept, draft = [*kept, rule], then
+                break
+        else:
+            break
+    return kept
+
+
+def _wrong(draft: Draft) -> int:
+    return len(draft.problems) + len(draft.unplaced) + len(draft.unfilled)
+
+
+def _candidates(draft: Draft) -> Iterator[Rule]:
+    if draft.unplaced:
+        yield from _ties(draft)
+        yield from _cells(draft)
+    if draft.unplaced and draft.unfilled:
+        for stars in (True, False):
+            yield from _modules(draft, stars)
+            yield from _values(draft, stars)
+
+
+def _ties(draft: Draft) -> Iterator[Rule]:
+    """A second name of a tensor that Flax holds once."""
+    for name in draft.unplaced:
+        first = draft.sources[name].same_as
+        if first and first not in draft.unplaced:
+            yield Rule.tied(f"{name} -> {first}")
+
+
+def _cells(draft: Draft) -> Iterator[Rule]:
+    """The layers of a GRU, LSTM or RNN onto cells, in order."""
+    names = [name for name in draft.unplaced if draft.sources[name].kind in RECURRENT]
+    cells = list(dict.fromkeys(_owner(_owner(path)) for path in draft.unfilled))
+    for name in names:
+        left, role, end = name.partition("weight_ih")
+        kinds = tuple(PAIRS[f"{draft.sources[name].kind}Cell"])
+        cell = next((c for c in cells if isinstance(held_at(draft.module, c), kinds)), None)
+        if role and cell is not None:
+            yield Rule(f"{left}*{end} -> {cell}.*" if cell else f"{left}*{end} -> *")
+
+
+@dataclass(frozen=True)
+class _Name:
+    """Names that differ in their numbers alone: `h.*.fc`, the first, and the numbers of each."""
+
+    text: str
+    first: str
+    numbers: frozenset[tuple[str, ...]]
+
+
+def _names(names: Iterable[str], stars: bool) -> list[_Name]:
+    if not stars:
+        return [_Name(name, name, frozenset()) for name in dict.fromkeys(names)][:MANY]
+    seen: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        seen.setdefault(_NUMBER.sub("*", name), []).append(name)
+    return [
+        _Name(text, of[0], frozenset(tuple(_NUMBER.findall(name)) for name in of))
+        for text, of in seen.items()
+    ]
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _likeness(one: str, two: str) -> float:
+    def words(name: str) -> str:
+        owner, _, leaf = name.rpartition(".")
+        return f"{owner}.{ALIKE.get(leaf, leaf)}".lower()
+
+    return SequenceMatcher(None, words(one), words(two), autojunk=False).ratio()
+
+
+def _likeliest(found: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
+    return (rule for _, rule in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
+    """Modules whose values all find their place in one Flax module of the type they become."""
+    owners = [_owner(path) for path in draft.unfilled]
+    held = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
+    found = []
+    for mine in _names((_owner(name) for name in draft.unplaced), stars):
+        for it in held:
+            if mine.text and it.text and mine.numbers == it.numbers:
+                if all(
+                    _fits(draft, n, it.first) for n in draft.unplaced if _owner(n) == mine.first
+                ):
+                    found.append((_likeness(mine.text, it.text), Rule(f"{mine.text} -> {it.text}")))
+    return _likeliest(found)
+
+
+def _fits(draft: Draft, name: str, owner: str) -> bool:
+    """Whether a tensor has a known place, in its shape, in the Flax module at `owner`."""
+    source = draft.sources[name]
+    known = place(source.kind, name.rpartition(".")[2], held_at(draft.module, owner))
+    paths = [f"{owner}.{target}" for target in known.targets] if known else []
+    if not paths or not {*paths} <= {*draft.unfilled}:
+        return False
+    want = _whole([tuple(draft.state[path].get_value().shape) for path in paths])
+    if known is None or known.layout is None or want is None:
+        return want == source.shape
+    return _told(known.layout, source.shape, want, dict(known.sizes)) is not None
+
+
+def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
+    """One tensor onto one Param, one onto several, several onto one."""
+    ours, theirs = _names(draft.unplaced, stars), _names(draft.unfilled, stars)
+    sides = [([mine], [it]) for mine in ours for it in theirs]
+    sides += [([mine], group) for mine in ours for group in _groups(theirs)]
+    sides += [(group, [it]) for group in _groups(ours) for it in theirs]
+    found = []
+    for here, there in sides:
+        if here[0].numbers == there[0].numbers and (how := _layout(draft, here, there)):
+            names = f"{_joined(here)} -> {_joined(there)}"
+            likeness = max(_likeness(x.text, y.text) for x in here for y in there)
+            found.append((likeness, Rule(names, how[0], **how[1])))
+    return _likeliest(found)
+
+
+def _groups(names: list[_Name]) -> Iterator[list[_Name]]:
+    """Names that differ in one piece: query, key and value among them, or all."""
+    seen: dict[str, list[_Name]] = {}
+    for name in names:
+        pieces = name.text.split(".")
+        for i in range(len(pieces)):
+            key = ".".join([*pieces[:i], "{}", *pieces[i + 1 :]])
+            seen.setdefault(key, []).append(name)
+    for key, group in seen.items():
+        if len(group) < 2 or len({name.numbers for name in group}) > 1:
+            continue
+        at = key.split(".").index("{}")
+        for order in ORDERS:
+            chosen = [[n for n in group if re.search(w, n.text.split(".")[at])] for w in order]
+            if all(len(each) == 1 for each in chosen):
+                yield [each[0] for each in chosen]
+        yield group
+
+
+def _joined(names: list[_Name]) -> str:
+    """`a.{b,c}.d` of `a.b.d` and `a.c.d`."""
+    pieces = zip(*(name.text.split(".") for name in names), strict=True)
+    return ".".join(
+        piece[0] if len({*piece}) == 1 else "{" + ",".join(piece) + "}" for piece in pieces
+    )
+
+
+def _layout(
+    draft: Draft, here: list[_Name], there: list[_Name]
+) -> tuple[str | None, dict[str, int]] | None:
+    """The likeliest layout that fits, with the sizes it must be told; None if none does."""
+    sources = [draft.sources[name.first] for name in here]
+    shape = _whole([source.shape for source in sources])
+    want = _whole([tuple(draft.state[name.first].get_value().shape) for name in there])
+    if shape is None or want is None:
+        return None
+    way = "in first" if sources[0].kind in ("Conv1D", "Parameter", "buffer") else "out first"
+    tried = ONE if len(here) == len(there) else SPLIT if len(there) > 1 else JOIN
+    turned = way == "out first" and len(want) > 1 and there[0].first.endswith("kernel")
+    if tried is ONE and shape == want and not turned:
+        return None, {}
+    for layout in (*tried[way], *tried["either"]):
+        given = {"n": len(there)} if len(there) > 1 else {}
+        sizes = _told(layout, shape, want, given)
+        if sizes is not None:
+            return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}
+    return None
+
+
+def _whole(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of all of them stacked; None if they differ."""
+    if len({*shapes}) > 1:
+        return None
+    return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
+
+
+def _told(
+    layout: str, shape: tuple[int, ...], want: tuple[int, ...], given: dict[str, int]
+) -> dict[str, int] | None:
+    """Every axis' size where a layout brings one shape into the other; None where it does not."""
+    try:
+        sizes = dict(given)
+        for side, of in ((layout, shape), (backwards(layout), want)):
+            if "(" not in side.partition("->")[0]:
+                sizes |= axis_sizes(side, of, 1, given)
+        forth = axis_sizes(layout, shape, 1, sizes)
+        back = axis_sizes(backwards(layout), want, 1, forth)
+    except ValueError:
+        return None
+    return forth if forth == back else None

@@ -1,0 +1,111 @@
+"""The named points inside attention, seen from below torch: around every softmax, without edits."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Operations that keep a value's place: what goes in and what comes out are one array to us.
+ELEMENTWISE = {
+    *("mul", "div", "add", "sub", "rsub", "neg", "masked_fill", "where", "tanh", "clone"),
+    *("_to_copy", "copy_", "mul_", "div_", "add_", "sub_", "masked_fill_", "tanh_", "neg_"),
+}
+PRODUCTS = {"mm", "bmm", "baddbmm", "addmm"}
+
+
+class Product(NamedTuple):
+    """A matrix product: its two operands."""
+
+    left: Any
+    right: Any
+
+
+class Weights(NamedTuple):
+    """What a softmax gave: the paths of its scores and weights."""
+
+    scores: str
+    weights: str
+    shape: tuple[int, ...]
+    nothing: Any
+
+
+class Points:
+    """Follows products to the softmax and weights to their product, by the memory they live in.
+
+    Args:
+      note: called with a point's name, its value and what it follows from; returns the name under
+        which it was noted.
+      note_gradient: called with that name and a gradient.
+    """
+
+    def __init__(self, note: Callable[..., str], note_gradient: Callable[[str, Any], None]):
+        self.note, self.note_gradient = note, note_gradient
+        self.known: dict[int, Any] = {}
+        self.held: list[Any] = []  # so that no memory is given out a second time
+
+    def saw(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """One operation below autograd."""
+        import torch
+
+        if name == "_softmax":
+            self._softmax(args[0], out, args[1])
+        elif name == "_softmax_backward_data":
+            self._backward(args[0], args[1], out)
+        elif name in PRODUCTS:
+            self._product(*(args[-2:] if name in ("mm", "bmm") else args[1:3]), out)
+        elif name.startswith("_scaled_dot_product") and "backward" not in name:
+            self._fused(args, out)
+        elif name in ELEMENTWISE and torch.is_tensor(out):
+            for x in args:
+                found = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
+                if found is not None:
+                    self._remember(out, found)
+                    break
+
+    def _of(self, tensor: Any) -> Any:
+        return self.known.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+
+    def _remember(self, tensor: Any, what: Any) -> None:
+        if tensor.numel():
+            self.known[tensor.untyped_storage().data_ptr()] = what
+            self.held.append(tensor)
+
+    def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
+        """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
+        as zeros; what the module makes of that row shows in its output."""
+        made, follows = self._of(scores), {}
+        if isinstance(made, Product) and _fits(made, scores):
+            follows = {"query": made.left, "key": made.right.mT}
+            for point, value in follows.items():
+                self.note(point, value, {})
+        nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
+        before = self.note("scores", scores, follows)
+        weighed = weights.masked_fill(nothing, 0.0)
+        after = self.note("weights", weighed, {**follows, "scores": scores})
+        self._remember(weights, Weights(before, after, tuple(weights.shape), nothing))
+
+    def _backward(self, gradient: Any, weights: Any, out: Any) -> None:
+        made = self._of(weights)
+        if isinstance(made, Weights):
+            self.note_gradient(made.weights, gradient.masked_fill(made.nothing, 0.0))
+            self.note_gradient(made.scores, out.masked_fill(made.nothing, 0.0))
+
+    def _product(self, left: Any, right: Any, out: Any) -> None:
+        made = self._of(left)
+        if isinstance(made, Weights) and left.shape[-2:] == made.shape[-2:]:
+            self.note("value", right, {})
+            self.note("context", out, {"weights": left, "value": right})
+        else:
+            self._remember(out, Product(left, right))
+
+    def _fused(self, args: tuple[Any, ...], out: Any) -> None:
+        """Torch's fused attention, which shows no softmax: what goes in and what comes out."""
+        flat = [x.reshape(-1, *x.shape[-2:]) for x in (*args[:3], out[0])]
+        follows = dict(zip(("query", "key", "value"), flat, strict=False))
+        for point, value in follows.items():
+            self.note(point, value, {})
+        self.note("context", flat[3], follows)
+
+
+def _fits(made: Product, scores: Any) -> bool:
+    left, right = made
+    tail = (left.shape[-2], right.shape[-1])
+    return tail == tuple(scores.shape[-2:]) and left.shape[-1] == right.shape[-2]

@@ -1,0 +1,177 @@
+"""Faults of rotary positions, norms, skips and the MLP."""
+
+import jax
+import jax.numpy as jnp
+
+from . import trial_flax as right
+from .fault import A, Fault, part
+from .setup import Setup, mixed, one
+from .sizes import BASE, LAYER_EPS
+
+Q, K = f"{A}query", f"{A}key"
+
+
+def both(wrong, low=mixed):
+    """Another rotation of queries and of keys."""
+
+    def plant(is_low: bool) -> Setup:
+        put = low(right.rotate, wrong) if is_low else wrong
+        return Setup(parts=(("", "rotate_q", put), ("", "rotate_k", put)))
+
+    return plant
+
+
+def _interleaved(x, positions):
+    angle = right.angles(positions, x.shape[-1], x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
+    return jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(x.shape)
+
+
+def speeds(speed):
+    """Rotation with other speeds, given half the width and a dtype."""
+
+    def rotate(x, positions):
+        half = x.shape[-1] // 2
+        return right.turn(x, positions[..., None].astype(x.dtype) * speed(half, x.dtype))
+
+    return rotate
+
+
+def angled(change):
+    """Rotation with angles changed."""
+
+    def rotate(x, positions):
+        return right.turn(x, change(right.angles(positions, x.shape[-1], x.dtype)))
+
+    return rotate
+
+
+def _through(dtype):
+    return angled(lambda angle: angle.astype(dtype).astype(angle.dtype))
+
+
+def _half(x, positions):
+    width = x.shape[-1] // 2 // 2 * 2
+    return jnp.concatenate([right.rotate(x[..., :width], positions), x[..., width:]], axis=-1)
+
+
+def _sine_for_cosine(x, positions):
+    return right.turn(x, jnp.pi / 2 - right.angles(positions, x.shape[-1], x.dtype))
+
+
+def _tables_interleaved(x, positions):
+    """Speeds repeated as for interleaved pairs, halves turned all the same."""
+    speed = BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=x.dtype) / x.shape[-1])
+    angle = positions[..., None].astype(x.dtype) * jnp.repeat(speed, 2)
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
+    x1, x2 = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-x2, x1], axis=-1) * sin
+
+
+R = "rotary and norm"
+ROTARY = [
+    Fault("interleaved pairs", R, both(_interleaved), Q, "rotary"),
+    Fault("speeds repeated for interleaved pairs", R, both(_tables_interleaved), Q),
+    Fault("turned backwards", R, both(angled(lambda a: -a)), Q, "rotary"),
+    Fault(
+        "a base of 500,000",
+        R,
+        both(speeds(lambda half, t: 5e5 ** (-jnp.arange(half, dtype=t) / half))),
+        Q,
+    ),
+    Fault(
+        "speeds by twice the exponent",
+        R,
+        both(speeds(lambda half, t: BASE ** (-2 * jnp.arange(half, dtype=t) / half))),
+        Q,
+    ),
+    Fault("positions halved", R, both(angled(lambda a: a / 2)), Q),
+    Fault("half the width turned", R, both(_half), Q),
+    Fault("sines and cosines exchanged", R, both(_sine_for_cosine), Q),
+    Fault("turned twice", R, both(angled(lambda a: 2 * a)), Q),
+    Fault("angles in float32", R, both(_through(jnp.float32), one), Q, "float32"),
+    Fault("angles in bfloat16", R, both(_through(jnp.bfloat16), one), Q, "bfloat16"),
+    Fault("queries not turned", R, part("rotate_q", lambda x, p: x), Q, "rotary"),
+    Fault("keys not turned", R, part("rotate_k", lambda x, p: x), K, "rotary"),
+    Fault(
+        "queries counted from zero", R, part("rotate_q", lambda x, p: right.rotate(x, p - p[0])), Q
+    ),
+    Fault("keys one position late", R, part("rotate_k", lambda x, p: right.rotate(x, p + 1)), K),
+    Fault(
+        "values turned too",
+        R,
+        part(
+            "repeat_v",
+            lambda v, times: right.repeat(right.rotate(v, jnp.arange(v.shape[1])), times),
+        ),
+        f"{A}value",
+        "rotary",
+    ),
+]
+
+
+def layer_normed(wrong, at="layers."):
+    return part("layer_norm", wrong, at)
+
+
+def rms_normed(wrong):
+    return part("rms_norm", wrong)
+
+
+def _layer_norm(eps=LAYER_EPS, ddof=0, outside=False):
+    def norm(x, scale, bias):
+        centred, var = x - x.mean(-1, keepdims=True), x.var(-1, keepdims=True, ddof=ddof)
+        root = jnp.sqrt(var) + eps if outside else jnp.sqrt(var + eps)
+        return centred / root * scale + bias
+
+    return norm
+
+
+def _rms(eps):
+    return lambda x, scale: x / jnp.sqrt((x**2).mean(-1, keepdims=True) + eps) * scale
+
+
+def _uncentred(x, scale, bias):
+    return right.rms_norm(x, scale) + bias
+
+
+def _over_positions(x, scale, bias):
+    centred = x - x.mean(1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(1, keepdims=True) + LAYER_EPS) * scale + bias
+
+
+def _centred(x, scale):
+    return right.rms_norm(x - x.mean(-1, keepdims=True), scale)
+
+
+def _rms_narrow(x, scale):
+    return right.rms_norm(x.astype(jnp.float32), scale.astype(jnp.float32)).astype(x.dtype)
+
+
+N1, N2, ACT = "layers.0.norm1", "layers.0.norm2", "layers.0.mlp.act"
+NORM = [
+    Fault("LayerNorm's eps 1e-6", R, layer_normed(_layer_norm(1e-6)), N1, "eps"),
+    Fault("LayerNorm's eps 1e-12", R, layer_normed(_layer_norm(1e-12)), N1, "eps"),
+    Fault("the last norm's eps 1e-6", R, layer_normed(_layer_norm(1e-6), "norm."), "norm", "eps"),
+    Fault("LayerNorm's eps outside the root", R, layer_normed(_layer_norm(outside=True)), N1),
+    Fault("LayerNorm's variance by D - 1", R, layer_normed(_layer_norm(ddof=1)), N1),
+    Fault("LayerNorm without the mean", R, layer_normed(_uncentred), N1),
+    Fault("LayerNorm over positions", R, layer_normed(_over_positions), N1),
+    Fault("RMSNorm's eps 1e-5", R, rms_normed(_rms(1e-5)), N2, "eps"),
+    Fault("RMSNorm's eps that of float32", R, rms_normed(_rms(1.1920929e-07)), N2),
+    Fault("RMSNorm less the mean", R, rms_normed(_centred), N2),
+    Fault(
+        "RMSNorm's gain plus one", R, rms_normed(lambda x, scale: right.rms_norm(x, 1 + scale)), N2
+    ),
+    Fault("RMSNorm in float32", R, part("rms_norm", _rms_narrow, low=one), N2, "float32"),
+    Fault("the last norm missing", R, part("head_in", lambda x, y: x), "head"),
+    Fault("no skip around attention", R, part("skip1", lambda x, y: y), N2),
+    Fault("MLP beside attention", R, part("norm2_in", lambda x, y: x), N2),
+    Fault("no skip around the MLP", R, part("skip2", lambda x, y: y), "layers.0"),
+    Fault("GELU by tanh", R, part("act", jax.nn.gelu), ACT, "tanh"),
+    Fault("GELU by a sigmoid", R, part("act", lambda x: x * jax.nn.sigmoid(1.702 * x)), ACT),
+    Fault("SiLU for GELU", R, part("act", jax.nn.silu), ACT),
+    Fault("ReLU for GELU", R, part("act", jax.nn.relu), ACT),
+]
+FAULTS = ROTARY + NORM

@@ -1,0 +1,146 @@
+"""Mutants on trial: each is put in place of its module, in a process that stays warm, and judged.
+
+A process imports jax once and runs the laws of a file on the file as it is. Then, mutant after
+mutant, the module's names are replaced, the laws called one by one until one fails, and the names
+put back. A mutant that finds no end goes down with its process, and a new one is started.
+"""
+
+import importlib
+import multiprocessing
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+
+from .operators import Mutant, mutated
+
+ROOT = Path(__file__).parents[3]
+FILES = {
+    "reference": "flax_attn/reference.py",
+    "masks": "flax_attn/masks.py",
+    "scores": "flax_attn/scores.py",
+    "judge": "flax_attn/parity/judge.py",
+}
+SECONDS, SECONDS_TO_WARM = 20, 300
+
+
+def source_of(file: str) -> str:
+    return (ROOT / FILES[file]).read_text("utf-8")
+
+
+class Trial:
+    """One module, its source and its laws, all of which hold while nothing is changed."""
+
+    def __init__(self, file: str):
+        self.source = source_of(file)
+        name = FILES[file].removesuffix(".py").replace("/", ".")
+        self.module: ModuleType = importlib.import_module(name)
+        laws = vars(importlib.import_module(f"parity_tests.core.test_laws_{file}"))
+        self.laws = [laws[name] for name in laws if name.startswith("test_")]
+        broken = self.broken(None)  # by the same road as any mutant, so that no law fails for that
+        if broken is not None:
+            raise RuntimeError(f"{FILES[file]} as it stands breaks the law {broken}.")
+
+    def broken(self, number: int | None) -> str | None:
+        """The law that fails, with the change of that number made or none; None if all hold."""
+        names = vars(self.module)
+        held, at = dict(names), "at import"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for name in [name for name in names if not name.startswith("__")]:
+                    del names[name]
+                source = self.source if number is None else mutated(self.source, number)
+                exec(compile(source, "mutant", "exec"), names)
+                for law in self.laws:
+                    at = law.__name__
+                    law()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as fault:  # what pytest.raises raises is no Exception
+            text = str(fault).strip().partition("\n")[0]
+            return f"{at}: {type(fault).__name__} {text}"
+        finally:
+            names.clear()
+            names.update(held)
+        return None
+
+
+def serve(connection: Connection) -> None:
+    """Answers (file, number) with the law that fails; number None warms the file up."""
+    importlib.import_module("parity_tests.conftest")  # strict promotion, as in all tests
+    trials: dict[str, Trial] = {}
+    while True:
+        file, number = connection.recv()
+        try:
+            if file not in trials:
+                trials[file] = Trial(file)
+            connection.send(None if number is None else trials[file].broken(number))
+        except RuntimeError as fault:
+            connection.send(fault)
+
+
+class Worker:
+    """A process that serves, started anew whenever a mutant takes it down."""
+
+    def __init__(self):
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+        self.warm: set[str] = set()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def broken(self, mutant: Mutant) -> str | None:
+        if mutant.file not in self.warm:
+            fault = self._ask(mutant.file, None, SECONDS_TO_WARM)
+            if fault is not None:
+                raise RuntimeError(str(fault))
+            self.warm.add(mutant.file)
+        return self._ask(mutant.file, mutant.number, SECONDS)
+
+    def _ask(self, file: str, number: int | None, seconds: float) -> str | None:
+        try:
+            self.connection.send((file, number))
+            if self.connection.poll(seconds):
+                return self.connection.recv()
+            ended = f"no end within {seconds} seconds"
+        except EOFError:
+            ended = "the process died"
+        self.stop()
+        self._start()
+        return ended
+
+
+def try_all(
+    mutants: Iterable[Mutant], jobs: int, tell: Callable[[Mutant], None] = lambda _: None
+) -> dict[Mutant, str | None]:
+    """For each mutant the law that fails, or None: it lives."""
+    own, workers = threading.local(), []
+
+    def set_up() -> None:
+        own.worker = Worker()
+        workers.append(own.worker)
+
+    def judged(mutant: Mutant) -> tuple[Mutant, str | None]:
+        fate = own.worker.broken(mutant)
+        tell(mutant)
+        return mutant, fate
+
+    with ThreadPoolExecutor(jobs, initializer=set_up) as pool:
+        try:
+            return dict(pool.map(judged, mutants))
+        finally:
+            for worker in workers:
+                worker.stop()

@@ -1,0 +1,224 @@
+"""The laws of scores, by closed forms in numpy: every place, every block, every refusal.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the scores.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import scores
+from flax_attn._types import Sizes
+from flax_attn.parity import judge
+
+B, N, T, S = 2, 3, 4, 7
+SIZES = Sizes((B,), N, T, S)
+SLOPES = np.asarray([0.5, 0.2, 0.9])
+
+
+def normal(seed, *shape):
+    return np.random.RandomState(seed).standard_normal(shape)
+
+
+LOGITS, BIAS = 3 * normal(0, B, N, T, S), normal(1, N, T, S)
+
+
+def distance(offset):
+    return np.abs(np.arange(T)[:, None] + offset - np.arange(S))
+
+
+def slanted(x, b, n, q, k):
+    return x + (10 * b + 3 * n - q + 2 * k).astype(x.dtype)
+
+
+def per_head(params, x, b, n, q, k):
+    return x * params[n] + (q - 2 * k + b).astype(x.dtype)
+
+
+B_, N_, Q_, K_ = SIZES.grid()
+SLANT = 10 * B_ + 3 * N_ - Q_ + 2 * K_
+HEADS = SLOPES[:, None, None]
+SCORES = {
+    "identity": (lambda: scores.IDENTITY, LOGITS),
+    "softcap": (lambda: scores.softcap(2.0), 2 * np.tanh(LOGITS / 2)),
+    "wide cap": (lambda: scores.softcap(50), 50 * np.tanh(LOGITS / 50)),
+    "alibi": (lambda: scores.alibi(SLOPES), LOGITS - HEADS * distance(0)),
+    "alibi shifted": (lambda: scores.alibi(SLOPES, 2), LOGITS - HEADS * distance(2)),
+    "alibi end": (lambda: scores.alibi(SLOPES, "end"), LOGITS - HEADS * distance(S - T)),
+    "additive": (lambda: scores.additive(BIAS), LOGITS + BIAS),
+    "additive row": (lambda: scores.additive(BIAS[:, :1]), LOGITS + BIAS[:, :1]),
+    "modify": (lambda: scores.modify(slanted), LOGITS + SLANT),
+    "modify by": (
+        lambda: scores.modify(per_head, SLOPES),
+        LOGITS * HEADS + Q_ - 2 * K_ + B_,
+    ),
+    "cap, then bias": (
+        lambda: scores.softcap(2.0) >> scores.additive(BIAS),
+        2 * np.tanh(LOGITS / 2) + BIAS,
+    ),
+    "bias, then cap": (
+        lambda: scores.additive(BIAS) >> scores.softcap(2.0),
+        2 * np.tanh((LOGITS + BIAS) / 2),
+    ),
+    "slant, then cap, then bias": (
+        lambda: scores.modify(slanted) >> scores.softcap(9.0) >> scores.alibi(SLOPES),
+        9 * np.tanh((LOGITS + SLANT) / 9) - HEADS * distance(0),
+    ),
+}
+
+
+def test_every_score_is_its_formula_whole_and_in_blocks():
+    with jax.enable_x64(True):
+        for name, (make, want) in SCORES.items():
+            bound, logits = make().bind(SIZES), jnp.asarray(LOGITS)
+            assert isinstance(bound, scores.Score)
+            grid = bound.grid(logits, SIZES)
+            assert grid.dtype == logits.dtype and judge.same_function(grid, want).ok, name
+            cut = (slice(1, None), slice(None), slice(1, 3), slice(2, None))
+            index = B_[1:], N_, Q_[:, :, 1:3], K_[..., 2:]
+            block = bound(jnp.asarray(LOGITS[cut]), *index)
+            assert judge.same_function(block, want[cut]).ok, name
+
+
+def test_scores_keep_the_dtype_of_narrow_logits():
+    logits = jnp.asarray(LOGITS, jnp.bfloat16)
+    for name, (make, _) in SCORES.items():
+        if name != "modify by":  # whose function decides
+            bound = make().bind(SIZES)
+            assert bound.grid(logits, SIZES).dtype == bound(logits, *SIZES.grid()).dtype
+            assert bound.grid(logits, SIZES).dtype == jnp.bfloat16
+
+
+def test_the_cap_bounds():
+    capped = scores.softcap(2.0)(jnp.asarray([-1e4, 0.0, 1e4]), 0, 0, 0, 0)
+    assert capped.tolist() == [-2.0, 0.0, 2.0]
+    assert scores.softcap(0.5)(jnp.asarray(1e4), 0, 0, 0, 0) == 0.5
+    narrow = scores.softcap(jnp.asarray(2.0))(jnp.asarray(1e4, jnp.bfloat16), 0, 0, 0, 0)
+    assert narrow == 2.0 and narrow.dtype == jnp.bfloat16
+    traced = jax.eval_shape(lambda cap: scores.softcap(cap)(jnp.ones(3), 0, 0, 0, 0), 2.0)
+    assert traced.shape == (3,)
+
+
+def listener():
+    """A score that remembers what it was asked for."""
+
+    class Asked(scores.Score):
+        def __init__(self):
+            self.asked = []
+
+        def __call__(self, *given):
+            self.asked.append(given)
+            return "called"
+
+        def bind(self, sizes):
+            self.asked.append(sizes)
+            return self
+
+        def grid(self, *given):
+            self.asked.append(given)
+            return "whole"
+
+    return Asked()
+
+
+def test_a_chain_hands_everything_on_in_its_order():
+    one, two = listener(), listener()
+    chain = one >> two
+    assert chain == scores.Chain(one, two) and (chain.first, chain.then) == (one, two)
+    assert chain.bind("sizes") == chain and one.asked == two.asked == ["sizes"]
+    assert chain("logits", 5, 6, 7, 8) == "called" and chain.grid("logits", "sizes") == "whole"
+    assert one.asked[1:] == [("logits", 5, 6, 7, 8), ("logits", "sizes")]
+    assert two.asked[1:] == [("called", 5, 6, 7, 8), ("whole", "sizes")]
+
+
+def test_the_base_knows_nothing_and_binds_to_itself():
+    with pytest.raises(NotImplementedError):
+        scores.Score()(LOGITS, 0, 0, 0, 0)
+    for score in (scores.Score(), scores.softcap(2.0), scores.modify(slanted), scores.IDENTITY):
+        assert score.bind(SIZES) is score
+    assert scores.Identity()(LOGITS, 0, 0, 0, 0) is LOGITS
+
+
+def test_scores_are_frozen_trees_equal_by_value():
+    made = {
+        lambda: scores.Identity(): 0,
+        lambda: scores.softcap(2.0): 0,
+        lambda: scores.softcap(np.asarray(2.0)): 1,
+        lambda: scores.alibi(SLOPES): 1,
+        lambda: scores.alibi(SLOPES, "end"): 1,
+        lambda: scores.additive(BIAS): 1,
+        lambda: scores.modify(slanted): 0,
+        lambda: scores.modify(per_head, {"a": SLOPES, "b": BIAS}): 2,
+        lambda: scores.softcap(2.0) >> scores.alibi(SLOPES): 1,
+        lambda: scores.alibi(SLOPES) >> scores.softcap(2.0): 1,
+    }
+    assert len({make() for make in made}) == len(made)
+    for make, arrays in made.items():
+        assert make() == make() and hash(make()) == hash(make())
+        assert len(jax.tree.leaves(make())) == arrays
+        with pytest.raises(AttributeError, match="cannot assign"):
+            make().offset = 1
+    assert scores.IDENTITY == scores.Identity()
+    assert scores.alibi(SLOPES) == scores.alibi(SLOPES, 0) == scores.Alibi(SLOPES)
+    assert scores.modify(slanted) == scores.Modify(slanted, None) == scores.Modify(slanted)
+
+
+def test_binding_checks_shapes_and_takes_batch_axes_as_one():
+    sizes = Sizes((2, B), N, T, S)
+    assert scores.alibi(SLOPES, "end").bind(sizes).offset == S - T
+    assert scores.alibi(SLOPES, -2).bind(sizes).offset == -2
+    assert isinstance(scores.alibi(SLOPES).bind(sizes).slopes, jax.Array)
+    assert scores.alibi([0.5, 0.2, 0.9]).bind(sizes).slopes.shape == (N,)
+    bias = normal(6, B, 1, 1, S)
+    got = scores.additive(bias).bind(sizes).array
+    assert judge.exact(got, np.tile(bias.astype(got.dtype), (2, 1, 1, 1))).ok
+
+
+def test_a_function_keeps_shape_and_dtype():
+    logits = jnp.asarray(LOGITS, jnp.float32)
+    words = (
+        "^modify's function must keep the logits' shape and dtype, "
+        r"\(2, 3, 4, 7\) float32; it returned "
+    )
+    for change, given in (
+        (lambda x, *_: x[0], r"\(3, 4, 7\) float32\.$"),
+        (lambda x, *_: x.astype(jnp.float16), r"\(2, 3, 4, 7\) float16\.$"),
+        (lambda x, *_: x[0].astype(jnp.float16), r"\(3, 4, 7\) float16\.$"),
+    ):
+        with pytest.raises(ValueError, match=words + given):
+            scores.modify(change)(logits, *SIZES.grid())
+
+
+def test_falsy_params_are_params():
+    assert scores.modify(lambda p, x, *_: x + p, 0)(jnp.asarray(3), 0, 0, 0, 0) == 3
+
+
+REFUSED = [
+    (lambda: scores.softcap(0.0), ValueError, "^softcap needs a finite.*above zero; got 0.0"),
+    (lambda: scores.softcap(-2), ValueError, "above zero; got -2"),
+    (lambda: scores.softcap(math.inf), ValueError, "above zero; got inf"),
+    (lambda: scores.softcap(math.nan), ValueError, "above zero; got nan"),
+    (lambda: scores.softcap("30"), TypeError, "^softcap's bound must be a number; got '30'"),
+    (lambda: scores.softcap(np.ones(S)), ValueError, "^softcap's bound must be one number"),
+    (lambda: scores.alibi(SLOPES, "start"), ValueError, r"^alibi\.offset.*got 'start'"),
+    (lambda: scores.alibi(SLOPES, 0.5), ValueError, r"^alibi\.offset.*got 0.5"),
+    (lambda: scores.additive(np.ones(S, bool)), TypeError, "^additive needs a floating.*got bool"),
+    (lambda: scores.additive(np.ones(S, int)), TypeError, "got int64.*goes to mask="),
+    (lambda: scores.softcap(2.0) >> BIAS, TypeError, "^A score is chained.*ndarray.*additive"),
+    (lambda: scores.alibi(np.ones(4)).bind(SIZES), ValueError, r"^alibi needs.*\(3,\).*\(4,\)"),
+    (lambda: scores.alibi(np.ones((3, 1))).bind(SIZES), ValueError, r"\(3,\).*\(3, 1\)"),
+    (
+        lambda: scores.additive(np.ones((T, S + 1))).bind(SIZES),
+        ValueError,
+        r"^An additive score must broadcast to.*\(2, 3, 4, 7\).*\(4, 8\)",
+    ),
+]
+
+
+def test_what_does_not_fit_is_named():
+    for make, kind, words in REFUSED:
+        with pytest.raises(kind, match=words):
+            make()

@@ -1,0 +1,150 @@
+"""flax_attn's pytest plugin: parity cases as parameters, `assert_parity` as a fixture, and reports.
+
+It stands outside the package, since loading a part of a package loads all of it: a suite that has
+flax_attn installed and does not use it must not wait for jax.
+
+* A test with the argument `case`, in a module with a list `CASES` of `flax_attn.parity.Case`, runs
+  once for each case.
+* The fixture `assert_parity` is `flax_attn.parity.assert_parity`, its report named after the test.
+* `--parity-seed N` draws other weights, inputs and cotangents, in both.
+* What failed is reported whole, at the end; tracebacks stop where the harness begins.
+"""
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+PROPERTY = "parity report"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--parity-seed N`."""
+    parser.getgroup("flax_attn").addoption(
+        "--parity-seed",
+        type=int,
+        metavar="N",
+        help="seed of the weights, inputs and cotangents of parity cases, in place of their own",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """The seed, where one was given."""
+    seed = config.getoption("parity_seed")
+    return None if seed is None else f"parity seed: {seed}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that asks for `case` over its module's `CASES`, unless the suite itself does."""
+    if "case" not in metafunc.fixturenames or _is_parametrised(metafunc):
+        return
+    kind = _loaded("case", "Case")
+    cases = getattr(metafunc.module, "CASES", None)
+    if kind is None or not isinstance(cases, list | tuple) or not _any(cases, kind):
+        return
+    strange = [entry for entry in cases if not isinstance(entry, kind)]
+    if strange:
+        where = metafunc.module.__name__
+        pytest.fail(
+            f"{where}.CASES must hold flax_attn.parity.Case objects only; it holds {strange[0]!r}.",
+            pytrace=False,
+        )
+    seed = metafunc.config.getoption("parity_seed")
+    metafunc.parametrize("case", [_seeded(case, seed) for case in cases], ids=str)
+
+
+@pytest.fixture
+def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`flax_attn.parity.assert_parity`; the report bears the test's name and how to run it."""
+    from flax_attn.parity import assert_parity
+
+    seed = request.config.getoption("parity_seed")
+    name, node = request.node.name, request.node.nodeid
+    again = f"pytest '{node}'" + ("" if seed is None else f" --parity-seed {seed}")
+
+    def check(torch_module: Any, flax_module: Any, *inputs: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        seeded = {} if seed is None else {"seed": seed}
+        given = {"title": name, "reproduce": again, **options, **seeded}
+        return assert_parity(torch_module, flax_module, *inputs, **given)
+
+    return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """Shortens a ParityError to its headline and keeps its text for the end."""
+    kind = _loaded("errors", "ParityError")
+    error = None if call.excinfo is None else call.excinfo.value
+    text = str(error) if kind is not None and isinstance(error, kind) else ""
+    if text and not item.config.getoption("fulltrace"):
+        call.excinfo = _shortened(error, kind)
+    report = yield
+    if text:
+        report.user_properties.append((PROPERTY, text))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The reports of all that failed, whole."""
+    if config.getoption("tbstyle") == "no":
+        return
+    failed = [r for kind in ("failed", "error") for r in terminalreporter.getreports(kind)]
+    texts = [
+        (report.nodeid, text)
+        for report in failed
+        for key, text in getattr(report, "user_properties", ())
+        if key == PROPERTY
+    ]
+    if texts:
+        terminalreporter.section("parity reports")
+    for nodeid, text in texts:
+        terminalreporter.write_sep("-", nodeid)
+        terminalreporter.write_line(text)
+
+
+def _is_parametrised(metafunc: pytest.Metafunc) -> bool:
+    """Whether `case` has values already, by a mark or by a hook of the suite."""
+    return any("case" in call.params for call in getattr(metafunc, "_calls", ()))
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A class of flax_attn.parity, if the suite has imported it; nobody holds one otherwise."""
+    return getattr(sys.modules.get(f"flax_attn.parity.{module}"), name, None)
+
+
+def _any(cases: Any, kind: type) -> bool:
+    return any(isinstance(entry, kind) for entry in cases)
+
+
+def _seeded(case: Any, seed: int | None) -> Any:
+    if seed is not None:
+        case = copy.copy(case)
+        case.seed = seed
+    return case
+
+
+def _shortened(error: Any, kind: type) -> Any:
+    """The same error with its headline as its text, and no frames of the harness."""
+    report, lines = getattr(error, "report", None), str(error).splitlines()
+    first = getattr(report, "first", None)
+    headline = lines[0] + ("" if first is None else f"; first: {first.tap}")
+    short = kind(f"{headline}\n(whole under 'parity reports')", report)
+    home = os.path.join(os.path.dirname(sys.modules[kind.__module__].__file__ or ""), "")
+    outside = _without(error.__traceback__, home) or error.__traceback__
+    return pytest.ExceptionInfo.from_exc_info((kind, short, outside))
+
+
+def _without(trace: TracebackType | None, folder: str) -> TracebackType | None:
+    """A traceback without the frames of the files below one folder."""
+    if trace is None:
+        return None
+    rest = _without(trace.tb_next, folder)
+    if trace.tb_frame.f_code.co_filename.startswith(folder):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
