@@ -49,9 +49,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     strange = [entry for entry in cases if not isinstance(entry, kind)]
     if strange:
-        where = metafunc.module.__name__
+        where = metafunc.definition.nodeid.partition("::")[0]
         pytest.fail(
-            f"{where}.CASES must hold flax_attn.parity.Case objects only; it holds {strange[0]!r}.",
+            f"CASES in {where} must hold flax_attn.parity.Case objects; it holds {strange[0]!r}.",
             pytrace=False,
         )
     seed = metafunc.config.getoption("parity_seed")
@@ -82,7 +82,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     kind = _loaded("errors", "ParityError")
     error = None if call.excinfo is None else call.excinfo.value
     text = str(error) if kind is not None and isinstance(error, kind) else ""
-    if text and not item.config.getoption("fulltrace"):
+    if kind is not None and text and not item.config.getoption("fulltrace"):
         call.excinfo = _shortened(error, kind)
     report = yield
     if text:

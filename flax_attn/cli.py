@@ -17,6 +17,7 @@ from .parity import ParityError, Report, certificate
 from .parity.case import has_torch
 from .parity.collect import select
 from .parity.compare import versions
+from .parity.page import pages
 from .parity.prove import Job, cases_of, jobs, prove, record
 from .parity.report import plain
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a variant, one case as a report prints it, or a package whose modules hold CASES",
     )
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
+    parity.add_argument("--html", metavar="FILE", help="write one page with every comparison")
     parity.add_argument(
         "--markdown",
         metavar="FILE",
@@ -106,6 +108,8 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
         Path(options.json).write_text(
             json.dumps(plain([_as_dict(p) for p in proofs]), indent=1) + "\n"
         )
+    if options.html:
+        Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
         _write_markdown(Path(options.markdown), certificate.markdown(lines))
     return 0 if proofs and all(line.ok for line in lines) else 1

@@ -16,3 +16,4 @@ from .report import Divergence as Divergence
 from .report import Report as Report
 from .report import Row as Row
 from .rule import Rule as Rule
+from .suggest import suggest as suggest

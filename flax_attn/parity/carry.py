@@ -72,7 +72,7 @@ def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
 
 
 def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:
-    """Puts copies of arrays into an nnx module's Params and statistics, in its dtypes or `dtype`."""
+    """Copies arrays into an nnx module's Params and statistics, in its dtypes or in `dtype`."""
     state = flax_state(module)
     for path, value in values.items():
         kind = state[path].get_value().dtype if dtype is None else dtype

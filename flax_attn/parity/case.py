@@ -132,9 +132,9 @@ class Case:
         )
 
     def check(self) -> None:
-        """Raises ParityError, with the report, unless all is equal."""
+        """Raises ParityError, with the report, unless all is equal; a twin inside too."""
         report = self.report()
-        if not report.ok:
+        if not report.ok or (report.rewritten and self.witness == _twin_of(self.flax_class)):
             raise ParityError(str(report), report)
 
 

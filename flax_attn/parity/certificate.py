@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from .report import Report
+from .report import Report, badness
 
 HEADINGS = ("variant", "proven equal to", "params", "float64", "grads", "float32", "bfloat16", "")
 
@@ -39,12 +39,12 @@ class Line:
     def _error(self, *kinds: str) -> str:
         found = [report.worst("float64", *kinds) for report in self.reports]
         found = [error for error in found if error is not None]
-        return f"{max(found):.1e}" if found else "-"
+        return f"{max(found, key=badness):.1e}" if found else "-"
 
     def _ratio(self, dtype: str) -> str:
         found = [report.ratio(dtype) for report in self.reports]
         found = [ratio for ratio in found if ratio is not None]
-        return f"{max(found):.1f}x" if found else "-"
+        return f"{max(found, key=badness):.1f}x" if found else "-"
 
 
 def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:

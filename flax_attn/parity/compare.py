@@ -96,7 +96,7 @@ def compare(
         stepped(pair, optimizer, steps, modes[-1], seen.rows, seen.notes)
     title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
     report = Report(title, **seen.facts(pair.plan), reproduce=reproduce)
-    return report if report.ok else diagnosed(pair, report)
+    return report if report.ok else diagnosed(pair, report, seen.runs)
 
 
 class _Seen:
@@ -106,9 +106,10 @@ class _Seen:
         self.rows = rows
         self.alone: dict[str, None] = {}
         self.notes: dict[str, None] = {}
+        self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
-        got, own, truth = runs
+        got, own, truth = self.runs[dtype, mode] = runs
         self.rows += judged(got, own, truth, pair.names, dtype, mode)
         if pair.request.train:
             statistics(pair, got, own, dtype, mode, self.rows, self.notes)

@@ -12,7 +12,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from .. import taps
 from . import precision
-from .mapping import flax_params
+from .mapping import flax_params, flax_state
 from .run import Request, Run, counted, leaves, rebuilt, rounded
 
 
@@ -63,7 +63,8 @@ class Flax:
             probes = {k: jnp.zeros_like(f.value) for k, f in self.force.items()}
             held = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
             held = held or _unique(self.module, self.dtype)
-            params = {k: v for k, v in held.items() if k in unique_params(self.module)}
+            trained = unique_params(self.module)
+            params = {k: v for k, v in held.items() if k in trained}
             rest = {k: v for k, v in held.items() if k not in params}
             program = self._program(inputs, params, floats, probes, rest)
             return self._noted(program(params, floats, probes, rest))
@@ -72,9 +73,11 @@ class Flax:
         if self.program is None:
             run = self._forward(inputs)
             run = _with_gradients(run, self.request, self.dtype) if self.request.grads else run
-            traced = jax.jit(run).trace(*args)
-            self.findings = _findings(traced.jaxpr)
-            self.program = traced.lower().compile() if self.jit else run
+            self.program = run
+            if self.jit or not self.force:
+                traced = jax.jit(run).trace(*args)
+                self.findings = _findings(traced.jaxpr)
+                self.program = traced.lower().compile() if self.jit else run
         return self.program
 
     def _forward(self, inputs: Mapping[str, jax.Array]) -> Callable[..., Any]:
@@ -159,16 +162,6 @@ def _findings(jaxpr: Any) -> dict[str, list[str]]:
         "casts": [str(found) for found in precision.casts(jaxpr)],
         "products": [str(found) for found in precision.products(jaxpr)],
     }
-
-
-def flax_state(module: nnx.Module) -> dict[str, Any]:
-    """Every Param and running statistic by dotted path."""
-    stats = {
-        ".".join(map(str, path)): node
-        for path, node in nnx.iter_graph(module)
-        if isinstance(node, nnx.BatchStat)
-    }
-    return {**flax_params(module), **stats}
 
 
 def unique_params(module: nnx.Module) -> dict[str, str]:

@@ -15,6 +15,7 @@ FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 GRADIENT_SHARE = 1e-3
 PRINTED = 0.5e-4 + 1e-6
+LIKENESS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,11 @@ def printed(got: np.ndarray, want: np.ndarray) -> bool:
         return False
     finite = np.isfinite(want)
     return bool((np.abs(got[finite] - want[finite]) <= PRINTED).all())
+
+
+def alike(got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether one error is another: what a hint says must explain all but a `LIKENESS` of it."""
+    return error(got, want) <= LIKENESS
 
 
 def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from . import judge
 from .pair import Names
-from .pairing import TURNED, paired, point_of
+from .pairing import TURNED, hidden, paired, point_of
 from .report import Row
 from .run import Run, is_floating
 
@@ -55,7 +55,8 @@ def taps(got: Run, truth: Run, names: Names, dtype: str, mode: str, kind: str = 
         there = names.tap(name)
         match = paired(there, got.taps[there], want) if there in got.taps else None
         if match is not None:
-            verdict = judge.same_function(got.taps[there], match[1])
+            value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
+            verdict = judge.same_function(value, match[1])
             rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 

@@ -5,52 +5,86 @@ cotangent that arrives at it by torch's gradient. What differs then differs by i
 step that only passes an error on agrees, and several faults are told apart, backward ones too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from . import judge
 from .flax_side import Force
-from .hints import hint
+from .hints import backward_hint, hint
 from .judged import STRUCTURE, taps
 from .pair import Names, Pair
 from .pairing import paired
 from .report import Divergence, Report, Row
 from .run import Run, is_floating
 
+Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
-def diagnosed(pair: Pair, report: Report) -> Report:
-    """The report with places: local errors, divergences, maps and hints."""
-    float64 = [row for row in report.failed if row.dtype == "float64" and row.mode]
-    if not float64 or not pair.request.taps:
+
+def diagnosed(pair: Pair, report: Report, runs: Runs) -> Report:
+    """The report with places: local errors, divergences, maps and hints.
+
+    `runs` are those that it tells of, by dtype and mode.
+    """
+    rows = [row for row in report.failed if row.mode]
+    if not rows or not pair.request.taps:
         return report
-    mode = float64[0].mode
-    values = pair.narrow("float64")
-    plain = pair.run_flax(pair.flax("float64", mode), values)
-    truth = pair.torch("float64", values, plain.keeps)
+    float64 = [row for row in rows if row.dtype == "float64"]
+    if float64:
+        return _placed(pair, report, float64, runs)
+    return _narrow(pair, report, rows[0], runs)
+
+
+def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report:
+    """Where float64 differs: values first, and gradients where all values agree."""
+    mode = failed[0].mode
+    plain, _, truth = runs["float64", mode]
     force = forces(plain, truth, pair.names)
-    run = pair.run_flax(pair.flax("float64", mode, force), values)
+    run = pair.run_flax(pair.flax("float64", mode, force), pair.narrow("float64"))
     rows = [*taps(run, truth, pair.names, "float64", mode, "local"), *_outputs(run, truth, mode)]
     backward = list(_gradients(run, truth, pair.names, mode))
     wrong = [row for row in rows if not row.verdict.ok]
-    odd = [row for row in float64 if row.name == STRUCTURE]
-    late = [row for row in backward if not row.verdict.ok]
-    places = [Divergence.of(row, "value", hint(row, run, truth, pair.names)) for row in wrong]
-    places = [place for place in places if not odd or place.tap not in truth.outputs]
+    late = [arrived for arrived in backward if not arrived.row.verdict.ok]
+    odd = [row for row in failed if row.name == STRUCTURE]
+    places = [
+        Divergence.of(row, "value", hint(row, run, truth, pair.names))
+        for row in wrong
+        if not odd or row.name not in truth.outputs
+    ]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
-    notes = (*report.notes, *run.findings["casts"])
+    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]))
     if not places:
-        places += [Divergence.of(row, "gradient") for row in late]
+        places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
     elif late:
         notes += (f"gradients differ by themselves at {len(late)} places: values come first",)
     return replace(
         report,
-        local=(*rows, *backward),
+        local=(*rows, *(arrived.row for arrived in backward)),
         divergences=tuple(places),
         maps=dict(_maps(wrong, run, truth, pair.names)),
         notes=notes,
     )
+
+
+def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
+    """Where precision is lost: the first tap, in torch's call order, that is worse than torch's."""
+    dtype, mode = failed.dtype, failed.mode
+    got, own, truth = runs[dtype, mode]
+    rows = []
+    for name, want in truth.taps.items():
+        there = pair.names.tap(name)
+        if there in got.taps and name in own.taps:
+            match = paired(there, got.taps[there].astype(np.float64), want)
+            if match is not None:
+                theirs = match[0](own.taps[name])
+                verdict = judge.same_precision(got.taps[there], theirs, match[1], dtype)
+                rows.append(Row(there, "local", dtype, mode, verdict))
+    wrong = [row for row in rows if not row.verdict.ok] or [failed]
+    places = (Divergence.of(wrong[0], "precision"),)
+    notes = (*report.notes, *dict.fromkeys(got.findings["casts"]))
+    return replace(report, local=tuple(rows), divergences=places, notes=notes)
 
 
 def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
@@ -72,7 +106,15 @@ def _outputs(run: Run, truth: Run, mode: str) -> Iterator[Row]:
             yield Row(name, "local", "float64", mode, verdict)
 
 
-def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Row]:
+class Arrived(NamedTuple):
+    """A gradient that arrived somewhere, and torch's."""
+
+    row: Row
+    got: np.ndarray
+    want: np.ndarray
+
+
+def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrived]:
     """What arrives at each tap, and at each parameter and input, with torch's gradients behind."""
     if not run.gradients:
         return
@@ -89,7 +131,7 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Row]:
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         verdict = judge.same_function(got, want, judge.gradient_scale(list(wanted.values()), want))
-        yield Row(name, "local gradient", "float64", mode, verdict)
+        yield Arrived(Row(name, "local gradient", "float64", mode, verdict), got, want)
 
 
 def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tuple[str, np.ndarray]]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,9 +110,15 @@ class Draft:
       unfilled: paths of Flax's Params and statistics that nothing fills.
     """
 
-    def __init__(self, sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rule] = ()):
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        module: nnx.Module,
+        rules: Sequence[Rule] = (),
+        near: bool = True,
+    ):
         self.sources = {source.name: source for source in sources}
-        self.module, self.rules = module, tuple(rules)
+        self.module, self.rules, self.near = module, tuple(rules), near
         self.state = flax_state(module)
         self.problems: list[str] = []
         self.unplaced: list[str] = []
@@ -131,8 +139,8 @@ class Draft:
         self._carry_ties_once()
 
     def also(self, rule: Rule) -> "Draft":
-        """The same with one more rule."""
-        return Draft(list(self.sources.values()), self.module, [*self.rules, rule])
+        """The same with one more rule, its sentences without nearest names."""
+        return Draft(list(self.sources.values()), self.module, [*self.rules, rule], near=False)
 
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
@@ -215,9 +223,9 @@ class Draft:
         known = place(source.kind, name.rpartition(".")[2], held)
         if known is not None and known.targets == (leaf,):
             return self._move(Move((name,), (there,), known.layout, dict(known.sizes)))
-        unknown = source.kind in PAIRS and isinstance(held, LAYERS) and len(source.shape) > 1
-        if unknown and (meant := becomes(source.kind, name.rpartition(".")[2])) is not None:
-            return self._refuse((name,), self._meets(name, owner, held, meant[0], there))
+        if PAIRS.get(source.kind) and isinstance(held, LAYERS) and len(source.shape) > 1:
+            meant = next(iter(PAIRS[source.kind]))
+            return self._refuse((name,), self._meets(name, owner, held, meant, there))
         return self._move(Move((name,), (there,), None))
 
     def _meets(self, name: str, owner: str, held: Any, meant: type, there: str) -> str:
@@ -236,7 +244,7 @@ class Draft:
         what = f"{', '.join(move.sources)} {' '.join(str(list(shape)) for shape in shapes)}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
-            near = nearest(absent[0], self.state)
+            near = nearest(absent[0], self.state if self.near else ())
             return self._refuse(
                 move.sources,
                 f"{what} goes to {some(absent)}, which Flax does not have; nearest: {near}.",
@@ -306,7 +314,7 @@ class Draft:
             return f"{what}: torch keeps no statistics there, it needs track_running_stats=True."
         if leaf == "bias" and siblings:
             return f"{what}: torch has no bias there, so Flax needs use_bias=False."
-        return f"{what}; nearest in torch: {nearest(path, self.sources)}."
+        return f"{what}; nearest in torch: {nearest(path, self.sources if self.near else ())}."
 
     def _carry_ties_once(self) -> None:
         """One move for a tied tensor, under torch's first name."""
@@ -321,9 +329,15 @@ class Draft:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The names most like one, or the first ones."""
+    """The names most like one, or the first ones; of many, those that share most letter pairs."""
     names = list(names)
-    return some(get_close_matches(name, names, 3, 0.3) or names[:3])
+    likely = sorted(names, key=lambda other: -len(_letters(name) & _letters(other)))[:12]
+    return some(get_close_matches(name, likely, 3, 0.3) or names[:3])
+
+
+@lru_cache(maxsize=8192)
+def _letters(name: str) -> frozenset[str]:
+    return frozenset(map("".join, pairwise(name)))
 
 
 def some(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from flax import nnx
 from .errors import ParityError
 from .flax_side import Flax, Force, unique_params
 from .mapping import Plan
+from .pairs import flax_path
 from .rule import Rule
 from .run import Request, Run, rounded
 from .torch_side import run_torch
@@ -29,7 +30,7 @@ class Names:
             for (here, *_), (there, *_) in rule.groups([name]):
                 if here == name:
                     return there
-        return name
+        return flax_path(self.module, name)
 
     def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""

@@ -11,6 +11,9 @@ TURNED = ("query", "key", "value", "context")
 # Torch's fused functions put the scale, or its root, on queries and keys before their product.
 SCALED = ("query", "key")
 
+# The softmax of a score this far below its row's largest is zero in float64.
+UNSEEN = np.log(np.finfo(np.float64).smallest_subnormal) - 1
+
 Layout = Callable[[np.ndarray], np.ndarray]
 
 
@@ -54,11 +57,22 @@ def factors(tap: str, width: int) -> tuple[float, ...]:
     return (1.0, width**0.5, width**0.25) if point_of(tap) in SCALED else (1.0,)
 
 
+def hidden(scores: np.ndarray) -> np.ndarray:
+    """Scores, -inf wherever a softmax in float64 gives zero: -1e9 hides as well as -inf."""
+    if not scores.size:
+        return scores
+    most = scores.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(scores - most < UNSEEN, -np.inf, scores)
+
+
 def paired(tap: str, got: np.ndarray, want: np.ndarray) -> tuple[Layout, np.ndarray] | None:
     """The layout that brings torch's value nearest to Flax's, and torch's value in it.
 
     None if the shapes have nothing to do with each other.
     """
+    if point_of(tap) == "scores":
+        got, want = hidden(got), hidden(want)
     best: tuple[float, Layout, np.ndarray] | None = None
     for layout in layouts(tap, got.shape, want.shape):
         for factor in factors(tap, want.shape[-1]):

@@ -7,8 +7,8 @@ and so on are walked too; a custom backward pass only where the jaxpr is that of
 
 import os
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -66,12 +66,7 @@ def casts(jaxpr: Any) -> list[Finding]:
     casts float32 to bfloat16
     """
     run = max(map(_bits, (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars)), default=0)
-    found = [
-        place.finding(what)
-        for eqn, place in _equations(jaxpr, _Place())
-        if (what := _narrowing(eqn, run))
-    ]
-    return list(dict.fromkeys(found))
+    return _found(jaxpr, lambda eqn: _narrowing(eqn, run))
 
 
 def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
@@ -97,19 +92,30 @@ def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
     """
     if asked not in LEVELS:
         raise ValueError(f"asked must be one of {', '.join(LEVELS)}; got {asked!r}.")
-    found = []
+    return _found(jaxpr, lambda eqn: _cheap(eqn, asked))
+
+
+def _found(jaxpr: Any, told: Callable[[Any], str]) -> list[Finding]:
+    """What is told of the equations, once; of the backward pass only what is not true forward."""
+    found = {}
     for eqn, place in _equations(jaxpr, _Place()):
-        wide = max(map(_bits, eqn.invars[:2]), default=0)
-        if "precision" not in eqn.params or not wide:
-            continue
-        name, given = eqn.primitive.name, eqn.params["precision"]
-        if _level(given, wide) < LEVELS[asked]:
-            what = f"multiplies ({name}) {_told(given)}, where {asked} is asked"
-            found.append(place.finding(what))
-        if 0 < _bits(eqn.outvars[0]) < wide:
-            what = f"multiplies ({name}) {_dtypes(eqn.invars[:2])} into {_dtypes(eqn.outvars)}"
-            found.append(place.finding(what))
-    return list(dict.fromkeys(found))
+        what = told(eqn)
+        if what and place.finding(what) not in found:
+            found[place.finding(what, place.backward)] = None
+    return list(found)
+
+
+def _cheap(eqn: Any, asked: str) -> str:
+    """How a product falls short of the asked precision, or ""."""
+    wide = max(map(_bits, eqn.invars[:2]), default=0)
+    if "precision" not in eqn.params or not wide:
+        return ""
+    name, given = eqn.primitive.name, eqn.params["precision"]
+    if _level(given, wide) < LEVELS[asked]:
+        return f"multiplies ({name}) {_told(given)}, where {asked} is asked"
+    if 0 < _bits(eqn.outvars[0]) < wide:
+        return f"multiplies ({name}) {_dtypes(eqn.invars[:2])} into {_dtypes(eqn.outvars)}"
+    return ""
 
 
 def _narrowing(eqn: Any, run: int) -> str:
@@ -165,20 +171,24 @@ class _Place:
     line: int = 0
     function: str = ""
     inside: str = ""
+    backward: bool = False
 
-    def finding(self, what: str) -> Finding:
+    def finding(self, what: str, backward: bool = False) -> Finding:
         what = f"{what}, inside {self.inside}" if self.inside else what
+        what = f"{what}, in its backward pass" if backward else what
         return Finding(what, self.file, self.line, self.function)
 
 
 def _equations(jaxpr: Any, outer: _Place) -> Iterator[tuple[Any, _Place]]:
     """Every equation, bodies included, with its place."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        place = _place(eqn, outer)
+    for eqn in jaxpr.eqns:
+        # jax gives equations of a backward pass the line of the forward call.
+        backward = outer.backward or "transpose(" in str(eqn.source_info.name_stack)
+        place = replace(_place(eqn, outer), backward=backward)
         yield eqn, place
         for value in eqn.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                if hasattr(part, "eqns"):
                     yield from _equations(part, place)
 
 
@@ -195,7 +205,7 @@ def _place(eqn: Any, outer: _Place) -> _Place:
             library = _Place(frame.file_name, frame.line_num, _short(frame.function_name))
     if not inside:
         return outer
-    return _Place(outer.file, outer.line, outer.function, inside) if outer.file else library
+    return replace(outer, inside=inside) if outer.file else library
 
 
 def _short(function: str) -> str:

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from .judge import Verdict
-
-# How many places and comparisons a failing report names: it fits one screen.
-MANY = 8
-
+from .text import text
 
 # Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
 DECIDING = ("exact", "output", "gradient", "state", "step")
@@ -141,45 +138,16 @@ class Report:
     def worst(self, dtype: str, *kinds: str) -> float | None:
         """The largest error in one dtype among rows of these kinds; None if there are none."""
         found = [r.verdict.error for r in self.rows if r.dtype == dtype and r.kind in kinds]
-        return max(found) if found else None
+        return max(found, key=badness) if found else None
 
     def ratio(self, dtype: str) -> float | None:
         """The outputs' largest error over torch's own in one dtype; None if none was measured."""
         ratios = [r.verdict.ratio for r in self.rows if r.dtype == dtype and r.kind == "output"]
-        return max((ratio for ratio in ratios if ratio is not None), default=None)
+        known = [ratio for ratio in ratios if ratio is not None]
+        return max(known, key=badness) if known else None
 
     def __str__(self) -> str:
-        count = len(self.failed)
-        lines = [f"{self.title}: {len(self.rows)} comparisons, {count} different"]
-        if not self.rows:
-            lines.append("  nothing was compared, so nothing is proven")
-        lines += self._places() if count else [f"  {self.summary()}"] if self.rows else []
-        told = (
-            ("constant, not carried", self.constants),
-            ("seen on one side only", self.unpaired),
-            ("computed another way inside, with the same result", self.rewritten),
-        )
-        lines += [f"  {what}: {_few(names)}" for what, names in told if names]
-        lines += [f"  {note}" for note in self.notes]
-        if count and self.reproduce:
-            lines.append(f"reproduce: {self.reproduce}")
-        return "\n".join(lines)
-
-    def _places(self) -> list[str]:
-        """The first divergence between its neighbours, the others, and what they do to results."""
-        lines = [f"first divergence: {self.first}"]
-        names = [row.name for row in self.local]
-        at = names.index(self.first.tap) if self.first and self.first.tap in names else None
-        if at is not None:
-            lines += [
-                f"  {'>' if i == at else ' '} {self.local[i]}"
-                for i in range(max(at - 1, 0), min(at + 2, len(names)))
-            ]
-        lines += [f"also: {place}" for place in self.divergences[1:MANY]]
-        if len(self.divergences) > MANY:
-            lines.append(f"and {len(self.divergences) - MANY} places more")
-        lines += [f"    {row}" for row in self.failed[:MANY]]
-        return lines + (["    ..."] if len(self.failed) > MANY else [])
+        return text(self)
 
     def summary(self) -> str:
         """The largest errors, in one line."""
@@ -221,6 +189,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _few(names: tuple[str, ...]) -> str:
-    rest = len(names) - MANY
-    return ", ".join(names[:MANY]) + (f" and {rest} more" if rest > 0 else "")
+def badness(error: float) -> float:
+    """What errors are ordered by: NaN is the worst."""
+    return float("inf") if error != error else error

@@ -37,6 +37,23 @@ class Run:
     findings: dict[str, list[str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One operation on every element between a product and the softmax.
+
+    Attributes:
+      name: torch's, without underscores at its end.
+      place: which operand the value itself is.
+      others: the operands, None in the value's place.
+      shape: of the result.
+    """
+
+    name: str
+    place: int
+    others: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+
 @dataclass
 class Call:
     """What one tap was computed from, in torch.
@@ -46,12 +63,14 @@ class Call:
       inputs: its array arguments; of a point, the points it follows from.
       params: the submodule's own parameters and buffers, by role.
       facts: the submodule's own numbers, eps say.
+      steps: of scores, what was done to the product of query and key.
     """
 
     kind: str
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     params: dict[str, np.ndarray] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ PRODUCTS = {"mm", "bmm", "baddbmm", "addmm"}
 
 
 class Product(NamedTuple):
-    """A matrix product: its two operands."""
+    """A matrix product: its two operands, and what was done to its elements since."""
 
     left: Any
     right: Any
+    steps: tuple[tuple[Any, ...], ...] = ()
 
 
 class Weights(NamedTuple):
@@ -31,8 +32,8 @@ class Points:
     """Follows products to the softmax and weights to their product, by the memory they live in.
 
     Args:
-      note: called with a point's name, its value and what it follows from; returns the name under
-        which it was noted.
+      note: called with a point's name, its value, what it follows from and by which steps; returns
+        the name under which it was noted.
       note_gradient: called with that name and a gradient.
     """
 
@@ -54,9 +55,14 @@ class Points:
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             self._fused(args, out)
         elif name in ELEMENTWISE and torch.is_tensor(out):
-            for x in args:
+            for place, x in enumerate(args):
                 found = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
                 if found is not None:
+                    if isinstance(found, Product):
+                        others = tuple(None if i == place else y for i, y in enumerate(args))
+                        found = found._replace(
+                            steps=(*found.steps, (name, place, others, tuple(out.shape)))
+                        )
                     self._remember(out, found)
                     break
 
@@ -71,13 +77,14 @@ class Points:
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
         """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
         as zeros; what the module makes of that row shows in its output."""
-        made, follows = self._of(scores), {}
+        made, follows, steps = self._of(scores), {}, ()
         if isinstance(made, Product) and _fits(made, scores):
+            steps = made.steps
             follows = {"query": made.left, "key": made.right.mT}
             for point, value in follows.items():
                 self.note(point, value, {})
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
-        before = self.note("scores", scores, follows)
+        before = self.note("scores", scores, follows, steps)
         weighed = weights.masked_fill(nothing, 0.0)
         after = self.note("weights", weighed, {**follows, "scores": scores})
         self._remember(weights, Weights(before, after, tuple(weights.shape), nothing))
@@ -106,6 +113,6 @@ class Points:
 
 
 def _fits(made: Product, scores: Any) -> bool:
-    left, right = made
+    left, right, _ = made
     tail = (left.shape[-2], right.shape[-1])
     return tail == tuple(scores.shape[-2:]) and left.shape[-1] == right.shape[-2]

@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import ParityError
 from .lift import lifted
-from .run import Call, Request, Run, counted, leaves, rebuilt, rounded
+from .run import Call, Request, Run, Step, counted, leaves, rebuilt, rounded
 from .source import to_numpy, to_torch, write
 from .torch_points import Points
 
@@ -166,13 +166,15 @@ class _Recorder:
         value.register_hook(lambda gradient: self._note_gradient(name, gradient))
         return value
 
-    def _note_point(self, point: str, value: Any, follows: Mapping[str, Any]) -> str:
+    def _note_point(
+        self, point: str, value: Any, follows: Mapping[str, Any], steps: Sequence[Any] = ()
+    ) -> str:
         here = f"{self.path[-1]}." if self.path and self.path[-1] else ""
         name = counted(self.run.taps, here + point)
         if self.wants_taps:
             self.run.taps[name] = to_numpy(value)
             inputs = {k: to_numpy(x) for k, x in follows.items()}
-            self.run.calls[name] = Call(point, inputs)
+            self.run.calls[name] = Call(point, inputs, steps=[_step(*step) for step in steps])
         return name
 
     def _note_gradient(self, name: str, gradient: Any) -> None:
@@ -207,6 +209,13 @@ class _Recorder:
                 return out
 
         return Mode()
+
+
+def _step(name: str, place: int, others: Sequence[Any], shape: tuple[int, ...]) -> Step:
+    import torch
+
+    plain = [to_numpy(x) if torch.is_tensor(x) else x for x in others]
+    return Step(name.rstrip("_"), place, tuple(plain), shape)
 
 
 def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:

@@ -68,11 +68,19 @@ def test_a_fault_is_found_in_its_place(fault):
     assert caught.value.report.first.tap == place, caught.value
 
 
-def test_statistics_kept_otherwise_are_found_in_train_mode_alone():
-    arguments, options = conv(conv_block.KeepsOther)
+def test_another_momentum_is_found_in_train_mode_alone():
+    arguments, options = conv(conv_block.TorchsMomentum)
     assert compare(*arguments, **ONCE, **options).ok
     report = compare(*arguments, train=True, **ONCE, **options)
-    assert {row.name for row in report.rows if not row.verdict.ok} == {"norm.var"}, report
+    different = {(row.kind, row.name) for row in report.rows if not row.verdict.ok}
+    assert different == {("state", "norm.mean"), ("state", "norm.var")}, report
+
+
+def test_the_variance_that_nnx_keeps_is_told():
+    for kind, told in ((conv_block.Plain, True), (conv_block.Port, False)):
+        arguments, options = conv(kind)
+        report = assert_parity(*arguments, train=True, **ONCE, **options)
+        assert any("biased" in note for note in report.notes) is told, report
 
 
 @pytest.mark.parametrize("pair", [conv, gru, attention])

@@ -87,6 +87,19 @@ def test_exact_tells_zero_from_minus_zero_and_one_nan_from_another():
     assert judge.exact(np.asarray(True), np.asarray(False)).index == ()
 
 
+def test_exact_reads_elements_in_their_order_however_they_lie_in_memory():
+    rows = np.arange(6.0).reshape(2, 3)
+    assert judge.exact(rows.T, np.ascontiguousarray(rows.T)).ok
+    assert judge.exact(rows[:, ::2], rows[:, ::2].copy()).ok
+    assert place(judge.exact(rows.T[1:], np.zeros((2, 2)) + rows.T[1])) == ((1, 0), 2.0, 1.0)
+
+
+def test_a_fact_that_does_not_hold_is_told_in_its_sentence():
+    verdict = judge.unlike("two leaves where one was")
+    assert verdict == judge.Verdict("exact", INF, 0.0, note="two leaves where one was")
+    assert not verdict.ok
+
+
 def test_exact_wants_the_same_shape_and_the_same_dtype():
     for got, note in (
         (np.zeros((2, 3)), "float64[2, 3] is not float64[3, 2]"),
@@ -161,6 +174,9 @@ def test_the_same_function_with_a_scale_is_measured_against_it():
     assert judge.same_function(got, want, 1e12).ok and judge.same_function(got, want, scale=1e12).ok
     assert not judge.same_function(got, want, 999999999999.0).ok
     assert not judge.same_function(got, want).ok
+    for one in (row(NAN, 1.0), row(INF, 1.0)):  # a scale that is no number passes nothing
+        verdict = judge.same_function(one, one, NAN)
+        assert not verdict.ok and verdict.index == (0,)
 
 
 def test_a_reference_of_zeros_proves_nothing_unless_it_is_expected():
@@ -269,7 +285,14 @@ def test_failures_of_precision_keep_torchs_own_error():
     assert pattern.limit == shape.limit == 1 + 4 * EPS["float32"]
 
 
-# Tables and gradients.
+# Likeness, tables and gradients.
+
+
+def test_likeness_is_one_part_in_a_million_of_the_second():
+    assert judge.alike(row(1e6 + 1), row(1e6)) is True
+    assert judge.alike(row(1e6), row(1e6 - 1)) is False
+    assert judge.alike(row(1.0, 2.0), row(1.0, 2.0)) and not judge.alike(row(NAN), row(1.0))
+    assert not judge.alike(np.ones((2, 1)), np.ones((1, 2)))
 
 
 def test_printed_is_half_of_the_fourth_decimal_and_a_hair():

@@ -121,108 +121,6 @@ def test_static_is_never_what_depends_on_the_entry_or_on_a_function():
             assert whole.row_ranges(Sizes((), 1, 2, 3)) is None
 
 
-def test_row_ranges_are_the_run_of_each_row():
-    for T, S in [*SHAPES, (1, 1), (0, 3), (3, 0)]:
-        sizes = Sizes((B,), N, T, S)
-        for name, (mask, says) in combined(T, S).items():
-            ranges = mask.row_ranges(sizes)
-            if not is_static(name):
-                assert ranges is None
-                continue
-            seen = [[k for k in range(S) if says(0, 0, q, k)] for q in range(T)]
-            runs = [row == list(range(row[0], row[-1] + 1)) for row in seen if row]
-            assert (ranges is not None) == all(runs), name
-            if ranges is not None:
-                lo, hi = ranges
-                assert isinstance(lo, np.ndarray) and lo.shape == hi.shape == (T,)
-                assert lo.tolist() == [row[0] if row else 0 for row in seen], name
-                assert hi.tolist() == [row[-1] + 1 if row else 0 for row in seen], name
-
-
-def test_rows_with_a_hole_have_no_range():
-    sizes = Sizes((), 1, 3, 5)
-    for mask in (~masks.Window(0, 0), masks.Prefix(1) | masks.Window(0, 0)):
-        assert mask.row_ranges(sizes) is None and mask.static(sizes) is not None
-
-
-def blocks(T):
-    return [(lo, hi) for lo in range(T) for hi in range(lo + 1, T + 1)]
-
-
-def test_key_ranges_of_simple_masks_are_as_narrow_as_can_be():
-    names = ("full", "end", "causal", "window", "left", "right", "open", "prefix", "chunked")
-    for T, S in SHAPES:
-        sizes = Sizes((B,), N, T, S)
-        for name, (mask, says) in leaves(T, S).items():
-            bound = mask.bind(sizes)
-            for b in range(B):
-                for lo, hi in blocks(T):
-                    rows = [k for k in range(S) if any(says(b, 0, q, k) for q in range(lo, hi))]
-                    first, last = bound.key_range(b, 0, (lo, hi), sizes)
-                    if is_static(name):
-                        assert type(first) is int and type(last) is int
-                    assert 0 <= first <= S and 0 <= last <= S
-                    if not rows:
-                        assert first >= last or not name.startswith(names), name
-                    elif name.startswith(names):
-                        assert (first, last) == (rows[0], rows[-1] + 1), name
-                    else:
-                        assert first <= rows[0] and rows[-1] < last
-
-
-def test_key_ranges_of_the_other_masks():
-    T, S = 4, 7
-    sizes = Sizes((B,), N, T, S)
-    found = leaves(T, S)
-    for name in ("segments", "dense", "fn"):
-        assert found[name][0].bind(sizes).key_range(1, 2, (1, 3), sizes) == (0, 7)
-    assert (~masks.Causal()).bind(sizes).key_range(0, 0, (1, 3), sizes) == (0, 7)
-    for b in range(B):
-        for mask in (masks.Lengths(KV), masks.Lengths(KV, QL), masks.Prefix(KV)):
-            assert mask.bind(sizes).key_range(b, 0, (1, 3), sizes) == (0, KV[b])
-    assert masks.Lengths([9, -1]).bind(sizes).key_range(0, 0, (0, 1), sizes) == (0, 7)
-    assert masks.Lengths([9, -1]).bind(sizes).key_range(1, 0, (0, 1), sizes) == (0, 0)
-
-
-def test_key_ranges_of_traced_blocks():
-    """As a backend asks for them inside a kernel."""
-    sizes, static = (
-        Sizes((B,), N, 6, 7),
-        (masks.Causal(1), masks.Window(1, 2, -1), masks.Chunked(2)),
-    )
-    for mask in (*static, masks.Prefix(3), masks.Prefix(-1), static[0] & static[1] | static[2]):
-
-        def ranges(q, mask=mask):
-            return jnp.asarray(mask.key_range(0, 0, (q, q + 2), sizes))
-
-        for q in (0, 3):
-            assert jax.vmap(ranges)(jnp.asarray([q])).tolist() == [
-                list(mask.key_range(0, 0, (q, q + 2), sizes))
-            ]
-    for mask in (masks.Prefix(KV), masks.Lengths(KV)):
-        bound = mask.bind(sizes)
-        ends = jax.vmap(lambda b, bound=bound: bound.key_range(b, 0, (0, 1), sizes)[1])
-        assert ends(jnp.arange(2)).tolist() == [3, 6]
-    assert masks.Prefix(-1).key_range(0, 0, (0, 1), sizes) == (0, 0)
-    assert jax.vmap(masks.Fn(chequered), (0, None, None, None))(jnp.arange(2), 0, 0, 1).shape == (
-        2,
-    )
-
-
-def test_key_ranges_meet_in_an_intersection_and_span_a_union():
-    sizes = Sizes((B,), N, 6, 8)
-    one, two = masks.Window(1, 0), masks.Window(0, 3, 1)
-    for q in blocks(6):
-        (a, b), (c, d) = one.key_range(0, 0, q, sizes), two.key_range(0, 0, q, sizes)
-        assert (a, b) != (c, d)
-        for x, y in ((one, two), (two, one)):
-            assert (x & y).key_range(0, 0, q, sizes) == (max(a, c), min(b, d))
-            assert (x | y).key_range(0, 0, q, sizes) == (min(a, c), max(b, d))
-    lengths, prefix = masks.Lengths(KV).bind(sizes), masks.Prefix(KV[::-1].copy()).bind(sizes)
-    assert (lengths & prefix).key_range(1, 0, (0, 2), sizes) == (0, 3)
-    assert (lengths | prefix).key_range(1, 0, (0, 2), sizes) == (0, 6)
-
-
 def listener():
     """A mask that sees all and remembers what it was asked for."""
 
@@ -364,20 +262,20 @@ def test_a_function_answers_in_booleans():
     assert masks.Fn(lambda b, n, q, k: True)(0, 0, 0, 0) is True
     with pytest.raises(TypeError, match="boolean"):
         masks.Fn(lambda b, n, q, k: 1)(0, 0, 0, 0)
-    with pytest.raises(TypeError, match="boolean array.*float"):
+    with pytest.raises(TypeError, match=r"boolean array.*float"):
         masks.Fn(lambda b, n, q, k: jnp.zeros(3))(0, 0, 0, 0)
 
 
 REFUSED = [
-    (lambda: masks.Causal(1.5), ValueError, r'^Causal\.offset must be an integer or "end"; got 1.5'),
+    (lambda: masks.Causal(1.5), ValueError, r'^Causal\.offset.*or "end"; got 1.5'),
     (lambda: masks.Causal("start"), ValueError, "got 'start'"),
-    (lambda: masks.Window(-1, 0), ValueError, r"^Window\.left must be a count of keys, 0 or more, or None; got -1"),
+    (lambda: masks.Window(-1, 0), ValueError, r"^Window\.left must be a count.*None; got -1"),
     (lambda: masks.Window(-1, -2), ValueError, r"^Window\.left"),
     (lambda: masks.Window(0, -2), ValueError, r"^Window\.right must be a count.*got -2"),
     (lambda: masks.Window(0, 1.0), ValueError, r"^Window\.right must be a count.*got 1.0"),
     (lambda: masks.Window(True, 0), ValueError, r"^Window\.left must be a count.*got True"),
     (lambda: masks.Window(1, 0, None), ValueError, r"^Window\.offset must be an integer"),
-    (lambda: masks.Chunked(0), ValueError, r"^Chunked\.size must be a count of positions, 1 or more; got 0"),
+    (lambda: masks.Chunked(0), ValueError, r"^Chunked\.size must be a.*1 or more; got 0"),
     (lambda: masks.Chunked(2.0), ValueError, r"^Chunked\.size must.*got 2.0"),
     (lambda: masks.Prefix(1.0), TypeError, r"^Prefix\.length must hold integers; got float"),
     (lambda: masks.Lengths(1.0), TypeError, r"^Lengths\.kv must hold integers"),
@@ -385,7 +283,7 @@ REFUSED = [
     (lambda: masks.Segments(1.0), TypeError, r"^Segments\.q_ids must hold integers"),
     (lambda: masks.Segments(1, 2.0), TypeError, r"^Segments\.kv_ids must hold integers"),
     (lambda: masks.Dense(np.ones((2, 3))), TypeError, "boolean array"),
-]  # fmt: skip
+]
 UNBOUND = [
     (lambda: masks.Prefix(np.ones(3, int)), r"^Prefix\.length must broadcast to \(2,\)"),
     (lambda: masks.Lengths(np.ones(3, int)), r"^Lengths\.kv must broadcast to \(2,\)"),

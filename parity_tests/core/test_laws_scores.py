@@ -96,7 +96,7 @@ def test_the_cap_bounds():
     capped = scores.softcap(2.0)(jnp.asarray([-1e4, 0.0, 1e4]), 0, 0, 0, 0)
     assert capped.tolist() == [-2.0, 0.0, 2.0]
     assert scores.softcap(0.5)(jnp.asarray(1e4), 0, 0, 0, 0) == 0.5
-    narrow = scores.softcap(jnp.asarray(2.0))(jnp.asarray(1e4, jnp.bfloat16), 0, 0, 0, 0)
+    narrow = scores.softcap(jnp.asarray(2.0, "float32"))(jnp.asarray(1e4, jnp.bfloat16), 0, 0, 0, 0)
     assert narrow == 2.0 and narrow.dtype == jnp.bfloat16
     traced = jax.eval_shape(lambda cap: scores.softcap(cap)(jnp.ones(3), 0, 0, 0, 0), 2.0)
     assert traced.shape == (3,)

@@ -4,9 +4,7 @@ The originals are classes of `transformers`, built small from their configuratio
 and their default activations. Faults planted in the ports are found in the module they lie in.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,8 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import Rotary
+from flax_attn import IDENTITY, Rotary
 from flax_attn.parity import ParityError, Report, Rule, compare, judge
+from flax_attn.taps import tap
 from parity_tests.models import bert, gpt2, llama, parts, t5
 
 transformers = pytest.importorskip("transformers")
@@ -45,9 +44,7 @@ class Model:
 
     def torch_module(self) -> Any:
         kind = getattr(transformers, self.original)
-        config = kind.config_class(
-            **self.sizes, **self.of_original, attn_implementation="eager"
-        )
+        config = kind.config_class(**self.sizes, **self.of_original, attn_implementation="eager")
         model = kind(config).eval()
         for name, constant in model.named_buffers():
             if name.endswith("inv_freq"):  # rounded to float32 where it was built
@@ -178,3 +175,85 @@ def test_loss_logits_gradients_and_three_steps_of_adamw_are_the_originals(name):
     seen = {row.kind for row in report.rows}
     assert {"output", "tap", "gradient", "step"} <= seen
     assert {"output.loss", "output.logits"} <= {row.name for row in report.rows}
+
+
+def test_float32_is_as_near_to_the_truth_as_the_original():
+    report = MODELS["llama"].compared(dtypes=("float32",), taps=False)
+    assert report.ok, str(report)
+    assert report.ratio("float32") is not None
+
+
+def test_every_bucket_of_a_relative_position_is_the_originals():
+    attention = transformers.models.t5.modeling_t5.T5Attention
+    distance = np.arange(-300, 301)
+    for buckets, longest in ((32, 128), (8, 6), (10, 13)):
+        want = attention._relative_position_bucket(torch.tensor(distance), True, buckets, longest)
+        got = t5.bucket(distance, buckets, longest).astype(np.int64)
+        assert judge.exact(got, want.numpy()).ok
+
+
+def rotary_pairs_swapped(model):
+    model.model.layers[1].self_attn.rotary = Rotary(layout="interleaved")
+
+
+class ExactGelu(gpt2.Mlp):
+    def __call__(self, x):
+        return self.c_proj(tap("act", jax.nn.gelu(self.c_fc(x), approximate=False)))
+
+
+def exact_gelu(model):
+    model.transformer.h[1].mlp.__class__ = ExactGelu
+
+
+def norm_eps_of_another_model(model):
+    model.layer[1].attention_output.LayerNorm.epsilon = 1e-5
+
+
+class OwnBias(t5.SelfAttention):
+    def __call__(self, x, mask, bias):
+        return super().__call__(x, mask, IDENTITY)
+
+
+def bias_in_the_first_layer_alone(model):
+    model.block[1].attention.__class__ = OwnBias
+
+
+FAULTS = [
+    (rotary_pairs_swapped, "llama", "model.layers.1.self_attn"),
+    (exact_gelu, "gpt2", "transformer.h.1.mlp.act"),
+    (norm_eps_of_another_model, "bert", "layer.1.attention_output.LayerNorm"),
+    (bias_in_the_first_layer_alone, "t5", "block.1.attention.scores"),
+]
+
+
+@pytest.mark.parametrize(("fault", "name", "place"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
+def test_a_fault_is_found_in_its_module(fault, name, place):
+    model = MODELS[name].flax_module()
+    fault(model)
+    report = MODELS[name].compared(model, grads=False)
+    assert not report.ok
+    assert report.first.kind == "value"
+    assert report.first.tap.startswith(place)
+
+
+def test_a_padding_word_that_is_taught_is_found_though_all_values_agree():
+    model = MODELS["bert"].flax_module()
+    model.embeddings.word_embeddings.padding = None
+    report = MODELS["bert"].compared(model)
+    assert {row.kind for row in report.rows if not row.verdict.ok} == {"gradient"}
+    assert report.first.kind == "gradient"
+    assert report.first.tap.startswith("embeddings.word_embeddings")
+
+
+class Untied(gpt2.GPT2LMHeadModel):
+    def __init__(self, c, *, rngs):
+        super().__init__(c, rngs=rngs)
+        self.lm_head = nnx.Linear(c.n_embd, c.vocab_size, use_bias=False, rngs=rngs)
+
+
+def test_a_head_that_is_no_longer_tied_is_refused():
+    model = MODELS["gpt2"]
+    rules = model.rules[:1]
+    untied = Untied(model.config(**model.sizes), rngs=nnx.Rngs(0))
+    with pytest.raises(ParityError, match=r"wte\.weight is tied in torch"):
+        replace(model, rules=rules).compared(untied)

@@ -58,7 +58,7 @@ def draws(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def by_torch(optimizer, start, gradients) -> list[dict[str, np.ndarray]]:
-    import torch
+    torch = pytest.importorskip("torch", reason="torch steps beside")
 
     params = {k: torch.nn.Parameter(torch.tensor(v)) for k, v in start.items()}
     made, seen = optimizer.torch(list(params.values())), []
@@ -109,7 +109,7 @@ def optax_jitted(transformation):
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_torchs(name):
-    import torch
+    torch = pytest.importorskip("torch", reason="torch steps beside")
 
     signature = inspect.signature(getattr(torch.optim, CLASSES[name])).parameters
     assert {k: signature[k].default for k in DEFAULTS[name]} == DEFAULTS[name]
@@ -146,7 +146,7 @@ REFUSED_OPTAX = {
 
 @pytest.mark.parametrize("name", REFUSED_OPTAX)
 def test_those_refused_do_differ(name, monkeypatch):
-    import torch
+    torch = pytest.importorskip("torch", reason="torch steps beside")
 
     kind, options, naive = REFUSED_OPTAX[name]
     monkeypatch.setitem(CLASSES, name, kind)

@@ -10,7 +10,8 @@ import pytest
 
 from flax_attn.parity import Divergence, Report, Row, judge
 from flax_attn.parity.page import page, pages
-from flax_attn.parity.page_heat import Scale, png, pooled, scale_of
+from flax_attn.parity.page.chart import Axis
+from flax_attn.parity.page.heat import Scale, png, pooled, scale_of
 
 VOID = {"meta", "link", "!doctype"}
 NASTY = "<script>alert('&')</script>"
@@ -58,11 +59,11 @@ def rows_of(errors, kind="tap", mode="eager"):
     return tuple(Row(n, kind, "float64", mode, verdict(e)) for n, e in errors.items())
 
 
-def equal(title="multi_head[d_in=3|x=2x6x3|torch_ref.MultiHeadAttention]", count=None):
+def equal(title="multi_head[d_in=3|x=2x6x3|torch_ref.MultiHeadAttention]"):
     """An all-equal report, in two modes and three dtypes."""
     rows = [Row("q_proj.kernel", "exact", "", "", judge.Verdict("exact", 0.0, 0.0))]
     for mode in ("eager", "jit"):
-        rows += rows_of(dict.fromkeys(TAPS[:count], 3e-16), mode=mode)
+        rows += rows_of(dict.fromkeys(TAPS, 3e-16), mode=mode)
         rows += rows_of({"output": 5e-16}, "output", mode)
         rows += rows_of({"q_proj.kernel": 0.0}, "gradient", mode)
     narrow = judge.Verdict("same precision", 1.2e-7, 2.5e-7, own=1e-7)
@@ -177,7 +178,29 @@ def test_a_failure_is_told_whole(write):
 
 
 def test_a_failure_that_could_not_be_placed_names_its_row():
-    assert "Different at output (value)" in Reader(page(UNPLACED)).text
+    found = Reader(page(UNPLACED))
+    assert "Different at output (value)" in found.text and len(found.of("li")) == 1
+
+
+@pytest.mark.parametrize("report", [equal(), different()], ids=["equal", "different"])
+def test_every_comparison_stands_in_a_table_with_its_worst_element(report):
+    text = Reader(page(report)).text.partition("Every comparison")[2]
+    counts = [int(count) for count in re.findall(r"(\d+) comparisons?\b", text)]
+    assert sum(counts) == len(report.rows) + len(report.local)
+    assert "torch's own values" in text or not report.local
+    text = Reader(page(odd(0.5))).text.partition("Every comparison")[2]
+    assert text.count("at [0]: Flax 0.5, torch -0.5") == len([*odd(0.5).rows, *odd(0.5).local])
+
+
+def test_the_worst_of_a_fold_is_nan_where_there_is_one():
+    rows = rows_of({"x": 1.0, "y": NAN, "z": INF}, "gradient")
+    assert "worst nan" in Reader(page(Report("nan", rows))).text
+
+
+def test_another_way_to_compute_the_same_is_no_failure():
+    found = Reader(page(REWRITTEN))
+    assert "1 computed another way" in found.text
+    assert not [attrs for _, attrs in found.tags if attrs.get("class") == "off"]
 
 
 def test_names_and_titles_are_escaped():
@@ -213,6 +236,21 @@ def test_the_chart_shows_each_tap_in_order_and_what_differs_in_another_shape():
     assert [name for name, _ in marks[TAPS[5]]] == ["global-off", "local"]
     (_, noise), (_, large), (_, infinite) = marks[TAPS[0]][0], marks[TAPS[4]][1], marks[TAPS[8]][1]
     assert noise < large < infinite
+
+
+def test_a_chart_shows_the_worse_of_two_modes():
+    for errors in [(1e-16, 0.5), (0.5, 1e-16), (NAN, 1e-16), (1e-16, NAN)]:
+        rows = [rows_of({"output": e}, "output", m) for e, m in zip(errors, "ab", strict=True)]
+        assert [name for name, _ in marks_of(page(Report("two", rows[0] + rows[1])))["output"]] == [
+            "global-off"
+        ]
+
+
+def test_an_axis_has_a_place_for_every_error():
+    axis = Axis(-16, 2)
+    places = [axis.at(error) for error in (0.0, 1e-16, 1e-3, 100.0, INF)]
+    assert sorted(set(places)) == places and axis.at(NAN) == axis.at(INF)
+    assert axis.at(5e-324) == axis.at(1e-16) and axis.at(1e300) == axis.at(100.0)
 
 
 def test_the_limit_is_a_line_between_what_passes_and_what_does_not():
@@ -273,11 +311,19 @@ def test_many_reports_stay_small():
     title = "variant_{}[d_in=11,d_out=12,context_length=40|x=2x33x11|torch_ref.Module]".format
     good = [equal(title(i % 41)) for i in range(231)]
     assert len(pages(good)) < 2_000_000
-    bad = [different(title(i % 41), (8, 12, 128, 128)) for i in range(40)]
+    bad = [different(title(i % 41), (3, 8, 65, 65)) for i in range(40)]
     text = pages([*good, *bad])
-    assert len(text) < 6_000_000
+    assert len(text) < 4_000_000
     found = Reader(text).text
     assert found.count(f"Different at {TAPS[4]}") == len(bad)
+
+
+def test_what_is_not_drawn_is_named():
+    maps = {f"layers.{i}.scores": np.ones((2, 3)) for i in range(30)}
+    report = Report("deep", rows_of({"output": 1.0}, "output"), maps=maps)
+    alone, of_many = Reader(page(report)), Reader(pages([report]))
+    assert len(of_many.of("image")) < len(alone.of("image")) < len(maps)
+    assert all(tap in found.text for tap in maps for found in (alone, of_many))
 
 
 def test_failing_variants_and_cases_stand_first():

@@ -39,6 +39,7 @@ class Port(nnx.Module):
     """The same block; what is nested in torch's names is a tap here."""
 
     Norm: type[nnx.BatchNorm] = BatchNorm
+    momentum = 0.9
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.conv = nnx.Conv(
@@ -50,7 +51,7 @@ class Port(nnx.Module):
             feature_group_count=2,
             rngs=rngs,
         )
-        self.norm = self.Norm(8, momentum=0.9, use_fast_variance=False, rngs=rngs)
+        self.norm = self.Norm(8, momentum=self.momentum, use_fast_variance=False, rngs=rngs)
         # Torch's padding p takes p rows away from what is here k - 1 - p.
         self.up = nnx.ConvTranspose(
             8,
@@ -76,10 +77,16 @@ class TanhGELU(Port):
         return jax.nn.gelu(x)
 
 
-class KeepsOther(Port):
-    """A fault in train mode alone: the statistics of `nnx.BatchNorm`."""
+class Plain(Port):
+    """With `nnx.BatchNorm` as it is: equal, but for what it keeps."""
 
     Norm = nnx.BatchNorm
+
+
+class TorchsMomentum(Port):
+    """A fault in train mode alone: torch's momentum is the share of the new, Flax's of the old."""
+
+    momentum = 0.1
 
 
 def torch_call(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from flax_attn import Dense, Mask, attend
 from flax_attn.heads import merge_heads, split_heads
 from flax_attn.taps import tap
 
-from .parts import cross_entropy, embed
+from .parts import Embed, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,16 @@ class Embeddings(nnx.Module):
     """`LayerNorm(word + type + position)`; looking up the padding word teaches it nothing."""
 
     def __init__(self, c: Config, rngs: nnx.Rngs):
-        width, self.pad = c.hidden_size, c.pad_token_id
-        self.word_embeddings = embed(c.vocab_size, width, rngs)
-        self.position_embeddings = embed(c.max_position_embeddings, width, rngs)
-        self.token_type_embeddings = embed(c.type_vocab_size, width, rngs)
+        width = c.hidden_size
+        self.word_embeddings = Embed(c.vocab_size, width, rngs, c.pad_token_id)
+        self.position_embeddings = Embed(c.max_position_embeddings, width, rngs)
+        self.token_type_embeddings = Embed(c.type_vocab_size, width, rngs)
         self.LayerNorm = norm(c, rngs)
 
     def __call__(self, ids: Int[Array, "B T"], types: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         positions = jnp.arange(ids.shape[1])[None]  # 1 T
-        x = self.word_embeddings(ids)  # B T D
-        x = jnp.where((ids == self.pad)[..., None], jax.lax.stop_gradient(x), x)
-        return self.LayerNorm(
-            x + self.token_type_embeddings(types) + self.position_embeddings(positions)
-        )
+        x = self.word_embeddings(ids) + self.token_type_embeddings(types)  # B T D
+        return self.LayerNorm(x + self.position_embeddings(positions))
 
 
 class SelfAttention(nnx.Module):

@@ -14,7 +14,7 @@ from flax_attn import CAUSAL, Dense, Mask, attend
 from flax_attn.heads import merge_heads, split_heads
 from flax_attn.taps import tap
 
-from .parts import embed, next_token_loss
+from .parts import Embed, next_token_loss
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Transformer(nnx.Module):
     """Tokens to normed hidden states."""
 
     def __init__(self, c: Config, rngs: nnx.Rngs):
-        self.wte = embed(c.vocab_size, c.n_embd, rngs)
-        self.wpe = embed(c.n_positions, c.n_embd, rngs)
+        self.wte = Embed(c.vocab_size, c.n_embd, rngs)
+        self.wpe = Embed(c.n_positions, c.n_embd, rngs)
         self.h = nnx.List([Block(c, rngs) for _ in range(c.n_layer)])
         self.ln_f = norm(c, rngs)
 

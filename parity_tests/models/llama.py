@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from flax_attn import CAUSAL, Dense, GroupedQueryAttention, Mask, Rotary
 from flax_attn.taps import tap
 
-from .parts import embed, next_token_loss
+from .parts import Embed, next_token_loss
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Llama(nnx.Module):
     """Tokens to normed hidden states."""
 
     def __init__(self, c: Config, rngs: nnx.Rngs):
-        self.embed_tokens = embed(c.vocab_size, c.hidden_size, rngs)
+        self.embed_tokens = Embed(c.vocab_size, c.hidden_size, rngs)
         self.layers = nnx.List([Layer(c, rngs) for _ in range(c.num_hidden_layers)])
         self.norm = norm(c, rngs)
 

@@ -8,11 +8,21 @@ from jaxtyping import Array, Float, Int
 IGNORED = -100
 
 
-def embed(number: int, width: int, rngs: nnx.Rngs) -> nnx.Embed:
-    """An `nnx.Embed` in its table's dtype, now and later; by itself it keeps the first one."""
-    table = nnx.Embed(number, width, rngs=rngs)
-    table.dtype = None
-    return table
+class Embed(nnx.Embed):
+    """A table of vectors, in whatever dtype it is held; `padding` is a row that no lookup teaches.
+
+    An `nnx.Embed` by itself computes in the dtype that it started with, also after a cast.
+    """
+
+    def __init__(self, number: int, width: int, rngs: nnx.Rngs, padding: int | None = None):
+        super().__init__(number, width, rngs=rngs)
+        self.dtype, self.padding = None, padding
+
+    def __call__(self, ids: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+        x = super().__call__(ids)
+        if self.padding is None:
+            return x
+        return jnp.where((ids == self.padding)[..., None], jax.lax.stop_gradient(x), x)
 
 
 def cross_entropy(logits: Float[Array, "*B V"], labels: Int[Array, "*B"]) -> Float[Array, ""]:

@@ -17,7 +17,7 @@ from flax_attn.heads import merge_heads, split_heads
 from flax_attn.scores import Score
 from flax_attn.taps import tap
 
-from .parts import cross_entropy, embed
+from .parts import Embed, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def bucket(distance: Int[np.ndarray, "*B"], buckets: int, longest: int) -> Int[n
     away = np.abs(distance)
     share = np.log(np.maximum(away, near).astype(np.float32) / near) / math.log(longest / near)
     far = np.minimum(near + (share * (side - near)).astype(int), side - 1)
-    return side * (distance > 0) + np.where(away < near, away, far)
+    return side * (distance >= 0) + np.where(away < near, away, far)
 
 
 class SelfAttention(nnx.Module):
@@ -62,7 +62,7 @@ class SelfAttention(nnx.Module):
         self.o = nnx.Linear(width, c.d_model, use_bias=False, rngs=rngs)
         if has_bias:
             number = c.relative_attention_num_buckets
-            self.relative_attention_bias = embed(number, c.num_heads, rngs)
+            self.relative_attention_bias = Embed(number, c.num_heads, rngs)
 
     def bias(self, length: int) -> Score:
         """One number for each head and bucket, added to the logits."""
@@ -115,7 +115,7 @@ class T5ForTokenClassification(nnx.Module):
     """
 
     def __init__(self, c: Config, *, rngs: nnx.Rngs):
-        self.embed_tokens = embed(c.vocab_size, c.d_model, rngs)
+        self.embed_tokens = Embed(c.vocab_size, c.d_model, rngs)
         self.block = nnx.List([Block(c, i == 0, rngs) for i in range(c.num_layers)])
         self.final_layer_norm = norm(c, rngs)
         self.classifier = nnx.Linear(c.d_model, c.num_labels, rngs=rngs)

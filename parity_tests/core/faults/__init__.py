@@ -1,4 +1,4 @@
-"""The harness on trial: planted faults to be found, placed and named, and rewrites to be let pass."""
+"""The harness on trial: planted faults to be found, placed and named, rewrites to be let pass."""
 
 from . import cache, converter, gradient, process, rotary_norm, score, weights
 from .fault import GROUPS as GROUPS

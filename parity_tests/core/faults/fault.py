@@ -1,7 +1,7 @@
-"""A planted fault: where it lies, at full size and at low amplitude, and what is to be said of it."""
+"""A planted fault: where it lies, at full size and at low amplitude, and what to say of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"
 
+    def setup(self, low: bool) -> Setup:
+        """The trial; with gradients where they are at fault, with one layer at low amplitude."""
+        setup = self.plant(low)
+        options = {"grads": self.group in ("gradient", "process"), **setup.options}
+        setup = replace(setup, options=options)
+        return setup.shallow() if low else setup
+
 
 def part(name: str, wrong: Callable, at: str = "", low: Callable = mixed, **setup: Any) -> Plant:
     """`wrong` in place of a part of every module at or below `at`."""
@@ -57,16 +64,18 @@ def part(name: str, wrong: Callable, at: str = "", low: Callable = mixed, **setu
     return plant
 
 
-def edited(edit: Callable, low: Callable | None = None, pair: Any = "apart") -> Plant:
+def edited(
+    edit: Callable, low: Callable | None = None, pair: Any = "apart", deep: bool = False
+) -> Plant:
     """Weights changed after a right port: `edit(weights, sizes)` returns those that change."""
 
     def slightly(right: dict, z: Any) -> dict:
         return {
-            path: (right[path] + LOW * (wrong - right[path])).astype(right[path].dtype)
+            path: right[path] + LOW * (wrong - right[path])
             for path, wrong in edit(right, z).items()
         }
 
-    return lambda is_low: Setup(pair, edit=(low or slightly) if is_low else edit)
+    return lambda is_low: Setup(pair, edit=(low or slightly) if is_low else edit, deep=deep)
 
 
 def column(edit: Callable) -> Callable:

@@ -20,10 +20,6 @@ def _narrow_root(z):
     return float(np.sqrt(np.float32(z.h)))
 
 
-def _tiny(scores, visible):
-    return jnp.where(visible, scores, jnp.finfo(scores.dtype).tiny)
-
-
 def _first_hidden(there, z):
     return right.mask(there, z) & ~_first(z) | (right.distance(z) == 0)
 
@@ -97,7 +93,6 @@ SCALE = [
     Fault("by h, not its root", S, scaled(lambda z: z.h), SCORES, "scale"),
     Fault("by the root of D", S, scaled(lambda z: z.D**0.5), SCORES, "scale"),
     Fault("by the root of N h", S, scaled(lambda z: (z.N * z.h) ** 0.5), SCORES, "scale"),
-    Fault("by the root of K h", S, scaled(lambda z: (z.K * z.h) ** 0.5), SCORES, "scale"),
     Fault("by the root of N", S, scaled(lambda z: z.N**0.5), SCORES, "scale"),
     Fault("by the root of S", S, scaled(lambda z: z.S**0.5), SCORES, "scale"),
     Fault("times the root of h", S, scaled(lambda z: z.h**-0.5), SCORES, "scale"),
@@ -108,12 +103,6 @@ SCALE = [
         scaled(lambda z: 1.0, "layers.1."),
         "layers.1.attn.scores",
         "scale",
-    ),
-    Fault(
-        "halved in the second layer",
-        S,
-        scaled(lambda z: 2 * z.h**0.5, "layers.1."),
-        "layers.1.attn.scores",
     ),
     Fault(
         "scaled twice, on queries too",
@@ -148,12 +137,6 @@ SCORE = [
     Fault("ALiBi's heads reversed", F, alibi_by(lambda n, t: right.slopes(n, t)[::-1]), SCORES),
     Fault("ALiBi's slopes from zero", F, alibi_by(lambda n, t: 2 * right.slopes(n, t)), SCORES),
     Fault("ALiBi's slopes for powers of two", F, alibi_by(_powers_of_two), SCORES),
-    Fault(
-        "ALiBi scaled as scores are",
-        F,
-        alibi_by(lambda n, t: right.slopes(n, t) / 10**0.5),
-        SCORES,
-    ),
 ]
 
 M = "mask"
@@ -186,13 +169,6 @@ MASK = [
         "padding inverted", M, masked(lambda t, z: right.mask(~t, z) | _first(z)), SCORES, "mask"
     ),
     Fault("padding of queries", M, masked(_queries_padded, "square"), SCORES, "mask"),
-    Fault(
-        "padding or causality",
-        M,
-        masked(lambda t, z: (right.distance(z) >= 0) | t[:, None, None]),
-        SCORES,
-        "mask",
-    ),
     Fault("padding of the next sequence", M, masked(lambda t, z: right.mask(t[::-1], z)), SCORES),
     Fault("padding one key late", M, masked(_length_plus_one), SCORES, "mask"),
     Fault("only the future seen", M, masked(_future_only, "square"), SCORES, "mask"),
@@ -205,7 +181,5 @@ MASK = [
     Fault("the first key hidden", M, masked(_first_hidden), SCORES),
     Fault("hidden at zero", M, hidden(lambda s, v: jnp.where(v, s, 0.0)), SCORES, "mask"),
     Fault("hidden at -10", M, hidden(lambda s, v: jnp.where(v, s, -10.0)), SCORES, "mask"),
-    Fault("hidden at the tiniest number", M, hidden(_tiny), SCORES, "mask"),
-    Fault("nothing hidden", M, hidden(lambda s, v: s), SCORES, "mask"),
 ]
 FAULTS = SCALE + SCORE + MASK

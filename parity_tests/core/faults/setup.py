@@ -1,4 +1,4 @@
-"""A trial: which pair, which parts of the port are replaced, which weights edited; and its report."""
+"""A trial: which pair, which parts of the port are replaced, which weights edited; its report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,14 @@ from flax_attn.parity.source import describe, write
 from . import trial_flax, trial_torch
 from .sizes import APART, SQUARE, Sizes
 
-Pair = Literal["apart", "square", "step", "statistics"]
+Pair = Literal["apart", "square", "step", "statistics", "apart, one layer", "square, one layer"]
 PAIRS = {
     "apart": ("Model", APART),
     "square": ("Model", SQUARE),
     "step": ("Step", APART),
     "statistics": ("Statistics", APART),
+    "apart, one layer": ("Model", replace(APART, L=1)),
+    "square, one layer": ("Model", replace(SQUARE, L=1)),
 }
 LOW = 1e-4
 
@@ -40,6 +42,7 @@ class Setup:
       torch_call, flax_call: in place of the plain call.
       build: changes the Flax module before anything else.
       options: of `compare`.
+      deep: whether it needs the second layer.
     """
 
     pair: Pair = "apart"
@@ -49,6 +52,13 @@ class Setup:
     flax_call: Callable | None = None
     build: Callable[[nnx.Module], nnx.Module] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    deep: bool = False
+
+    def shallow(self) -> "Setup":
+        """The same with one layer, where that is enough."""
+        deep = self.deep or any(at.startswith("layers.1") for at, *_ in self.parts)
+        pair: Any = f"{self.pair}, one layer"
+        return replace(self, pair=pair) if pair in PAIRS and not deep else self
 
     @property
     def sizes(self) -> Sizes:
@@ -63,11 +73,14 @@ class Setup:
         return z.inputs()
 
     def modules(self, seed: int | None = 0) -> tuple[Any, nnx.Module]:
-        """Torch's module, with random weights (or its default ones), and Flax's, ported, at fault."""
+        """Torch's module, with random weights or (None) its default ones, and Flax's, at fault."""
         theirs, ours = torch_module(self.pair, seed), flax_module(self.pair)
         ours = port(theirs, ours)
         if self.edit is not None:
-            set_flax(ours, self.edit(flax_values(ours), self.sizes))
+            ours = nnx.clone(ours)
+            values = {path: x.astype(np.float64) for path, x in flax_values(ours).items()}
+            with jax.enable_x64(True):
+                set_flax(ours, self.edit(values, self.sizes), np.float64)
         ours = ours if self.build is None else self.build(nnx.clone(ours))
         return theirs, self.plant(ours)
 
@@ -111,7 +124,7 @@ def flax_module(pair: str) -> nnx.Module:
 
 
 def mixed(right: Callable, wrong: Callable) -> Callable:
-    """`right` with a 1e-4 of `wrong`; of what is boolean or infinite, the first row that differs."""
+    """`right` with a 1e-4 of `wrong`; of what is not floating, the first row that differs."""
     return lambda *args: jax.tree.map(_mix, right(*args), wrong(*args))
 
 

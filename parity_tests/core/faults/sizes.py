@@ -12,7 +12,7 @@ LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 
 @dataclass(frozen=True)
 class Sizes:
-    """B sequences of T tokens behind M remembered ones, N heads on K key heads of width h."""
+    """B sequences of T tokens behind M remembered ones; N heads on K of width h; L layers."""
 
     B: int
     T: int
@@ -23,14 +23,15 @@ class Sizes:
     D: int
     F: int
     V: int
+    L: int = 2
 
     @property
-    def S(self) -> int:  # noqa: N802
+    def S(self) -> int:
         """Keys: the memory and the tokens."""
         return self.M + self.T
 
     @property
-    def G(self) -> int:  # noqa: N802
+    def G(self) -> int:
         """Query heads to each key head."""
         return self.N // self.K
 
@@ -45,7 +46,7 @@ class Sizes:
         return {"tokens": ids, "memory": memory, "there": there}
 
     def step_inputs(self) -> dict[str, np.ndarray]:
-        """One new vector each, a ring of S slots, and how many tokens came before: some overflow."""
+        """One new vector each, a ring of S slots, how many tokens came before: some overflow."""
         ring = (self.B, self.S, self.K, self.h)
         before = np.arange(self.B) * 5 + 3
         return {

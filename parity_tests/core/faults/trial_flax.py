@@ -251,7 +251,7 @@ class Model(nnx.Module):
 
     def __init__(self, z: Sizes, rngs: nnx.Rngs):
         self.embed = Embed(z.V, z.D, rngs=rngs)
-        self.layers = nnx.List([Layer(z, rngs), Layer(z, rngs)])
+        self.layers = nnx.List([Layer(z, rngs) for _ in range(z.L)])
         self.norm = LayerNorm(z.D, epsilon=LAYER_EPS, rngs=rngs)
         self.head = Linear(z.D, z.V, rngs=rngs)
 

@@ -80,12 +80,12 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, two layers, norm and head: logits and the best token."""
+    """Embedding, layers, norm and head: logits and the best token."""
 
     def __init__(self, z: Sizes):
         super().__init__()
         self.embed = nn.Embedding(z.V, z.D)
-        self.layers = nn.ModuleList([Layer(z), Layer(z)])
+        self.layers = nn.ModuleList([Layer(z) for _ in range(z.L)])
         self.norm = nn.LayerNorm(z.D, eps=LAYER_EPS)
         self.head = nn.Linear(z.D, z.V)
 

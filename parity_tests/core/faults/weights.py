@@ -47,10 +47,6 @@ def _truncated(scores):
     return jnp.where(weights < 1e-3, 0.0, weights)
 
 
-def _logarithm(scores):
-    return jnp.where(jnp.isfinite(scores), jnp.log(right.softmax(scores) + 1e-30), 0.0)
-
-
 def dropped(wrong, low=mixed):
     """Another dropout behind the softmax, in train mode."""
     return part("dropped", wrong, low=low, **TRAIN)
@@ -72,12 +68,12 @@ class Dropout(nnx.Dropout):
         return mixed(lambda: good, lambda: bad)() if self.low else bad
 
 
-def finished(finish, **attributes) -> Plant:
-    """Every dropout draws right and applies its mask as `finish` says; slightly at low amplitude."""
+def finished(finish) -> Plant:
+    """Every dropout draws right, applies its mask as `finish` says; slightly at low amplitude."""
 
     def plant(is_low: bool) -> Setup:
         kind = type("Faulty", (Dropout,), {"finish": staticmethod(finish), "low": is_low})
-        return Setup(build=lambda module: _other_dropout(module, kind, (0, 1)), **TRAIN)
+        return Setup(build=lambda module: _other_dropout(module, kind, (0, 1)), deep=True, **TRAIN)
 
     return plant
 
@@ -88,7 +84,9 @@ def drawn(kind, train=True) -> Plant:
     def plant(is_low: bool) -> Setup:
         where = (1,) if is_low else (0, 1)
         options = {"train": train}
-        return Setup(build=lambda module: _other_dropout(module, kind, where), options=options)
+        return Setup(
+            build=lambda module: _other_dropout(module, kind, where), deep=True, options=options
+        )
 
     return plant
 
@@ -131,11 +129,10 @@ class SharedBySequences(Dropout):
 
 
 def _drop_before(is_low: bool) -> Setup:
-    """Scores are dropped, weights are not."""
+    """Scores are shrunk before the softmax."""
 
     def drop_in(scores):
-        keep = jnp.where(jnp.isfinite(scores), scores * 0.9, scores)
-        return right.same(keep)
+        return jnp.where(jnp.isfinite(scores), scores * 0.9, scores)
 
     wrong = mixed(right.same, drop_in) if is_low else drop_in
     return Setup(parts=(("", "drop_in", wrong),), **TRAIN)
@@ -154,10 +151,8 @@ SOFTMAX = [
     Fault("one more in the denominator", S, softmaxed(_plus(1.0)), W),
     Fault("1e-6 in the denominator", S, softmaxed(_plus(1e-6)), W),
     Fault("sigmoid for softmax", S, softmaxed(jax.nn.sigmoid), W),
-    Fault("log-softmax for softmax", S, softmaxed(_logarithm), W),
     Fault("small weights set to zero", S, softmaxed(_truncated), W),
     Fault("a temperature of 1.1", S, softmaxed(lambda s: right.softmax(s / 1.1)), W),
-    Fault("weights squared", S, softmaxed(lambda s: right.softmax(s) ** 2), W),
     Fault(
         "uniform over what is seen",
         S,
@@ -170,7 +165,6 @@ DROPOUT = [
     Fault("dropout in eval mode too", S, drawn(Always, train=False), ""),
     Fault("one dropout mask too many", S, drawn(Twice), ""),
     Fault("dropout mask shared by heads", S, drawn(SharedByHeads), ""),
-    Fault("dropout mask shared by sequences", S, drawn(SharedBySequences), ""),
     Fault("kept weights not scaled up", S, finished(lambda x, keep: jnp.where(keep, x, 0.0)), DROP),
     Fault(
         "kept weights scaled by the rate",
@@ -207,10 +201,6 @@ def _only_first(x, times):
     return jnp.repeat(x[:, :, :1], times * x.shape[2], axis=2)
 
 
-def _reversed(x, times):
-    return right.repeat(x[:, :, ::-1], times)
-
-
 def _mean_in_group(weights, v):
     out = right.mix(weights, v)
     pairs = out.reshape(*out.shape[:2], -1, 2, out.shape[-1])
@@ -238,13 +228,9 @@ HEADS = [
     Fault("keys split as (h k)", H, part("split_k", _width_first), f"{A}key", "heads"),
     Fault("values split as (h k)", H, part("split_v", _width_first), f"{A}value", "heads"),
     Fault("queries split across positions", H, part("split_q", _direct), f"{A}query"),
-    Fault("values split across positions", H, part("split_v", _direct), f"{A}value"),
     Fault("key heads tiled", H, part("repeat_k", _tiled), f"{A}key", "til"),
     Fault("value heads tiled", H, part("repeat_v", _tiled), f"{A}value", "til"),
     Fault("the first key head for all", H, part("repeat_k", _only_first), f"{A}key"),
-    Fault(
-        "key heads reversed before repeating", H, part("repeat_k", _reversed), f"{A}key", "heads"
-    ),
     Fault("heads of a group averaged", H, part("mix", _mean_in_group), f"{A}context"),
     Fault(
         "weights transposed",

@@ -78,8 +78,7 @@ class Site:
         """The statement as it is, and as it is with the change."""
         before = _line(self.statement)
         self.make()
-        deleted = isinstance(self.new, ast.Pass)
-        after = "pass" if deleted else _line(self.statement)
+        after = _line(self.new if isinstance(self.new, ast.stmt) else self.statement)
         self.undo()
         return before, after
 
@@ -182,11 +181,8 @@ def _constant(value: object) -> ast.Constant:
 
 def _instead(node: ast.AST, field: str) -> Iterator[ast.AST | None]:
     """What may stand instead of a node that is its parent's `field`."""
-    if (
-        field == "decorator_list"
-        or field in ("keywords", "args")
-        and isinstance(node, ast.expr | ast.keyword)
-    ):
+    given = isinstance(node, ast.expr | ast.keyword)
+    if given and field in ("decorator_list", "keywords", "args"):
         yield None
     if field in ("test", "ifs"):
         yield _constant(True)

@@ -38,8 +38,9 @@ class Trial:
         self.source = source_of(file)
         name = FILES[file].removesuffix(".py").replace("/", ".")
         self.module: ModuleType = importlib.import_module(name)
-        laws = vars(importlib.import_module(f"parity_tests.core.test_laws_{file}"))
-        self.laws = [laws[name] for name in laws if name.startswith("test_")]
+        files = sorted(Path(__file__).parents[1].glob(f"test_laws_{file}*.py"))
+        books = [vars(importlib.import_module(f"parity_tests.core.{path.stem}")) for path in files]
+        self.laws = [book[name] for book in books for name in book if name.startswith("test_")]
         broken = self.broken(None)  # by the same road as any mutant, so that no law fails for that
         if broken is not None:
             raise RuntimeError(f"{FILES[file]} as it stands breaks the law {broken}.")
@@ -79,8 +80,8 @@ def serve(connection: Connection) -> None:
             if file not in trials:
                 trials[file] = Trial(file)
             connection.send(None if number is None else trials[file].broken(number))
-        except RuntimeError as fault:
-            connection.send(fault)
+        except Exception as fault:
+            connection.send(f"{type(fault).__name__}: {fault}")
 
 
 class Worker:
@@ -106,7 +107,7 @@ class Worker:
         if mutant.file not in self.warm:
             fault = self._ask(mutant.file, None, SECONDS_TO_WARM)
             if fault is not None:
-                raise RuntimeError(str(fault))
+                raise RuntimeError(fault)
             self.warm.add(mutant.file)
         return self._ask(mutant.file, mutant.number, SECONDS)
 

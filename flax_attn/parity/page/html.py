@@ -1,6 +1,7 @@
 """HTML elements from Python: whatever is not marked up already is escaped."""
 
 from html import escape
+from math import inf
 from typing import Any
 
 VOID = ("meta", "link")
@@ -45,6 +46,15 @@ def number(value: float) -> str:
     ('3.9e-16', '0', 'inf')
     """
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def badness(error: float) -> float:
+    """An error to be ordered by: NaN is as bad as inf.
+
+    >>> badness(0.5), badness(float("nan"))
+    (0.5, inf)
+    """
+    return error if error == error else inf
 
 
 def code(text: Any) -> Html:

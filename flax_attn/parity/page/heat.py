@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .page_html import Html, el, number
+from .html import Html, el, number
 
 PANELS = 24  # small multiples of one tap
 LEVELS = 62  # of colour, between "equal" and "NaN or Inf"

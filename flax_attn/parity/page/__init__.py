@@ -6,11 +6,12 @@ No script, no address outside the page: a browser is told to refuse them.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import certificate, page_chart
-from .page_heat import heat_map
-from .page_html import Html, code, el, join, number, plural
-from .page_table import summary, tables, where
-from .report import Divergence, Report
+from .. import certificate
+from ..report import Divergence, Report
+from . import chart as page_chart
+from .heat import heat_map
+from .html import Html, code, el, join, number, plural
+from .table import summary, tables, where
 
 MAPS = 12  # taps drawn for one report
 MANY_MAPS = 3  # and for each of many

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from math import ceil, floor, isfinite, log10, nan
 from typing import NamedTuple
 
-from .judge import Verdict
-from .page_html import Html, el, number
-from .report import Report, Row
+from ..judge import Verdict
+from ..report import Report, Row
+from .html import Html, badness, el, number
 
 EDGE, END = 9.0, 2.0  # percent of a strip left on either side, and where 0 and inf stand in it
+NEAR = 15.0  # percent between the middles of two texts that would touch on a telephone
 SHAPES = {
     "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "error so far, within the limit"),
     "local": ("M0-4L4 0L0 4L-4 0Z", "error made here, within the limit"),
@@ -73,7 +74,7 @@ def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     for row in rows:
         before = found.get(row.name)
-        if before is None or not row.verdict.error <= before.error:
+        if before is None or badness(row.verdict.error) > badness(before.error):
             found[row.name] = row.verdict
     return found
 
@@ -128,7 +129,7 @@ def _scale(axis: Axis, limit: float, local: bool) -> Html:
     """The top line: where each decade is, the limit, and what the numbers on the right are."""
     near = axis.at(limit) if isfinite(limit) else nan
     ticks = [(axis.at(10.0**i), f"1e{i}", None) for i in axis.ticks()]
-    ticks = [tick for tick in ticks if not abs(tick[0] - near) < 9]
+    ticks = [tick for tick in ticks if not abs(tick[0] - near) < NEAR]
     ticks += [(END, "0", None), (100 - END, "inf", None)]
     ticks += [(near, f"limit {number(limit)}", "limit")] if isfinite(near) else []
     texts = [el("text", text, x=f"{x:.1f}%", y=13, class_=kind) for x, text, kind in ticks]

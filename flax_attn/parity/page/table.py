@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from .page_html import Html, el, number, plural
-from .report import Row
+from ..report import Row
+from .html import Html, badness, el, number, plural
 
 
 def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:
@@ -65,8 +65,7 @@ def _fold(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> H
 
 
 def _rank(row: Row) -> float:
-    """The error; NaN is the worst."""
-    return row.verdict.error if row.verdict.error == row.verdict.error else float("inf")
+    return badness(row.verdict.error)
 
 
 def _names(rows: list[Row]) -> Html:
@@ -97,7 +96,7 @@ def _line(row: Row, modes: bool, own: bool) -> Html:
     cells += [el("td", number(v.error)), el("td", number(v.limit))]
     if own:
         cells.append(el("td", "" if v.own is None else number(v.own)))
-        cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.2f}x"))
+        cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.3g}x"))
     return el("tr", *cells, class_=None if v.ok else "bad")
 
 

@@ -1,0 +1,38 @@
+"""Faults that any value may have: another order of axes or elements, a sign, a factor, a dtype."""
+
+import numpy as np
+
+from .evidence import Evidence, Guesses
+
+NARROW = ("float32", "bfloat16", "float16")
+
+
+def anything(evidence: Evidence) -> Guesses:
+    """Guesses that need torch's value alone."""
+    want = evidence.plain
+    yield "zeros: the value is never computed", np.zeros_like(want)
+    yield "the other sign", -want
+    for axis in range(want.ndim):
+        if want.shape[axis] > 1:
+            yield f"axis {axis} reversed", np.flip(want, axis)
+            yield f"axis {axis} shifted by one", np.roll(want, 1, axis)
+            yield f"axis {axis} shifted back by one", np.roll(want, -1, axis)
+    for first in range(want.ndim):
+        for second in range(first + 1, want.ndim):
+            if want.shape[first] == want.shape[second] > 1:
+                yield f"axes {first} and {second} swapped", np.swapaxes(want, first, second)
+    if evidence.call.kind == "output" or want.ndim:
+        yield from _factor(evidence)
+
+
+def _factor(evidence: Evidence) -> Guesses:
+    """One factor for all that differs, if there is one."""
+    seen = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
+    apart = seen & (evidence.got != evidence.want)
+    if apart.sum() < 3:
+        return
+    ratios = evidence.got[apart] / evidence.want[apart]
+    factor = float(np.median(ratios))
+    for name, value in (("", factor), (", the root of a half", 0.5**0.5)):
+        if np.isfinite(value):
+            yield f"another scale: {value:.6g} times torch's{name}", evidence.plain * value

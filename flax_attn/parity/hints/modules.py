@@ -1,0 +1,203 @@
+"""Faults of a submodule: weights untransposed, biases, norms' eps, activations, other people's."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .evidence import Evidence, Guesses
+
+EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, float(np.finfo(np.float32).eps))
+
+
+def submodule(evidence: Evidence) -> Guesses:
+    """Guesses by the type of the submodule."""
+    call = evidence.call
+    if "weight" not in call.params or "0" not in call.inputs:
+        if "0" in call.inputs and call.inputs["0"].shape == evidence.plain.shape:
+            yield from _activation(evidence)
+        return
+    weight, x = call.params["weight"], call.inputs["0"]
+    if "eps" in call.facts or "variance_epsilon" in call.facts or weight.ndim == 1:
+        yield from _norm(evidence, x, weight)
+    elif x.dtype.kind in "iu":
+        yield from _embedding(evidence, x, weight)
+    elif weight.ndim == 2:
+        yield from _linear(evidence, x, weight)
+    else:
+        yield from _convolution(evidence, weight)
+
+
+def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
+    call, want = evidence.call, evidence.plain
+    if call.kind == "Conv1D":
+        weight = weight.T
+    bias = call.params.get("bias", np.zeros(weight.shape[0]))
+    outward, inward = weight.shape
+    if outward == inward:
+        yield "the kernel untransposed", x @ weight + bias
+    yield "the bias missing", x @ weight.T
+    yield "the bias twice", want + bias
+    yield "the bias with the other sign", want - 2 * bias
+    yield "the kernel read in the other order of axes", x @ weight.reshape(inward, outward) + bias
+    for n in _divisors(outward):
+        order = np.arange(outward).reshape(n, -1).T.ravel()
+        yield f"its outputs interleaved, {n} heads by their width", want[..., order]
+        flipped = np.arange(outward).reshape(n, -1)[::-1].ravel()
+        yield f"its {n} heads in reversed order", want[..., flipped]
+        for by, name in ((1, "next"), (-1, "previous")):
+            rolled = np.roll(np.arange(outward).reshape(n, -1), by, axis=0).ravel()
+            yield f"its {n} heads moved to the {name}", want[..., rolled]
+        both = np.arange(outward).reshape(n, -1)[:, ::-1].ravel()
+        yield f"each of {n} heads reversed inside", want[..., both]
+        yield f"the bias alone in another order, {n} heads", x @ weight.T + bias[order]
+        yield f"the bias alone in reversed order of {n} heads", x @ weight.T + bias[flipped]
+    for n in _divisors(inward):
+        order = np.arange(inward).reshape(n, -1).T.ravel()
+        yield f"its inputs interleaved, {n} heads by their width", x[..., order] @ weight.T + bias
+        flipped = np.arange(inward).reshape(n, -1)[::-1].ravel()
+        yield f"its {n} input heads in reversed order", x[..., flipped] @ weight.T + bias
+    for name, other in evidence.truth.calls.items():
+        if other is not call and other.kind == call.kind and name != evidence.tap:
+            yield from _weights_of(name, other.params, weight, bias, x)
+    for dtype in (np.float32, np.float16):
+        rounded = weight.astype(dtype).astype(np.float64)
+        yield f"a kernel rounded to {np.dtype(dtype)}", x @ rounded.T + bias
+        narrow = x.astype(dtype) @ weight.T.astype(dtype) + bias.astype(dtype)
+        yield f"a product in {np.dtype(dtype)}", narrow.astype(np.float64)
+
+
+def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x: np.ndarray):
+    other = params.get("weight")
+    if other is None or other.shape != weight.shape:
+        return
+    theirs = params.get("bias", bias)
+    yield f"the weights of {name}: two projections exchanged", x @ other.T + theirs
+    yield f"the kernel of {name}", x @ other.T + bias
+    yield f"the bias of {name}", x @ weight.T + theirs
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(2, n) if n % d == 0] + [n]
+
+
+def _norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
+    call = evidence.call
+    bias = call.params.get("bias", np.zeros_like(weight))
+    facts = {k: v for k, v in call.facts.items() if k in ("eps", "variance_epsilon")}
+    own = next(iter(facts.values()), float(np.finfo(x.dtype).eps))
+    centred = "RMS" not in call.kind and "T5" not in call.kind
+    for eps in EPSILONS:
+        if eps != own:
+            yield (
+                f"another epsilon: {eps:.3g}, not {own:.3g}",
+                _normed(x, eps, centred) * weight + bias,
+            )
+    right = _normed(x, own, centred)
+    if "running_mean" in call.params:
+        yield from _batch_norm(evidence, x, weight, bias, own)
+        return
+    if x.shape[-1] != weight.shape[0]:
+        return
+    yield "the gain missing", right + bias
+    yield "the bias missing", right * weight
+    yield "one added to the gain", right * (weight + 1) + bias
+    yield "the bias inside the gain", (right + bias) * weight
+    other = "the mean not taken off" if centred else "the mean taken off"
+    yield f"another norm, {other}", _normed(x, own, not centred) * weight + bias
+    gap = x - x.mean(-1, keepdims=True) if centred else x
+    spread = np.sqrt((gap**2).mean(-1, keepdims=True))
+    yield "epsilon added to the deviation", gap / (spread + own) * weight + bias
+    n = x.shape[-1]
+    if n > 1:
+        unbiased = (gap**2).sum(-1, keepdims=True) / (n - 1)
+        yield "the unbiased variance, over n - 1", gap / np.sqrt(unbiased + own) * weight + bias
+    total = np.sqrt((gap**2).sum(-1, keepdims=True) + own)
+    yield "the sum of squares, not their mean", gap / total * weight + bias
+    for axis in range(x.ndim - 1):
+        yield f"another axis, {axis}", _normed(x, own, centred, axis) * weight + bias
+    yield "no norm at all", x
+    yield "the norm before gain alone", x * weight + bias
+    narrow = _normed(x.astype(np.float32), np.float32(own), centred).astype(np.float64)
+    yield "a norm in float32", narrow * weight + bias
+
+
+def _normed(x: np.ndarray, eps: float, centred: bool, axis: int = -1) -> np.ndarray:
+    gap = x - x.mean(axis, keepdims=True) if centred else x
+    with np.errstate(all="ignore"):
+        return gap / np.sqrt((gap**2).mean(axis, keepdims=True) + eps)
+
+
+def _batch_norm(evidence, x, weight, bias, eps) -> Guesses:
+    shape = (1, -1) + (1,) * (x.ndim - 2)
+    axes = (0, *range(2, x.ndim))
+    weight, bias = weight.reshape(shape), bias.reshape(shape)
+    mean = evidence.call.params["running_mean"].reshape(shape)
+    var = evidence.call.params["running_var"].reshape(shape)
+    stats = {
+        "the batch's own statistics": (x.mean(axes, keepdims=True), x.var(axes, keepdims=True)),
+        "the running statistics": (mean, var),
+        "the running variance taken for a deviation": (mean, var**2),
+    }
+    for what, (m, v) in stats.items():
+        yield f"a norm by {what}", (x - m) / np.sqrt(v + eps) * weight + bias
+    for other in EPSILONS:
+        made = (x - mean) / np.sqrt(var + other) * weight + bias
+        yield f"another epsilon: {other:.3g}, not {eps:.3g}", made
+
+
+def _embedding(evidence: Evidence, ids: np.ndarray, table: np.ndarray) -> Guesses:
+    rows, width = table.shape
+    yield "ids one too high", table[np.minimum(ids + 1, rows - 1)]
+    yield "ids one too low", table[np.maximum(ids - 1, 0)]
+    yield "embeddings scaled by the root of their width", evidence.plain * width**0.5
+    yield "embeddings divided by the root of their width", evidence.plain / width**0.5
+    if evidence.plain.shape[-1] == width:
+        yield "row 0 set to zero, as padding", np.where(ids[..., None] == 0, 0.0, table[ids])
+
+
+def _convolution(evidence: Evidence, weight: np.ndarray) -> Guesses:
+    bias = evidence.call.params.get("bias")
+    if bias is not None:
+        shape = (1, -1) + (1,) * (evidence.plain.ndim - 2)
+        yield "the bias missing", evidence.plain - bias.reshape(shape)
+        yield "the bias twice", evidence.plain + bias.reshape(shape)
+
+
+def _activation(evidence: Evidence) -> Guesses:
+    x = evidence.call.inputs["0"]
+    yield "the submodule missing", x
+    for name, function in ACTIVATIONS.items():
+        yield f"{name} in the place of {evidence.call.kind}", function(x)
+    rate = evidence.call.facts.get("p")
+    if rate and rate < 1:
+        yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
+        yield "what dropout keeps scaled by its rate", evidence.plain * (1 - rate) / rate
+        dropped = np.where(evidence.plain == 0, x / (1 - rate), 0.0)
+        yield "dropout's mask inverted", dropped
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[float])(x)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "the tanh GELU": _gelu_tanh,
+    "the exact GELU": lambda x: 0.5 * x * (1 + _erf(x / 2**0.5)),
+    "the sigmoid GELU": lambda x: x * _sigmoid(1.702 * x),
+    "ReLU": lambda x: np.maximum(x, 0),
+    "SiLU": lambda x: x * _sigmoid(x),
+    "the sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "squared ReLU": lambda x: np.maximum(x, 0) ** 2,
+}

@@ -1,0 +1,152 @@
+"""Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
+
+import numpy as np
+
+from .. import judge
+from .attention import orders
+from .evidence import Evidence, Guesses
+
+BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
+
+
+def turned(evidence: Evidence) -> Guesses:
+    """What queries, keys and values look like when turned, or put into heads, otherwise."""
+    for name, made in _projections(evidence):
+        heads, width = _heads(evidence, made)
+        if heads is None:
+            continue
+        x = _split(made, heads, width)
+        want = evidence.plain.reshape(x.shape)
+        yield from _turnings(evidence, x, want)
+        yield from _splits(evidence, made, heads, width, want, name)
+        if judge.error(x, want) > judge.SAME_FUNCTION:
+            yield "not turned by its positions", x.reshape(evidence.plain.shape)
+    yield from _other_heads(evidence)
+
+
+def _projections(evidence: Evidence):
+    """Submodules' outputs of the same attention and size, the nearest first."""
+    owner = evidence.tap.rpartition(".")[0]
+    for name, value in evidence.truth.taps.items():
+        inside = name.startswith(f"{owner}." if owner else "") and value.ndim >= 2
+        kind = evidence.truth.calls[name].kind
+        if inside and value.size == evidence.plain.size and kind not in ("query", "key", "value"):
+            yield name, value
+
+
+def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int | None, int]:
+    """How the last axis of a projection splits into heads of the point's width."""
+    width = evidence.plain.shape[-1]
+    if made.shape[-1] % width or made.shape[-2] != evidence.plain.shape[-2]:
+        return None, width
+    return made.shape[-1] // width, width
+
+
+def _split(made: np.ndarray, heads: int, width: int) -> np.ndarray:
+    """`(B T) (N h)` as B N T h."""
+    split = made.reshape(-1, made.shape[-2], heads, width)
+    return np.swapaxes(split, 1, 2)
+
+
+def _turnings(evidence: Evidence, x: np.ndarray, want: np.ndarray) -> Guesses:
+    for pairing in ("halves", "neighbours"):
+        angles = _angles(x, want, pairing)
+        if angles is None:
+            continue
+        other = "neighbours" if pairing == "halves" else "halves"
+        for what, table, how in _otherwise(angles, pairing, other):
+            yield what, _turn(x, table, how).reshape(evidence.plain.shape)
+        return
+
+
+def _otherwise(angles: np.ndarray, pairing: str, other: str):
+    """Tables of angles, T by half the width, that mistakes make."""
+    yield f"pairs of {other}, where torch turns pairs of {pairing}", angles, other
+    yield "turned the other way", -angles, pairing
+    step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
+    rows = np.arange(len(angles))[:, None]
+    for by in (1, -1):
+        yield (
+            f"positions {'one too high' if by > 0 else 'one too low'}",
+            angles + by * step,
+            pairing,
+        )
+    yield "positions counted from zero", rows * step, pairing
+    yield "positions counted from one", (rows + 1) * step, pairing
+    yield "positions reversed", angles[::-1], pairing
+    yield "every position the first", np.repeat(angles[:1], len(angles), 0), pairing
+    yield "every position zero", np.zeros_like(angles), pairing
+    yield "turned twice", 2 * angles, pairing
+    yield "turned by half the angle", angles / 2, pairing
+    yield "the frequencies reversed", angles[:, ::-1], pairing
+    half = angles.shape[1]
+    offset = angles[:1, :1] / step[:1, :1] if step.size and step[0, 0] else 0.0
+    places = rows + np.round(offset)
+    for base in BASES:
+        for over, what in ((half, ""), (max(half - 1, 1), ", over the width less one")):
+            table = places * base ** (-np.arange(half) / over)
+            yield f"another base of the angles, {base:g}{what}", table, pairing
+        double = places * base ** (-np.arange(half) * 2 / half)
+        yield f"exponents of twice the step, base {base:g}", double, pairing
+    narrow = angles.astype(np.float32).astype(np.float64)
+    yield "angles in float32", narrow, pairing
+
+
+def _pairs(x: np.ndarray, pairing: str) -> tuple[np.ndarray, np.ndarray]:
+    half = x.shape[-1] // 2
+    return (x[..., :half], x[..., half:]) if pairing == "halves" else (x[..., ::2], x[..., 1::2])
+
+
+def _angles(x: np.ndarray, want: np.ndarray, pairing: str) -> np.ndarray | None:
+    """The angle of each position and pair, if torch turned by one; every head tells the same."""
+    if x.shape[-1] % 2:
+        return None
+    (a, b), (c, d) = _pairs(x, pairing), _pairs(want, pairing)
+    dot, cross = (a * c + b * d).sum((0, 1)), (a * d - b * c).sum((0, 1))
+    angles = np.arctan2(cross, dot)  # T half
+    good = judge.error(_turn(x, angles, pairing), want) <= judge.SAME_FUNCTION
+    return angles if good and np.abs(angles).max() > 0 else None
+
+
+def _turn(x: np.ndarray, angles: np.ndarray, pairing: str) -> np.ndarray:
+    a, b = _pairs(x, pairing)
+    c, d = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
+    if pairing == "halves":
+        return np.concatenate([c, d], axis=-1)
+    return np.stack([c, d], axis=-1).reshape(x.shape)
+
+
+def _splits(evidence, made, heads, width, want, name) -> Guesses:
+    """Heads cut from a projection in another way, and then turned as torch does."""
+    turn = _turner(_split(made, heads, width), want)
+    cut = made.reshape(-1, made.shape[-2], width, heads)
+    ways = {
+        "heads interleaved: the width before the heads": np.moveaxis(cut, -1, 1),
+        "heads cut from positions: no transpose before the reshape": made.reshape(want.shape),
+    }
+    for what, x in ways.items():
+        yield f"{what} (of {name})", turn(x).reshape(evidence.plain.shape)
+
+
+def _turner(x: np.ndarray, want: np.ndarray):
+    for pairing in ("halves", "neighbours"):
+        angles = _angles(x, want, pairing)
+        if angles is not None:
+            return lambda y: _turn(y, angles, pairing)
+    return lambda y: y
+
+
+def _other_heads(evidence: Evidence) -> Guesses:
+    """Heads in another order: keys and values shared by groups, tiled or misplaced."""
+    scored = evidence.near("scores")
+    heads = scored.shape[-3] if scored is not None and scored.ndim > 3 else 1
+    plain = evidence.plain
+    if heads > 1 and plain.shape[0] % heads == 0:
+        split = plain.reshape(-1, heads, *plain.shape[1:])
+        for what, order in orders(heads):
+            yield f"heads in another order: {what}", split[:, order].reshape(plain.shape)
+        yield "one head for all", np.repeat(split[:, :1], heads, 1).reshape(plain.shape)
+    for point in ("query", "key", "value"):
+        other = evidence.near(point)
+        if point != evidence.point and other is not None and other.shape == plain.shape:
+            yield f"the {point} in its place", other

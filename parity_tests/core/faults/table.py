@@ -1,0 +1,92 @@
+"""The kill table: of each group how many faults are detected, blamed on their tap and named."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from flax_attn.parity import ParityError
+
+from . import FAULTS
+from .fault import GROUPS, Fault
+
+DETECTED, BLAMED, NAMED = "detected", "blamed", "named"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the harness said of one fault.
+
+    Attributes:
+      fault, low: which, and at which amplitude.
+      detected: whether the report is not ok, or, where no tap is at fault, there is none at all.
+      tap, hint: of the report's first divergence.
+    """
+
+    fault: Fault
+    low: bool
+    detected: bool
+    tap: str
+    hint: str
+
+    def of(self, question: str) -> bool | None:
+        """The answer to one of the three questions; None where it is not asked."""
+        if question == DETECTED:
+            return self.detected
+        if question == BLAMED:
+            return self.detected and self.tap == self.fault.tap if self.fault.tap else None
+        return self.detected and self.fault.hint in self.hint if self.fault.hint else None
+
+    def __str__(self) -> str:
+        size = "low " if self.low else "full"
+        said = f"{self.tap or 'no tap'}, {self.hint or 'no hint'}"
+        return f"{size} {self.fault}: {said if self.detected else 'not detected'}"
+
+
+def judged(fault: Fault, low: bool) -> Outcome:
+    """Plants the fault and compares. A ParityError is no detection of what lies at a tap."""
+    try:
+        report = fault.setup(low).report()
+    except ParityError as error:
+        return Outcome(fault, low, not fault.tap, "", str(error))
+    first = report.first
+    return Outcome(
+        fault, low, not report.ok, first.tap if first else "", first.hint if first else ""
+    )
+
+
+@cache
+def outcomes() -> tuple[Outcome, ...]:
+    """Every fault at both amplitudes, once in a process."""
+    return tuple(judged(fault, low) for low in (False, True) for fault in FAULTS)
+
+
+def share(found: Iterable[Outcome], question: str) -> tuple[int, int]:
+    """How many of those asked."""
+    answers = [a for a in (outcome.of(question) for outcome in found) if a is not None]
+    return sum(answers), len(answers)
+
+
+def text(found: Sequence[Outcome]) -> str:
+    """The table as text, and a line for each fault that was missed in some way."""
+    heads = [
+        f"{question} {size}" for size in ("full", "low") for question in (DETECTED, BLAMED, NAMED)
+    ]
+    lines = [f"{'planted faults':<22}" + "".join(f"{head:>15}" for head in heads)]
+    for group in (*GROUPS, "all"):
+        mine = [o for o in found if group in (o.fault.group, "all")]
+        cells = []
+        for low in (False, True):
+            for question in (DETECTED, BLAMED, NAMED):
+                right, asked = share([o for o in mine if o.low is low], question)
+                cells.append(f"{right}/{asked}" if asked else "-")
+        lines.append(f"{group:<22}" + "".join(f"{cell:>15}" for cell in cells))
+    return "\n".join([*lines, "", *missed(found)])
+
+
+def missed(found: Iterable[Outcome]) -> list[str]:
+    """A line for each outcome in which some answer is no."""
+    return [
+        f"{', '.join(wrong)}: {outcome}, expected {outcome.fault.tap} {outcome.fault.hint}".rstrip()
+        for outcome in found
+        if (wrong := [f"not {q}" for q in (DETECTED, BLAMED, NAMED) if outcome.of(q) is False])
+    ]

@@ -1,0 +1,74 @@
+"""The page docs/porting.md is true: its blocks run in order and print what it shows.
+
+`python -m parity_tests.core.test_docs` writes what they print into the page.
+"""
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from flax_attn.parity.case import has_torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?x?")
+
+if not PAGE.exists():
+    pytest.skip("the pages are not part of an installed package", allow_module_level=True)
+TEXT = PAGE.read_text("utf-8")
+
+
+def printed(text: str) -> list[str]:
+    """What each text block of the page should show: what the block before it prints."""
+    known: dict[str, Any] = {"__name__": "porting"}
+    out, shown = "", []
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for kind, block in BLOCK.findall(text):
+            if kind == "text":
+                shown.append(out)
+                continue
+            heard = io.StringIO()
+            with redirect_stdout(heard):
+                exec(compile(block, PAGE.name, "exec"), known)
+            out = short(heard.getvalue())
+    return shown
+
+
+def short(text: str) -> str:
+    """A long report without its middle."""
+    lines = text.splitlines(keepends=True)
+    return text if len(lines) <= 9 else "".join([*lines[:6], "    ...\n", *lines[-2:]])
+
+
+def shape(text: str) -> list[str]:
+    """The lines without their numbers, whose last digits are each machine's own."""
+    return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+
+
+@pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
+def test_its_blocks_run_and_print_what_it_shows():
+    wanted = [block for kind, block in BLOCK.findall(TEXT) if kind == "text"]
+    found = printed(TEXT)
+    assert len(found) == len(wanted) > 2
+    for got, want in zip(found, wanted, strict=True):
+        assert shape(got) == shape(want)
+
+
+def test_it_is_short():
+    assert len(TEXT.splitlines()) <= 150
+    assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 110
+
+
+def written(text: str) -> str:
+    """The page with what its blocks print."""
+    found = iter(printed(text))
+    return BLOCK.sub(lambda m: m[0] if m[1] == "python" else f"```text\n{next(found)}```", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(TEXT), "utf-8")
