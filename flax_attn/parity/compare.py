@@ -140,9 +140,12 @@ def make_pair(
     """The two modules with a mapping between them and weights for both."""
     sources = describe(torch_module)
     plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
-    values = draw_weights(sources, request.seed) if weights == "random" else read(torch_module)
+    skipped = plan.skipped if plan else ()
+    drawn = draw_weights(sources, request.seed) if weights == "random" else {}
+    values = {k: v for k, v in drawn.items() if k not in skipped} if drawn else read(torch_module)
+    ties = {source.name: source.same_as for source in sources if source.same_as}
     names = Names(plan, flax_module, rules)
-    return Pair(torch_module, flax_module, calls, request, plan, names, values)
+    return Pair(torch_module, flax_module, calls, request, plan, names, values, ties)
 
 
 def assert_parity(
@@ -161,8 +164,9 @@ def assert_parity(
 
 def draw_weights(sources: Sequence[Source], seed: int) -> dict[str, np.ndarray]:
     """Random values for every described parameter, tied ones equal; buffers are left out."""
+    kinds = {source.name: source.kind for source in sources}
     return {
-        s.name: draw.parameter(seed, s.same_as or s.name, s.kind, s.shape)
+        s.name: draw.parameter(seed, s.same_as or s.name, kinds[s.same_as or s.name], s.shape)
         for s in sources
         if s.kind != "buffer"
     }

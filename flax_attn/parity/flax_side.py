@@ -88,6 +88,7 @@ class Flax:
 
         def forward(params, floats, probes, rest):
             copy = nnx.merge(graph, state, copy=True)
+            _unpin(copy)
             copy.train() if request.train else copy.eval()
             held = flax_state(copy)
             for path, value in (params | rest).items():
@@ -176,6 +177,13 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
         path: _cast(held[path].get_value(), dtype)
         for path in dict.fromkeys(unique_params(module).values())
     }
+
+
+def _unpin(module: nnx.Module) -> None:
+    """Lets layers that fix the dtype of their parameters when they are built follow the run's."""
+    for _, part in nnx.iter_modules(module):
+        if isinstance(part, nnx.Embed | nnx.SimpleCell) and part.dtype == part.param_dtype:
+            part.dtype = None
 
 
 def _cast(x: Any, dtype: str) -> Any:

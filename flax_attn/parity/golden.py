@@ -144,7 +144,7 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
             there = names.tap(name)
             match = paired(there, got.taps[there], want) if there in got.taps else None
             if match is not None:
-                yield "tap", there, match[1], None, None
+                yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
             sketches = sketch(name, own.outputs[name]), sketch(name, want)

@@ -78,8 +78,10 @@ def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> floa
     if got.shape != want.shape or _pattern(got, want).any():
         return np.inf
     finite = np.isfinite(want)
-    gap = float(np.linalg.norm((got[finite] - want[finite]).ravel()))
-    size = float(np.linalg.norm(want[finite].ravel())) if scale is None else scale
+    got, want = got[finite], want[finite]
+    most = max(np.abs(got).max(initial=0.0), np.abs(want).max(initial=0.0)) or 1.0
+    gap = float(np.linalg.norm((got / most - want / most).ravel()))
+    size = float(np.linalg.norm((want / most).ravel())) if scale is None else scale / most
     return gap / size if size else (0.0 if gap == 0 else np.inf)
 
 

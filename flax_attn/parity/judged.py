@@ -56,7 +56,7 @@ def taps(got: Run, truth: Run, names: Names, dtype: str, mode: str, kind: str = 
         match = paired(there, got.taps[there], want) if there in got.taps else None
         if match is not None:
             value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
-            verdict = judge.same_function(value, match[1])
+            verdict = judge.same_function(value, match.value)
             rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 

@@ -16,7 +16,7 @@ from .flax_side import Force
 from .hints import backward_hint, hint
 from .judged import STRUCTURE, taps
 from .pair import Names, Pair
-from .pairing import paired
+from .pairing import paired, point_of
 from .report import Divergence, Report, Row
 from .run import Run, is_floating
 
@@ -42,7 +42,8 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     mode = failed[0].mode
     plain, _, truth = runs["float64", mode]
     force = forces(plain, truth, pair.names)
-    run = pair.run_flax(pair.flax("float64", mode, force), pair.narrow("float64"))
+    weights = pair.weights(pair.narrow("float64"))
+    run = pair.run_flax(pair.flax("float64", mode, force), weights)
     rows = [*taps(run, truth, pair.names, "float64", mode, "local"), *_outputs(run, truth, mode)]
     backward = list(_gradients(run, truth, pair.names, mode))
     wrong = [row for row in rows if not row.verdict.ok]
@@ -78,8 +79,8 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
         if there in got.taps and name in own.taps:
             match = paired(there, got.taps[there].astype(np.float64), want)
             if match is not None:
-                theirs = match[0](own.taps[name])
-                verdict = judge.same_precision(got.taps[there], theirs, match[1], dtype)
+                theirs = match.layout.value(own.taps[name])
+                verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
                 rows.append(Row(there, "local", dtype, mode, verdict))
     wrong = [row for row in rows if not row.verdict.ok] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
@@ -95,7 +96,9 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
         match = paired(there, plain.taps[there], want) if there in plain.taps else None
         if match is not None and is_floating(want):
             gradient = truth.tap_gradients.get(name)
-            found[there] = Force(match[1], None if gradient is None else match[0](gradient))
+            found[there] = Force(
+                match.value, None if gradient is None else match.gradient(gradient)
+            )
     return found
 
 
@@ -122,14 +125,17 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     for name, want in truth.tap_gradients.items():
         there = names.tap(name)
         if there in run.tap_gradients:
-            match = paired(there, run.tap_gradients[there], want)
+            match = paired(there, run.taps[there], truth.taps[name])
             if match is not None:
-                known[there] = match[1]
+                known[there] = match.gradient(want)
     order = [names.tap(name) for name in truth.taps]
     at_taps = {name: known[name] for name in order if name in known}
     wanted = {**at_taps, **names.gradients(truth.gradients)}
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
+        if name in at_taps and point_of(name) == "weights":
+            # What arrives at a weight of zero goes nowhere, and each side has its own there.
+            got, want = (np.where(run.taps[name] == 0, 0.0, x) for x in (got, want))
         verdict = judge.same_function(got, want, judge.gradient_scale(list(wanted.values()), want))
         yield Arrived(Row(name, "local gradient", "float64", mode, verdict), got, want)
 
@@ -141,6 +147,6 @@ def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tupl
         got = run.taps.get(row.name, run.outputs.get(row.name))
         match = None if got is None else paired(row.name, got, there[row.name])
         if match is not None:
-            same = got == match[1]
+            same = got == match.value
             with np.errstate(invalid="ignore"):
-                yield row.name, np.where(same, 0.0, np.abs(got - match[1]))
+                yield row.name, np.where(same, 0.0, np.abs(got - match.value))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Pair:
       plan: the mapping; None if each keeps its own weights.
       names: torch's names in Flax's.
       values: torch's weights.
+      ties: torch's second names of tensors, and their first.
     """
 
     torch_module: Any
@@ -72,6 +73,7 @@ class Pair:
     plan: Plan | None
     names: Names
     values: dict[str, np.ndarray]
+    ties: dict[str, str] = field(default_factory=dict)
 
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
         """Torch's weights, rounded."""
@@ -91,10 +93,10 @@ class Pair:
         """Flax's side, ready to run."""
         return Flax(self.flax_module, self.calls[1], self.asked(dtype), dtype, mode == "jit", force)
 
-    def run_flax(self, side: Flax, values: dict[str, np.ndarray]) -> Run:
-        """One run of Flax's side with torch's `values`."""
+    def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
+        """One run of Flax's side with its own weights, by path."""
         with _told("Flax", self.flax_module, side.dtype):
-            return side.run(self.weights(values))
+            return side.run(weights)
 
     def torch(
         self, dtype: str, values: dict[str, np.ndarray], keeps: Sequence[np.ndarray], at: str = ""
@@ -112,7 +114,8 @@ class Pair:
         """
         values = self.narrow(dtype)
         modes = modes if dtype == "float64" else modes[-1:]
-        got = {mode: self.run_flax(self.flax(dtype, mode), values) for mode in modes}
+        weights = self.weights(values)
+        got = {mode: self.run_flax(self.flax(dtype, mode), weights) for mode in modes}
         keeps = got[modes[0]].keeps
         own = self.torch(dtype, values, keeps)
         truth = own if dtype == "float64" else self.torch(dtype, values, keeps, "float64")

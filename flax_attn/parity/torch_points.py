@@ -28,6 +28,19 @@ class Weights(NamedTuple):
     nothing: Any
 
 
+class Operand(NamedTuple):
+    """An operand of one of attention's two products, by which its gradients are recognised.
+
+    Behind a product `left @ right` autograd multiplies what arrives with `right`, transposed, which
+    is the gradient of `left`, and `left`, transposed, with what arrives, the gradient of `right`.
+    """
+
+    left: bool
+    other: str
+    result: str | None
+    shape: tuple[int, ...]
+
+
 class Points:
     """Follows products to the softmax and weights to their product, by the memory they live in.
 
@@ -41,6 +54,8 @@ class Points:
         self.note, self.note_gradient = note, note_gradient
         self.known: dict[int, Any] = {}
         self.held: list[Any] = []  # so that no memory is given out a second time
+        self.operands: dict[int, Operand] = {}
+        self.backward = False
 
     def saw(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """One operation below autograd."""
@@ -50,6 +65,8 @@ class Points:
             self._softmax(args[0], out, args[1])
         elif name == "_softmax_backward_data":
             self._backward(args[0], args[1], out)
+        elif name in PRODUCTS and self.backward:
+            self._product_behind(*args[-2:], out)
         elif name in PRODUCTS:
             self._product(*(args[-2:] if name in ("mm", "bmm") else args[1:3]), out)
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
@@ -81,8 +98,8 @@ class Points:
         if isinstance(made, Product) and _fits(made, scores):
             steps = made.steps
             follows = {"query": made.left, "key": made.right.mT}
-            for point, value in follows.items():
-                self.note(point, value, {})
+            names = [self.note(point, value, {}) for point, value in follows.items()]
+            self._expect(made.left, made.right, *names, None)
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
         before = self.note("scores", scores, follows, steps)
         weighed = weights.masked_fill(nothing, 0.0)
@@ -98,10 +115,32 @@ class Points:
     def _product(self, left: Any, right: Any, out: Any) -> None:
         made = self._of(left)
         if isinstance(made, Weights) and left.shape[-2:] == made.shape[-2:]:
-            self.note("value", right, {})
-            self.note("context", out, {"weights": left, "value": right})
+            before = self.note("value", right, {})
+            after = self.note("context", out, {"weights": left, "value": right})
+            self._expect(left, right, "", before, after)
         else:
             self._remember(out, Product(left, right))
+
+    def _expect(self, left: Any, right: Any, one: str, two: str, result: str | None) -> None:
+        """Both operands of a product, so that backward products tell their gradients."""
+        keys = left.untyped_storage().data_ptr(), right.untyped_storage().data_ptr()
+        if keys[0] != keys[1] and left.numel() and right.numel():
+            self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
+            self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
+            self.held += [left, right]
+
+    def _product_behind(self, one: Any, two: Any, out: Any) -> None:
+        """A product of the backward pass: with an operand of attention it is a gradient."""
+        first = self.operands.get(one.untyped_storage().data_ptr())
+        second = self.operands.get(two.untyped_storage().data_ptr())
+        if first and first.left and tuple(one.shape) == _turned(first.shape):
+            key = first.result is None
+            self.note_gradient(first.other, out.mT if key else out)
+        if second and not second.left and tuple(two.shape) == _turned(second.shape):
+            if second.other:
+                self.note_gradient(second.other, out)
+            if second.result:
+                self.note_gradient(second.result, one)
 
     def _fused(self, args: tuple[Any, ...], out: Any) -> None:
         """Torch's fused attention, which shows no softmax: what goes in and what comes out."""
@@ -116,3 +155,7 @@ def _fits(made: Product, scores: Any) -> bool:
     left, right, _ = made
     tail = (left.shape[-2], right.shape[-1])
     return tail == tuple(scores.shape[-2:]) and left.shape[-1] == right.shape[-2]
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])

@@ -49,6 +49,7 @@ def run_torch(
             recorder.finish()
             _check_unchanged(inputs, given)
             named = dict(leaves(out, torch.is_tensor))
+            recorder.points.backward = True
             found = _gradients(module, named, floats, request, dtype) if request.grads else {}
     run = recorder.run
     run.outputs = {name: to_numpy(x) for name, x in named.items()}

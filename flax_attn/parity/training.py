@@ -81,6 +81,7 @@ def stepped(
         own = pair.torch("float64", values, got.keeps)
         quiet = _quiet(quiet, pair.names.gradients(own.gradients), got)
         values = _torch_step(torchs, params, own, values)
+        values |= {second: values[first] for second, first in pair.ties.items()}
         ours, state = _flax_step(made.optax, state, ours, got)
         for path, want in pair.weights(values).items():
             if path in quiet:
@@ -115,7 +116,7 @@ def _torch_step(torchs: Any, params: Mapping[str, Any], own: Run, values: dict) 
 def _flax_step(
     chain: optax.GradientTransformation, state: Any, params: dict, got: Run
 ) -> tuple[dict, Any]:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         held = {path: jnp.asarray(params[path]) for path in _names_of_gradients(got)}
         grads = {path: jnp.asarray(got.gradients[path]) for path in held}
         state = chain.init(held) if state is None else state

@@ -35,14 +35,8 @@ def printed(text: str) -> list[str]:
             heard = io.StringIO()
             with redirect_stdout(heard):
                 exec(compile(block, PAGE.name, "exec"), known)
-            out = short(heard.getvalue())
+            out = heard.getvalue()
     return shown
-
-
-def short(text: str) -> str:
-    """A long report without its middle."""
-    lines = text.splitlines(keepends=True)
-    return text if len(lines) <= 9 else "".join([*lines[:6], "    ...\n", *lines[-2:]])
 
 
 def shape(text: str) -> list[str]:

@@ -121,8 +121,8 @@ def test_nothing_is_proposed_where_nothing_fits_or_nothing_is_missing():
     with pytest.raises(ParityError) as caught:
         plan(Torch(a=T.Linear(3, 5)), Flax(b=linear(7, 2)))
     assert "you may mean" not in str(caught.value)
-    cell = nnx.RNN(nnx.OptimizedLSTMCell(5, 4, rngs=rngs()))
-    assert suggest(T.LSTM(3, 4), cell) == []
+    cell = nnx.RNN(nnx.GRUCell(5, 7, rngs=rngs()))
+    assert suggest(T.GRU(3, 4), cell) == []
     assert suggest(Torch(a=T.Linear(3, 5)), Flax(a=linear(3, 5))) == []
 
 

@@ -48,7 +48,7 @@ def bucket(distance: Int[np.ndarray, "*B"], buckets: int, longest: int) -> Int[n
     away = np.abs(distance)
     share = np.log(np.maximum(away, near).astype(np.float32) / near) / math.log(longest / near)
     far = np.minimum(near + (share * (side - near)).astype(int), side - 1)
-    return side * (distance >= 0) + np.where(away < near, away, far)
+    return side * (distance > 0) + np.where(away < near, away, far)
 
 
 class SelfAttention(nnx.Module):

@@ -4,7 +4,7 @@ Each guess is what Flax would have computed from torch's own values with one fau
 that gives Flax's value, wherever that differs from torch's, says what the fault looks like.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..pair import Names
 from ..pairing import hidden, paired, point_of
 from ..report import Row
 from ..run import Call, Run
-from .anything import anything
+from .anything import anything, narrow
 from .attention import context, scores, weights
 from .evidence import Evidence, Guess
 from .likeness import partly, throughout, where_it_differs
@@ -33,14 +33,20 @@ def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
     with np.errstate(all="ignore"):
         guesses = list(_guesses(evidence))
         for explains in (throughout, where_it_differs):
-            found = next((what for what, _ in filter(partial(explains, evidence), guesses)), "")
-            if found:
-                return found
+            found = next(filter(partial(explains, evidence), guesses), None)
+            if found is not None:
+                return _told(found[0], 1.0)
         for guess in guesses:
             share = partly(evidence, guess)
             if share is not None:
-                return f"{guess[0]}, {share:.2g} of it"
-    return ""
+                return _told(guess[0], share)
+    return narrow(evidence)
+
+
+def _told(what: str | Callable[[float], str], share: float) -> str:
+    if callable(what):
+        return what(share)
+    return what if round(share, 6) == 1 else f"{what}, {share:.2g} of it"
 
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
@@ -71,7 +77,7 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         if point_of(tap) == "scores":
             got, want = hidden(got), hidden(want)
         call = truth.calls.get(name, Call("output"))
-        return Evidence(name, got, match[1], want, match[0], call, truth)
+        return Evidence(name, got, match.value, want, match.layout, call, truth)
     return None
 
 

@@ -1,10 +1,12 @@
 """Faults that any value may have: another order of axes or elements, a sign, a factor, a dtype."""
 
+import ml_dtypes
 import numpy as np
 
 from .evidence import Evidence, Guesses
+from .likeness import differing
 
-NARROW = ("float32", "bfloat16", "float16")
+NARROW = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32"))
 
 
 def anything(evidence: Evidence) -> Guesses:
@@ -36,3 +38,21 @@ def _factor(evidence: Evidence) -> Guesses:
     for name, value in (("", factor), (", the root of a half", 0.5**0.5)):
         if np.isfinite(value):
             yield f"another scale: {value:.6g} times torch's{name}", evidence.plain * value
+
+
+def narrow(evidence: Evidence) -> str:
+    """What float64 numbers look like that were in a narrower dtype, or ""."""
+    apart = differing(evidence.got, evidence.want) & np.isfinite(evidence.got)
+    got, want = evidence.got[apart], evidence.want[apart]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for dtype in NARROW:
+            fits = (got.astype(dtype).astype(np.float64) == got).all()
+            if got.size and fits and not (want.astype(dtype).astype(np.float64) == want).all():
+                return f"a value computed in {dtype.name}"
+    scale = np.abs(evidence.want[np.isfinite(evidence.want)]).max(initial=0.0)
+    far = np.abs(got - want).max(initial=0.0)
+    if got.size == 0 or not np.isfinite(far) or far == 0:
+        return ""
+    size = far / scale if scale else np.inf
+    eps = float(np.finfo(np.float32).eps)
+    return "something computed in float32: the error has its size" if size < 8 * eps else ""

@@ -42,7 +42,8 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
         if factor != scale:
             made = _family(raw, steps, at, factor / scale)(1.0)
             yield f"another scale: {what}", _whole(made)
-    yield "another scale: not torch's plus that", _family(raw, steps, at, 2.0)
+    family = _family(raw, steps, at, 2.0)
+    yield lambda share: f"another scale: {1 + share:.8g} times torch's", family
 
 
 def _whole(value: np.ndarray):
@@ -85,9 +86,7 @@ def _hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
     for what, other in masks.items():
         yield what, np.where(other, bare, -np.inf)
     flax = evidence.got
-    there = evidence.lay(np.where(seen, 1.0, 0.0)) if flax.shape == evidence.want.shape else None
-    if there is None:
-        return
+    there = evidence.layout.value(np.where(seen, 1.0, 0.0))
     filled = flax[(there == 0) & np.isfinite(flax)]
     if filled.size and (filled == filled[0]).all():
         yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
@@ -191,11 +190,16 @@ def weights(evidence: Evidence) -> Guesses:
     yield "a softmax in base 2", _softmax(score * np.log(2), -1)
     for what, factor in {"half": 0.5, "double": 2.0, "1.1": 1 / 1.1, "0.9": 1 / 0.9}.items():
         yield f"a softmax at temperature {what}", _softmax(score * factor, -1)
+    yield (
+        lambda share: f"another temperature: scores times {1 + share:.8g}",
+        lambda share: _softmax(score * (1 + share), -1),
+    )
     most = score.max(-1, keepdims=True)
     powers = np.exp(score - np.where(np.isfinite(most), most, 0.0))
+    total = powers.sum(-1, keepdims=True)
     yield (
-        "one more in the softmax's denominator, a sink",
-        powers / (powers.sum(-1, keepdims=True) + 1),
+        lambda share: f"{share:.3g} more in the softmax's denominator, as a sink adds",
+        lambda share: powers / (total + share),
     )
     with np.errstate(all="ignore"):
         yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))

@@ -11,7 +11,7 @@ from ..run import Call, Run
 # What Flax's value may be: a sentence, and an array in torch's layout, or a function of how much of
 # the fault there is (0: none, 1: all of it) that gives one.
 # or None where the guess is all or nothing.
-Guess = tuple[str, np.ndarray | Callable[[float], np.ndarray | None]]
+Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
 
 
@@ -23,7 +23,7 @@ class Evidence:
       tap: torch's name of it.
       got, want: Flax's value from torch's inputs, and torch's, both in Flax's layout.
       plain: torch's value in its own layout.
-      lay: from torch's layout to Flax's.
+      layout: from torch's to Flax's.
       call: what torch computed it from.
       truth: all that torch recorded.
     """
@@ -32,7 +32,7 @@ class Evidence:
     got: np.ndarray
     want: np.ndarray
     plain: np.ndarray
-    lay: Layout
+    layout: Layout
     call: Call
     truth: Run
 

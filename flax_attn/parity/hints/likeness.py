@@ -76,7 +76,7 @@ def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | No
                 return None
             found = value if share == 1.0 else evidence.plain + share * (value - evidence.plain)
         try:
-            return evidence.lay(found)
+            return evidence.layout.value(found)
         except ValueError:
             return None
 

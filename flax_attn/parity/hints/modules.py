@@ -57,6 +57,10 @@ def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         yield f"its inputs interleaved, {n} heads by their width", x[..., order] @ weight.T + bias
         flipped = np.arange(inward).reshape(n, -1)[::-1].ravel()
         yield f"its {n} input heads in reversed order", x[..., flipped] @ weight.T + bias
+        if x.ndim > 1:
+            split = np.swapaxes(x.reshape(*x.shape[:-1], n, -1), -2, -3).reshape(x.shape)
+            yield f"{n} heads merged without moving them back", split @ weight.T + bias
+    yield from _heads_lost(x, weight, bias)
     for name, other in evidence.truth.calls.items():
         if other is not call and other.kind == call.kind and name != evidence.tap:
             yield from _weights_of(name, other.params, weight, bias, x)
@@ -75,6 +79,15 @@ def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x
     yield f"the weights of {name}: two projections exchanged", x @ other.T + theirs
     yield f"the kernel of {name}", x @ other.T + bias
     yield f"the bias of {name}", x @ weight.T + theirs
+
+
+def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
+    """One head of the input without effect."""
+    inward = weight.shape[1]
+    for n in (n for n in _divisors(inward) if n <= 64):
+        for head in range(n):
+            kept = np.arange(inward) // (inward // n) != head
+            yield f"head {head} of {n} lost", (x * kept) @ weight.T + bias
 
 
 def _divisors(n: int) -> list[int]:

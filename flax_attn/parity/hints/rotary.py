@@ -1,51 +1,54 @@
 """Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from .. import judge
 from .attention import orders
 from .evidence import Evidence, Guesses
 
+POINTS = ("query", "key", "value", "scores", "weights", "context")
 BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
 
 
 def turned(evidence: Evidence) -> Guesses:
     """What queries, keys and values look like when turned, or put into heads, otherwise."""
     for name, made in _projections(evidence):
-        heads, width = _heads(evidence, made)
-        if heads is None:
+        heads, group = _heads(evidence, made)
+        if not heads:
             continue
-        x = _split(made, heads, width)
+        x = _split(made, heads, group)
         want = evidence.plain.reshape(x.shape)
         yield from _turnings(evidence, x, want)
-        yield from _splits(evidence, made, heads, width, want, name)
+        yield from _splits(evidence, made, heads, group, name)
         if judge.error(x, want) > judge.SAME_FUNCTION:
             yield "not turned by its positions", x.reshape(evidence.plain.shape)
     yield from _other_heads(evidence)
 
 
-def _projections(evidence: Evidence):
-    """Submodules' outputs of the same attention and size, the nearest first."""
+def _projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
+    """Submodules' outputs of the same attention which the point may have been made of."""
     owner = evidence.tap.rpartition(".")[0]
     for name, value in evidence.truth.taps.items():
         inside = name.startswith(f"{owner}." if owner else "") and value.ndim >= 2
         kind = evidence.truth.calls[name].kind
-        if inside and value.size == evidence.plain.size and kind not in ("query", "key", "value"):
+        if inside and value.size and evidence.plain.size % value.size == 0 and kind not in POINTS:
             yield name, value
 
 
-def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int | None, int]:
-    """How the last axis of a projection splits into heads of the point's width."""
+def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int, int]:
+    """Into how many heads a projection splits, and how often each stands in the point."""
     width = evidence.plain.shape[-1]
     if made.shape[-1] % width or made.shape[-2] != evidence.plain.shape[-2]:
-        return None, width
-    return made.shape[-1] // width, width
+        return 0, 0
+    return made.shape[-1] // width, evidence.plain.size // made.size
 
 
-def _split(made: np.ndarray, heads: int, width: int) -> np.ndarray:
-    """`(B T) (N h)` as B N T h."""
-    split = made.reshape(-1, made.shape[-2], heads, width)
-    return np.swapaxes(split, 1, 2)
+def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
+    """`(B T) (N h)` as B N T h, every head as often as it is used."""
+    split = made.reshape(-1, made.shape[-2], heads, made.shape[-1] // heads)
+    return np.repeat(np.swapaxes(split, 1, 2), group, axis=1)
 
 
 def _turnings(evidence: Evidence, x: np.ndarray, want: np.ndarray) -> Guesses:
@@ -116,15 +119,19 @@ def _turn(x: np.ndarray, angles: np.ndarray, pairing: str) -> np.ndarray:
     return np.stack([c, d], axis=-1).reshape(x.shape)
 
 
-def _splits(evidence, made, heads, width, want, name) -> Guesses:
+def _splits(evidence: Evidence, made: np.ndarray, heads: int, group: int, name: str) -> Guesses:
     """Heads cut from a projection in another way, and then turned as torch does."""
-    turn = _turner(_split(made, heads, width), want)
-    cut = made.reshape(-1, made.shape[-2], width, heads)
+    right = _split(made, heads, group)
+    turn = _turner(right, evidence.plain.reshape(right.shape))
+    length, width = made.shape[-2], made.shape[-1] // heads
     ways = {
-        "heads interleaved: the width before the heads": np.moveaxis(cut, -1, 1),
-        "heads cut from positions: no transpose before the reshape": made.reshape(want.shape),
+        "heads interleaved: the width before the heads": np.moveaxis(
+            made.reshape(-1, length, width, heads), -1, 1
+        ),
+        "heads cut from positions: no transpose": made.reshape(-1, heads, length, width),
     }
     for what, x in ways.items():
+        x = np.repeat(x, group, axis=1)
         yield f"{what} (of {name})", turn(x).reshape(evidence.plain.shape)
 
 

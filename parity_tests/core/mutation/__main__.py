@@ -36,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("mutants", total=len(mutants))
-        fates = try_all(mutants, given.jobs, lambda _: progress.advance(task))
+        try:
+            fates = try_all(mutants, given.jobs, lambda _: progress.advance(task))
+        except RuntimeError as fault:  # the laws fail with nothing changed
+            parser.error(str(fault))
     outcome = Outcome(fates, equivalents())
     if given.list:
         for mutant, law in fates.items():
