@@ -58,10 +58,8 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
     if got.shape != want.shape or got.dtype != want.dtype:
         note = f"{got.dtype}{list(got.shape)} is not {want.dtype}{list(want.shape)}"
         return Verdict("exact", np.inf, 0.0, note=note)
-    bits = [np.frombuffer(x.tobytes(), np.uint8).reshape(x.size, -1) for x in (got, want)]
-    differs = (
-        (bits[0] != bits[1]).any(axis=-1).reshape(got.shape) if got.size else np.zeros(0, bool)
-    )
+    bits = [np.frombuffer(x.tobytes(), np.uint8).reshape(x.size, x.itemsize) for x in (got, want)]
+    differs = (bits[0] != bits[1]).any(axis=1)
     if not differs.any():
         return Verdict("exact", 0.0, 0.0)
     return _at(Verdict("exact", float(differs.mean()), 0.0), got, want, differs)
@@ -79,9 +77,9 @@ def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> floa
         return np.inf
     finite = np.isfinite(want)
     got, want = got[finite], want[finite]
-    most = max(np.abs(got).max(initial=0.0), np.abs(want).max(initial=0.0)) or 1.0
-    gap = float(np.linalg.norm((got / most - want / most).ravel()))
-    size = float(np.linalg.norm((want / most).ravel())) if scale is None else scale / most
+    power = _power(got, want)
+    gap = float(np.linalg.norm(np.ldexp(got, power) - np.ldexp(want, power)))
+    size = float(np.linalg.norm(np.ldexp(want, power)) if scale is None else np.ldexp(scale, power))
     return gap / size if size else (0.0 if gap == 0 else np.inf)
 
 
@@ -142,19 +140,27 @@ def alike(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
-    """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against."""
-    norms = [np.linalg.norm(_float64(g).ravel()) for g in gradients]
-    return float(max(np.linalg.norm(_float64(own).ravel()), GRADIENT_SHARE * np.linalg.norm(norms)))
+    """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against.
+
+    Only finite elements count, here and below: measured against Inf, anything would pass.
+    """
+    return max(whole_gradient([own]), GRADIENT_SHARE * whole_gradient(gradients))
 
 
 def whole_gradient(gradients: list[np.ndarray]) -> float:
     """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
     bias of keys say, may be nothing but rounding."""
-    return float(np.linalg.norm([np.linalg.norm(_float64(g).ravel()) for g in gradients]))
+    finite = (x[np.isfinite(x)] for x in map(_float64, gradients))
+    return float(np.linalg.norm([np.linalg.norm(x) for x in finite]))
 
 
 def _float64(x: np.ndarray) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
+
+
+def _power(*arrays: np.ndarray) -> int:
+    """Of two, by which the largest element comes below one: exact, and no square is lost."""
+    return -int(np.frexp(max(np.abs(x).max(initial=0.0) for x in arrays))[1])
 
 
 def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:

@@ -96,9 +96,8 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
         match = paired(there, plain.taps[there], want) if there in plain.taps else None
         if match is not None and is_floating(want):
             gradient = truth.tap_gradients.get(name)
-            found[there] = Force(
-                match.value, None if gradient is None else match.gradient(gradient)
-            )
+            behind = None if gradient is None else match.gradient(gradient)
+            found[there] = Force(match.value, behind)
     return found
 
 

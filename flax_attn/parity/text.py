@@ -29,10 +29,9 @@ def text(report: "Report") -> str:
     lines += [f"  {what}: {_few(names)}" for what, names in told if names]
     lines += [f"  {note}" for note in report.notes]
     if count and report.reproduce:
-        lines += [
-            f"  see it again  {report.reproduce}",
-            f"  as a page     {report.reproduce} --html report.html",
-        ]
+        lines.append(f"  see it again  {report.reproduce}")
+        if report.reproduce.startswith("flax-attn"):
+            lines.append(f"  as a page     {report.reproduce} --html report.html")
     return "\n".join(lines)
 
 

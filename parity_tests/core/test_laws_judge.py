@@ -67,6 +67,7 @@ def test_verdicts_are_frozen_and_equal_by_value():
 def test_exact_is_equality_of_bits():
     assert plain(judge.exact(row(*SPECIAL), row(*SPECIAL)), "exact", 0.0, 0.0)
     assert plain(judge.exact([1, 2], [1, 2]), "exact", 0.0, 0.0)
+    assert plain(judge.exact(np.zeros((0, 3)), np.zeros((0, 3))), "exact", 0.0, 0.0)
     assert plain(judge.exact(np.float32(2), np.asarray(2, np.float32)), "exact", 0.0, 0.0)
 
 
@@ -122,7 +123,7 @@ def test_the_error_is_the_norm_of_the_difference_over_the_norm_of_the_reference(
     assert judge.error(got, want, 0.0) == INF and judge.error(want, want, 0.0) == 0.0
     assert judge.error([[3, 0], [0, 4]], want) == 0.0
     assert judge.error(np.float32(3), np.float16(4)) == 0.25
-    for error in (judge.error(2 * want, want), judge.error(want, 2 * want), judge.error(1, 1, 0)):
+    for error in (judge.error(2 * want, want), judge.error(want, want, 2), judge.error(1, 1, 0)):
         assert type(error) is float
 
 
@@ -139,11 +140,13 @@ def test_the_error_of_a_reference_of_zeros():
 
 
 def test_the_squares_of_the_tiny_and_the_huge_are_not_lost():
-    for size in (2.0**-1040, 2.0**-700, 2.0**700, 2.0**1022):
+    for size in (2.0**-1040, 2.0**-700, 2.0**700, 2.0**1022, -(2.0**-700), -(2.0**700)):
         assert judge.error(row(2 * size, 0.0), row(size, 0.0)) == 1.0
         assert judge.error(row(size, 2 * size), row(size, 0.0)) == 2.0
-        assert judge.error(row(0.0, size), row(size, 0.0), scale=size) == 2**0.5
+        assert judge.error(row(size, 0.0), row(size, 2 * size)) == 2 / 5**0.5
+        assert judge.error(row(0.0, size), row(size, 0.0), scale=abs(size)) == 2**0.5
         assert judge.error(row(0.0, size), row(0.0, 0.0)) == INF
+        assert judge.error(row(0.0), row(size)) == 1.0
 
 
 def test_nan_and_infinity_agree_in_their_places_alone():
@@ -177,7 +180,7 @@ def test_the_same_function_is_one_part_in_a_million_million():
             "",
         )
         assert place(over) == ((1,), more, 0.0)
-    assert judge.same_function(row(1.0), row(1.0)).error == 0.0
+    assert judge.same_function(row(3.0), row(4.0)).error == 0.25
 
 
 def test_the_same_function_with_a_scale_is_measured_against_it():
@@ -343,3 +346,4 @@ def test_the_whole_gradient_is_the_norm_of_all():
     assert whole == 5.0 and type(whole) is float
     narrow = judge.whole_gradient([np.full(4, 60000, np.float16)])
     assert narrow == 120000.0 and judge.whole_gradient([]) == 0.0
+    assert judge.whole_gradient([row(INF, 3000.0, NAN), row(-INF, 4000.0)]) == 5000.0

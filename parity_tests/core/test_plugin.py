@@ -116,13 +116,13 @@ def test_cases_run_and_what_fails_is_reported_at_the_end(run):
             "*parity reports*",
             f"*test_cases.py::test_parity[[]{wrong}[]]*",
             f"{wrong}: * comparisons, * different",
-            "*float64*eager*",
-            "*reproduce: *",
+            "*float64*output*",
+            "*see it again *",
         ]
     )
     text = result.stdout.str()
     assert "compare.py" not in text and "case.py" not in text, "a traceback into the harness"
-    assert text.count("reproduce: ") == 1
+    assert text.count("see it again") == 1
 
 
 @needs_torch
@@ -136,7 +136,7 @@ def test_the_fixture_asserts_and_names_its_test(run):
             "E       *ParityError: The torch module does not fit the Flax module:",
             "*parity reports*",
             "test_port[[]Wrong[]]: * comparisons, * different",
-            "reproduce: pytest 'test_ports.py::test_port[[]Wrong[]]' --parity-seed 7",
+            "  see it again  pytest 'test_ports.py::test_port[[]Wrong[]]' --parity-seed 7",
             "*linear.weight*",
         ]
     )

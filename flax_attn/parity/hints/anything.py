@@ -23,8 +23,7 @@ def anything(evidence: Evidence) -> Guesses:
         for second in range(first + 1, want.ndim):
             if want.shape[first] == want.shape[second] > 1:
                 yield f"axes {first} and {second} swapped", np.swapaxes(want, first, second)
-    if evidence.call.kind == "output" or want.ndim:
-        yield from _factor(evidence)
+    yield from _factor(evidence)
 
 
 def _factor(evidence: Evidence) -> Guesses:
@@ -35,9 +34,10 @@ def _factor(evidence: Evidence) -> Guesses:
         return
     ratios = evidence.got[apart] / evidence.want[apart]
     factor = float(np.median(ratios))
-    for name, value in (("", factor), (", the root of a half", 0.5**0.5)):
-        if np.isfinite(value):
-            yield f"another scale: {value:.6g} times torch's{name}", evidence.plain * value
+    if np.isfinite(factor):
+        yield f"another scale: {factor:.8g} times torch's", evidence.plain * factor
+    more = float(np.median((evidence.got - evidence.want)[apart]))
+    yield f"a constant added, {more:.6g}", evidence.plain + more
 
 
 def narrow(evidence: Evidence) -> str:

@@ -1,8 +1,9 @@
 """Faults of a submodule: weights untransposed, biases, norms' eps, activations, other people's."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import ml_dtypes
 import numpy as np
 
 from .evidence import Evidence, Guesses
@@ -13,12 +14,13 @@ EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, float(np.finfo(np.float32).eps))
 def submodule(evidence: Evidence) -> Guesses:
     """Guesses by the type of the submodule."""
     call = evidence.call
-    if "weight" not in call.params or "0" not in call.inputs:
-        if "0" in call.inputs and call.inputs["0"].shape == evidence.plain.shape:
-            yield from _activation(evidence)
+    x, weight = call.inputs.get("0"), call.params.get("weight")
+    if x is None:
         return
-    weight, x = call.params["weight"], call.inputs["0"]
-    if "eps" in call.facts or "variance_epsilon" in call.facts or weight.ndim == 1:
+    if weight is None:
+        yield from _activation(evidence) if x.shape == evidence.plain.shape else ()
+        yield from _parts(evidence)
+    elif "eps" in call.facts or "variance_epsilon" in call.facts or weight.ndim == 1:
         yield from _norm(evidence, x, weight)
     elif x.dtype.kind in "iu":
         yield from _embedding(evidence, x, weight)
@@ -26,6 +28,38 @@ def submodule(evidence: Evidence) -> Guesses:
         yield from _linear(evidence, x, weight)
     else:
         yield from _convolution(evidence, weight)
+
+
+def _parts(evidence: Evidence) -> Guesses:
+    """A sum of parts with one of them left out."""
+    for name, part in _alike(evidence, evidence.plain):
+        yield f"{name} not added", evidence.plain - part
+        yield f"{name} alone", part
+        yield f"{name} added twice", evidence.plain + part
+    x = evidence.call.inputs["0"]
+    if x.shape == evidence.plain.shape:
+        yield "its input not added, no skip", evidence.plain - x
+        yield "its input added, a skip too many", evidence.plain + x
+
+
+def _alike(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Other taps of the same shape."""
+    for name, value in evidence.truth.taps.items():
+        if name != evidence.tap and value.shape == x.shape and value.dtype == x.dtype:
+            yield name, value
+
+
+def _other_inputs(
+    evidence: Evidence, x: np.ndarray, made: Callable[[np.ndarray], np.ndarray]
+) -> Guesses:
+    """The right layer on another input: a norm or a skip before it is missing."""
+    for name, value in _alike(evidence, x):
+        yield f"its input is {name}", made(value)
+        yield f"its input has {name} not added", made(x - value)
+        yield f"its input has {name} added too", made(x + value)
+        before = evidence.truth.calls[name].inputs.get("0")
+        if before is not None and before.shape == x.shape and before.dtype == x.dtype:
+            yield f"its input is that of {name}", made(before)
 
 
 def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
@@ -52,21 +86,15 @@ def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         yield f"each of {n} heads reversed inside", want[..., both]
         yield f"the bias alone in another order, {n} heads", x @ weight.T + bias[order]
         yield f"the bias alone in reversed order of {n} heads", x @ weight.T + bias[flipped]
-    for n in _divisors(inward):
-        order = np.arange(inward).reshape(n, -1).T.ravel()
-        yield f"its inputs interleaved, {n} heads by their width", x[..., order] @ weight.T + bias
-        flipped = np.arange(inward).reshape(n, -1)[::-1].ravel()
-        yield f"its {n} input heads in reversed order", x[..., flipped] @ weight.T + bias
-        if x.ndim > 1:
-            split = np.swapaxes(x.reshape(*x.shape[:-1], n, -1), -2, -3).reshape(x.shape)
-            yield f"{n} heads merged without moving them back", split @ weight.T + bias
-    yield from _heads_lost(x, weight, bias)
+    yield from _inputs_otherwise(x, weight, bias)
     for name, other in evidence.truth.calls.items():
         if other is not call and other.kind == call.kind and name != evidence.tap:
             yield from _weights_of(name, other.params, weight, bias, x)
-    for dtype in (np.float32, np.float16):
-        rounded = weight.astype(dtype).astype(np.float64)
+    yield from _other_inputs(evidence, x, lambda x: x @ weight.T + bias)
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        rounded, small = (v.astype(dtype).astype(np.float64) for v in (weight, bias))
         yield f"a kernel rounded to {np.dtype(dtype)}", x @ rounded.T + bias
+        yield f"kernel and bias rounded to {np.dtype(dtype)}", x @ rounded.T + small
         narrow = x.astype(dtype) @ weight.T.astype(dtype) + bias.astype(dtype)
         yield f"a product in {np.dtype(dtype)}", narrow.astype(np.float64)
 
@@ -79,6 +107,20 @@ def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x
     yield f"the weights of {name}: two projections exchanged", x @ other.T + theirs
     yield f"the kernel of {name}", x @ other.T + bias
     yield f"the bias of {name}", x @ weight.T + theirs
+
+
+def _inputs_otherwise(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
+    """Heads of the input in another order, or one of them without effect."""
+    inward = weight.shape[1]
+    for n in _divisors(inward):
+        order = np.arange(inward).reshape(n, -1).T.ravel()
+        yield f"its inputs interleaved, {n} heads by their width", x[..., order] @ weight.T + bias
+        flipped = np.arange(inward).reshape(n, -1)[::-1].ravel()
+        yield f"its {n} input heads in reversed order", x[..., flipped] @ weight.T + bias
+        if x.ndim > 1:
+            split = np.swapaxes(x.reshape(*x.shape[:-1], n, -1), -2, -3).reshape(x.shape)
+            yield f"{n} heads merged without moving them back", split @ weight.T + bias
+    yield from _heads_lost(x, weight, bias)
 
 
 def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
@@ -112,6 +154,12 @@ def _norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         return
     if x.shape[-1] != weight.shape[0]:
         return
+    yield from _other_inputs(evidence, x, lambda x: _normed(x, own, centred) * weight + bias)
+    for name, other in evidence.truth.calls.items():
+        gain = other.params.get("weight")
+        if other is not call and gain is not None and gain.shape == weight.shape:
+            yield f"the weights of {name}", right * gain + other.params.get("bias", bias)
+    yield "one taken from the gain", right * (weight - 1) + bias
     yield "the gain missing", right + bias
     yield "the bias missing", right * weight
     yield "one added to the gain", right * (weight + 1) + bias
@@ -161,6 +209,8 @@ def _batch_norm(evidence, x, weight, bias, eps) -> Guesses:
 
 def _embedding(evidence: Evidence, ids: np.ndarray, table: np.ndarray) -> Guesses:
     rows, width = table.shape
+    yield "the table's rows one too low", np.roll(table, 1, axis=0)[ids]
+    yield "the table's rows one too high", np.roll(table, -1, axis=0)[ids]
     yield "ids one too high", table[np.minimum(ids + 1, rows - 1)]
     yield "ids one too low", table[np.maximum(ids - 1, 0)]
     yield "embeddings scaled by the root of their width", evidence.plain * width**0.5

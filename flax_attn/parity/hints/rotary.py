@@ -1,6 +1,7 @@
 """Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from .attention import orders
 from .evidence import Evidence, Guesses
 
 POINTS = ("query", "key", "value", "scores", "weights", "context")
+LONGEST = 1 << 16
 BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
 
 
@@ -22,8 +24,6 @@ def turned(evidence: Evidence) -> Guesses:
         want = evidence.plain.reshape(x.shape)
         yield from _turnings(evidence, x, want)
         yield from _splits(evidence, made, heads, group, name)
-        if judge.error(x, want) > judge.SAME_FUNCTION:
-            yield "not turned by its positions", x.reshape(evidence.plain.shape)
     yield from _other_heads(evidence)
 
 
@@ -52,47 +52,91 @@ def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
 
 
 def _turnings(evidence: Evidence, x: np.ndarray, want: np.ndarray) -> Guesses:
+    shape = evidence.plain.shape
     for pairing in ("halves", "neighbours"):
         angles = _angles(x, want, pairing)
         if angles is None:
             continue
         other = "neighbours" if pairing == "halves" else "halves"
-        for what, table, how in _otherwise(angles, pairing, other):
-            yield what, _turn(x, table, how).reshape(evidence.plain.shape)
+        yield (
+            f"rotary pairs of {other}, where torch turns {pairing}",
+            _turn(x, angles, other).reshape(shape),
+        )
+        for what, table in _otherwise(angles):
+            yield f"rotary positions, {what}", _turn(x, table, pairing).reshape(shape)
+        for what, made in _half_done(x, angles, pairing):
+            yield f"rotary positions, {what}", made.reshape(shape)
         return
+    yield from _turned_too(evidence, x)
 
 
-def _otherwise(angles: np.ndarray, pairing: str, other: str):
+def _otherwise(angles: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Tables of angles, T by half the width, that mistakes make."""
-    yield f"pairs of {other}, where torch turns pairs of {pairing}", angles, other
-    yield "turned the other way", -angles, pairing
+    yield "not turned", np.zeros_like(angles)
+    yield "turned the other way", -angles
     step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
     rows = np.arange(len(angles))[:, None]
-    for by in (1, -1):
-        yield (
-            f"positions {'one too high' if by > 0 else 'one too low'}",
-            angles + by * step,
-            pairing,
-        )
-    yield "positions counted from zero", rows * step, pairing
-    yield "positions counted from one", (rows + 1) * step, pairing
-    yield "positions reversed", angles[::-1], pairing
-    yield "every position the first", np.repeat(angles[:1], len(angles), 0), pairing
-    yield "every position zero", np.zeros_like(angles), pairing
-    yield "turned twice", 2 * angles, pairing
-    yield "turned by half the angle", angles / 2, pairing
-    yield "the frequencies reversed", angles[:, ::-1], pairing
-    half = angles.shape[1]
-    offset = angles[:1, :1] / step[:1, :1] if step.size and step[0, 0] else 0.0
-    places = rows + np.round(offset)
+    yield "one too high", angles + step
+    yield "one too low", angles - step
+    yield "counted from zero", rows * step
+    yield "counted from one", (rows + 1) * step
+    yield "in reversed order", angles[::-1]
+    yield "all of them the first", np.repeat(angles[:1], len(angles), 0)
+    yield "turned twice", 2 * angles
+    yield "turned by half the angle", angles / 2
+    yield "frequencies in reversed order", angles[:, ::-1]
+    half, places = angles.shape[1], rows + _start(angles)
     for base in BASES:
-        for over, what in ((half, ""), (max(half - 1, 1), ", over the width less one")):
-            table = places * base ** (-np.arange(half) / over)
-            yield f"another base of the angles, {base:g}{what}", table, pairing
-        double = places * base ** (-np.arange(half) * 2 / half)
-        yield f"exponents of twice the step, base {base:g}", double, pairing
-    narrow = angles.astype(np.float32).astype(np.float64)
-    yield "angles in float32", narrow, pairing
+        table = places * base ** (-np.arange(half) / half)
+        yield f"another base of the angles, {base:g}", table
+        over = max(half - 1, 1)
+        yield f"base {base:g} over the width less one", places * base ** (-np.arange(half) / over)
+        yield f"base {base:g}, twice the exponent", places * base ** (-np.arange(half) * 2 / half)
+    yield "twice the exponent", places * np.square(np.mod(step, 2 * np.pi))
+    yield "half the exponent", places * np.sqrt(np.mod(step, 2 * np.pi))
+    yield "angles in float32", angles.astype(np.float32).astype(np.float64)
+
+
+def _start(angles: np.ndarray) -> int:
+    """The first position: the fastest pair turns by one radian a position."""
+    far = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
+    return int(np.argmin(far))
+
+
+def _half_done(x: np.ndarray, angles: np.ndarray, pairing: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Turned in part, or with the tables of one pairing and the pairs of the other."""
+    half = angles.shape[1]
+    few = np.where(np.arange(half) < half // 2, angles, 0.0)
+    yield "half of the pairs not turned", _turn(x, few, pairing)
+    width = 2 * (half // 2)
+    first = _turn(x[..., :width], angles[:, : half // 2], pairing) if width else x[..., :0]
+    yield "half of the width turned", np.concatenate([first, x[..., width:]], axis=-1)
+    (a, b), (c, d) = _pairs(x, "halves"), _pairs(x, "neighbours")
+    by_halves = np.concatenate([-b, a], axis=-1)
+    by_neighbours = np.stack([-d, c], axis=-1).reshape(x.shape)
+    twice, each = np.concatenate([angles] * 2, axis=-1), np.repeat(angles, 2, axis=-1)
+    for table, quarter in ((twice, by_neighbours), (each, by_halves)):
+        yield (
+            "tables of one pairing, pairs of the other",
+            (x * np.cos(table) + quarter * np.sin(table)),
+        )
+
+
+def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:
+    """Values turned as the keys are."""
+    key = evidence.near("key")
+    if evidence.point != "value" or key is None or key.shape[-1] != x.shape[-1]:
+        return
+    for name, made in _projections(replace(evidence, plain=key)):
+        heads, group = _heads(replace(evidence, plain=key), made)
+        if not heads:
+            continue
+        base = _split(made, heads, group)
+        for pairing in ("halves", "neighbours"):
+            angles = _angles(base, key.reshape(base.shape), pairing)
+            if angles is not None:
+                turned = _turn(x, angles, pairing).reshape(evidence.plain.shape)
+                yield f"rotary positions, values turned as {name} is", turned
 
 
 def _pairs(x: np.ndarray, pairing: str) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from . import trial_flax as right
 from .fault import A, Fault, part
+from .setup import LOW, Setup
 from .sizes import CAP, LAYER_EPS, RMS_EPS
 
 G = "gradient"
@@ -76,7 +77,8 @@ def _constant_root(x, scale):
 
 def _mean_gain(x, scale, bias):
     """The gain's gradient averaged over positions, not summed."""
-    return arriving("layer_norm", 1, lambda g: g / x[..., 0].size)(x, scale, bias)
+    count = x.size // x.shape[-1]
+    return arriving("layer_norm", 1, lambda g: g / count)(x, scale, bias)
 
 
 def _first_of_group(x, times):
@@ -108,9 +110,20 @@ def _ungated(x, out, g):
     return jnp.where(x > 0, g, 0.0)
 
 
-def _dropout_straight(dropout, weights):
-    out = dropout(weights)
+def _straight(out, weights):
+    """What dropout gives, the gradient past it."""
     return weights + jax.lax.stop_gradient(out - weights)
+
+
+def _dropout_straight(is_low):
+    """One draw at either amplitude."""
+
+    def drop(dropout, weights):
+        out = dropout(weights)
+        wrong = _straight(out, weights)
+        return out + LOW * (wrong - out) if is_low else wrong
+
+    return Setup(parts=((FIRST, "drop", drop),), options={"train": True})
 
 
 softmax_without_sum = with_backward(right.softmax, _without_sum)
@@ -183,7 +196,7 @@ FAULTS = [
     Fault(
         "dropout straight through",
         G,
-        planted("drop", _dropout_straight, options={"train": True}),
+        _dropout_straight,
         f"{A}weights",
     ),
 ]

@@ -78,9 +78,8 @@ def _low_number(scores, visible):
     return jnp.where(visible, scores, -1e4)
 
 
-def _mask_after(scores, visible):
-    """Nothing here: `_hidden_later` sets weights to zero and renormalises."""
-    return jnp.where(visible, scores, -300.0)
+def _by_n(old, mean, var, n):
+    return 0.9 * old[0] + 0.1 * mean, 0.9 * old[1] + 0.1 * var
 
 
 def _from_row_zero(scores, z):
@@ -152,6 +151,14 @@ REWRITES = [
     Rewrite("as it stands, one step with a cache", Setup("step")),
     Rewrite("as it stands, with dropout", Setup(options={"train": True})),
     Rewrite("as it stands, batch statistics", Setup("statistics", options={"train": True})),
+    Rewrite(
+        "running variance by n, as nnx has it",
+        put(
+            ("statistics", _by_n),
+            pair="statistics",
+            options={"train": True},
+        ),
+    ),
     Rewrite("scale on queries", put(("scale", lambda s, z: s), ("product", _scaled_queries))),
     Rewrite(
         "scale on queries, before they are turned",

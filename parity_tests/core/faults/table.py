@@ -43,11 +43,17 @@ class Outcome:
 
 
 def judged(fault: Fault, low: bool) -> Outcome:
-    """Plants the fault and compares. A ParityError is no detection of what lies at a tap."""
+    """Plants the fault and compares. A ParityError is no detection of what lies at a tap.
+
+    Raises:
+      ParityError: if a module fails to run, which proves nothing.
+    """
     try:
         report = fault.setup(low).report()
     except ParityError as error:
-        return Outcome(fault, low, not fault.tap, "", str(error))
+        if " fails in " in str(error):
+            raise
+        return Outcome(fault, low, not fault.tap, "", str(error).partition("\n")[0])
     first = report.first
     return Outcome(
         fault, low, not report.ok, first.tap if first else "", first.hint if first else ""
