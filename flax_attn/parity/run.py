@@ -143,7 +143,7 @@ def rebuilt(
         parts = {k: rebuilt(part, is_leaf, change, f"{name}.{k}") for k, part in value.items()}
         if type(value) is dict:
             return parts
-        other = copy.copy(value)
+        other: Any = copy.copy(value)
         for key, part in parts.items():
             other[key] = part
         return other

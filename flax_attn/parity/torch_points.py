@@ -66,9 +66,10 @@ class Points:
         elif name == "_softmax_backward_data":
             self._backward(args[0], args[1], out)
         elif name in PRODUCTS and self.backward:
-            self._product_behind(*args[-2:], out)
+            self._product_behind(args[-2], args[-1], out)
         elif name in PRODUCTS:
-            self._product(*(args[-2:] if name in ("mm", "bmm") else args[1:3]), out)
+            first = 0 if name in ("mm", "bmm") else 1
+            self._product(args[first], args[first + 1], out)
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             self._fused(args, out)
         elif name in ELEMENTWISE and torch.is_tensor(out):
@@ -98,8 +99,8 @@ class Points:
         if isinstance(made, Product) and _fits(made, scores):
             steps = made.steps
             follows = {"query": made.left, "key": made.right.mT}
-            names = [self.note(point, value, {}) for point, value in follows.items()]
-            self._expect(made.left, made.right, *names, None)
+            one, two = [self.note(point, value, {}) for point, value in follows.items()]
+            self._expect(made.left, made.right, one, two, None)
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
         before = self.note("scores", scores, follows, steps)
         weighed = weights.masked_fill(nothing, 0.0)

@@ -121,5 +121,5 @@ def _flax_step(
         grads = {path: jnp.asarray(got.gradients[path]) for path in held}
         state = chain.init(held) if state is None else state
         updates, state = chain.update(grads, state, held)
-        moved = optax.apply_updates(held, updates)
+        moved: Any = optax.apply_updates(held, updates)
         return {**params, **{path: np.array(x) for path, x in moved.items()}}, state

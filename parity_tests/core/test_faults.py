@@ -1,7 +1,6 @@
 """The harness on trial: every planted fault is found, placed and named; no rewrite is flagged."""
 
 import ast
-import importlib
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from flax_attn.parity import Case, ParityError
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
-faults = importlib.import_module("parity_tests.core.faults")
-table = importlib.import_module("parity_tests.core.faults.table")
+faults = import_module("parity_tests.core.faults")
+table = import_module("parity_tests.core.faults.table")
 HERE = Path(__file__).parent
 FILES = sorted(path.stem for path in HERE.parent.glob("test_*.py"))
 TWINS = sorted((HERE.parents[1] / "torch_ref").glob("*.py"))
@@ -58,7 +57,8 @@ def test_each_parity_test_fails_under_a_fault(name, monkeypatch):
     monkeypatch.setattr(case, "dtypes", ("float64",))
     monkeypatch.setattr(case, "report", partial(case.report, eager=False))
     # Where the fault lies is asked above; here only whether the test sees it.
-    monkeypatch.setattr("flax_attn.parity.compare.diagnosed", lambda pair, report: report)
+    compare = import_module("flax_attn.parity.compare")
+    monkeypatch.setattr(compare, "diagnosed", lambda pair, report: report)
     with pytest.raises(ParityError) as caught:
         import_module(f"parity_tests.{name}").test_parity(case)
     assert {row.kind for row in caught.value.report.rows if not row.verdict.ok} & {"output", "tap"}

@@ -1,14 +1,14 @@
-"""Faults of a submodule: weights untransposed, biases, norms' eps, activations, other people's."""
+"""Faults of a submodule: weights untransposed or of another, biases, heads, activations."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 
 from .evidence import Evidence, Guesses
-
-EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, float(np.finfo(np.float32).eps))
+from .norms import norm
+from .others import alike, other_inputs
 
 
 def submodule(evidence: Evidence) -> Guesses:
@@ -21,7 +21,7 @@ def submodule(evidence: Evidence) -> Guesses:
         yield from _activation(evidence) if x.shape == evidence.plain.shape else ()
         yield from _parts(evidence)
     elif "eps" in call.facts or "variance_epsilon" in call.facts or weight.ndim == 1:
-        yield from _norm(evidence, x, weight)
+        yield from norm(evidence, x, weight)
     elif x.dtype.kind in "iu":
         yield from _embedding(evidence, x, weight)
     elif weight.ndim == 2:
@@ -32,7 +32,7 @@ def submodule(evidence: Evidence) -> Guesses:
 
 def _parts(evidence: Evidence) -> Guesses:
     """A sum of parts with one of them left out."""
-    for name, part in _alike(evidence, evidence.plain):
+    for name, part in alike(evidence, evidence.plain):
         yield f"{name} not added", evidence.plain - part
         yield f"{name} alone", part
         yield f"{name} added twice", evidence.plain + part
@@ -40,26 +40,6 @@ def _parts(evidence: Evidence) -> Guesses:
     if x.shape == evidence.plain.shape:
         yield "its input not added, no skip", evidence.plain - x
         yield "its input added, a skip too many", evidence.plain + x
-
-
-def _alike(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Other taps of the same shape."""
-    for name, value in evidence.truth.taps.items():
-        if name != evidence.tap and value.shape == x.shape and value.dtype == x.dtype:
-            yield name, value
-
-
-def _other_inputs(
-    evidence: Evidence, x: np.ndarray, made: Callable[[np.ndarray], np.ndarray]
-) -> Guesses:
-    """The right layer on another input: a norm or a skip before it is missing."""
-    for name, value in _alike(evidence, x):
-        yield f"its input is {name}", made(value)
-        yield f"its input has {name} not added", made(x - value)
-        yield f"its input has {name} added too", made(x + value)
-        before = evidence.truth.calls[name].inputs.get("0")
-        if before is not None and before.shape == x.shape and before.dtype == x.dtype:
-            yield f"its input is that of {name}", made(before)
 
 
 def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
@@ -90,13 +70,15 @@ def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     for name, other in evidence.truth.calls.items():
         if other is not call and other.kind == call.kind and name != evidence.tap:
             yield from _weights_of(name, other.params, weight, bias, x)
-    yield from _other_inputs(evidence, x, lambda x: x @ weight.T + bias)
+    yield from other_inputs(evidence, x, lambda x: x @ weight.T + bias)
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         rounded, small = (v.astype(dtype).astype(np.float64) for v in (weight, bias))
         yield f"a kernel rounded to {np.dtype(dtype)}", x @ rounded.T + bias
         yield f"kernel and bias rounded to {np.dtype(dtype)}", x @ rounded.T + small
-        narrow = x.astype(dtype) @ weight.T.astype(dtype) + bias.astype(dtype)
-        yield f"a product in {np.dtype(dtype)}", narrow.astype(np.float64)
+        yield (
+            f"weights and inputs rounded to {np.dtype(dtype)}",
+            (x.astype(dtype).astype(np.float64) @ rounded.T + small),
+        )
 
 
 def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x: np.ndarray):
@@ -134,77 +116,6 @@ def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(2, n) if n % d == 0] + [n]
-
-
-def _norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
-    call = evidence.call
-    bias = call.params.get("bias", np.zeros_like(weight))
-    facts = {k: v for k, v in call.facts.items() if k in ("eps", "variance_epsilon")}
-    own = next(iter(facts.values()), float(np.finfo(x.dtype).eps))
-    centred = "RMS" not in call.kind and "T5" not in call.kind
-    for eps in EPSILONS:
-        if eps != own:
-            yield (
-                f"another epsilon: {eps:.3g}, not {own:.3g}",
-                _normed(x, eps, centred) * weight + bias,
-            )
-    right = _normed(x, own, centred)
-    if "running_mean" in call.params:
-        yield from _batch_norm(evidence, x, weight, bias, own)
-        return
-    if x.shape[-1] != weight.shape[0]:
-        return
-    yield from _other_inputs(evidence, x, lambda x: _normed(x, own, centred) * weight + bias)
-    for name, other in evidence.truth.calls.items():
-        gain = other.params.get("weight")
-        if other is not call and gain is not None and gain.shape == weight.shape:
-            yield f"the weights of {name}", right * gain + other.params.get("bias", bias)
-    yield "one taken from the gain", right * (weight - 1) + bias
-    yield "the gain missing", right + bias
-    yield "the bias missing", right * weight
-    yield "one added to the gain", right * (weight + 1) + bias
-    yield "the bias inside the gain", (right + bias) * weight
-    other = "the mean not taken off" if centred else "the mean taken off"
-    yield f"another norm, {other}", _normed(x, own, not centred) * weight + bias
-    gap = x - x.mean(-1, keepdims=True) if centred else x
-    spread = np.sqrt((gap**2).mean(-1, keepdims=True))
-    yield "epsilon added to the deviation", gap / (spread + own) * weight + bias
-    n = x.shape[-1]
-    if n > 1:
-        unbiased = (gap**2).sum(-1, keepdims=True) / (n - 1)
-        yield "the unbiased variance, over n - 1", gap / np.sqrt(unbiased + own) * weight + bias
-    total = np.sqrt((gap**2).sum(-1, keepdims=True) + own)
-    yield "the sum of squares, not their mean", gap / total * weight + bias
-    for axis in range(x.ndim - 1):
-        yield f"another axis, {axis}", _normed(x, own, centred, axis) * weight + bias
-    yield "no norm at all", x
-    yield "the norm before gain alone", x * weight + bias
-    narrow = _normed(x.astype(np.float32), np.float32(own), centred).astype(np.float64)
-    yield "a norm in float32", narrow * weight + bias
-
-
-def _normed(x: np.ndarray, eps: float, centred: bool, axis: int = -1) -> np.ndarray:
-    gap = x - x.mean(axis, keepdims=True) if centred else x
-    with np.errstate(all="ignore"):
-        return gap / np.sqrt((gap**2).mean(axis, keepdims=True) + eps)
-
-
-def _batch_norm(evidence, x, weight, bias, eps) -> Guesses:
-    shape = (1, -1) + (1,) * (x.ndim - 2)
-    axes = (0, *range(2, x.ndim))
-    weight, bias = weight.reshape(shape), bias.reshape(shape)
-    mean = evidence.call.params["running_mean"].reshape(shape)
-    var = evidence.call.params["running_var"].reshape(shape)
-    stats = {
-        "the batch's own statistics": (x.mean(axes, keepdims=True), x.var(axes, keepdims=True)),
-        "the running statistics": (mean, var),
-        "the running variance taken for a deviation": (mean, var**2),
-    }
-    for what, (m, v) in stats.items():
-        yield f"a norm by {what}", (x - m) / np.sqrt(v + eps) * weight + bias
-    for other in EPSILONS:
-        made = (x - mean) / np.sqrt(var + other) * weight + bias
-        yield f"another epsilon: {other:.3g}, not {eps:.3g}", made
 
 
 def _embedding(evidence: Evidence, ids: np.ndarray, table: np.ndarray) -> Guesses:

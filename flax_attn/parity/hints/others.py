@@ -1,0 +1,27 @@
+"""Values from elsewhere: a layer on another input than torch's, a sum with other parts."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .evidence import Evidence, Guesses
+
+
+def alike(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Other taps of the same shape."""
+    for name, value in evidence.truth.taps.items():
+        if name != evidence.tap and value.shape == x.shape and value.dtype == x.dtype:
+            yield name, value
+
+
+def other_inputs(
+    evidence: Evidence, x: np.ndarray, made: Callable[[np.ndarray], np.ndarray]
+) -> Guesses:
+    """The right layer on another input: a norm or a skip before it is missing."""
+    for name, value in alike(evidence, x):
+        yield f"its input is {name}", made(value)
+        yield f"its input has {name} not added", made(x - value)
+        yield f"its input has {name} added too", made(x + value)
+        before = evidence.truth.calls[name].inputs.get("0")
+        if before is not None and before.shape == x.shape and before.dtype == x.dtype:
+            yield f"its input is that of {name}", made(before)
