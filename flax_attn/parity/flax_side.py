@@ -16,6 +16,10 @@ from .mapping import flax_params, flax_state
 from .run import Request, Run, counted, leaves, rebuilt, rounded
 
 
+# The name under which the anchors of replaced taps leave a run.
+ANCHOR = "anchors"
+
+
 class Force(NamedTuple):
     """What torch had at a tap, in Flax's shape: its value, and its gradient where it is known."""
 
@@ -99,6 +103,7 @@ class Flax:
             named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
             exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
             named = {k: v for k, v in named.items() if k not in exact}
+            named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
             after = {k: v.get_value() for k, v in flax_state(copy).items() if k not in params}
             return named, (exact, heard.taps if request.taps else {}, heard.keeps, after)
 
@@ -108,6 +113,7 @@ class Flax:
         named, (exact, heard, keeps, after), grads = (
             out if self.request.grads else (*out, ({},) * 3)
         )
+        named = {k: v for k, v in named.items() if k != ANCHOR}
         of_params, of_inputs, of_taps, *_ = grads
         return Run(
             outputs=_numpy({**named, **exact}),
@@ -132,23 +138,29 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
             name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
             for name, x in named.items()
         }
+        cotangents |= {ANCHOR: jnp.zeros_like(named[ANCHOR])} if ANCHOR in named else {}
         # A barrier, or XLA spends seconds on folding large constants.
         return named, aux, back(jax.lax.optimization_barrier(cotangents))
 
     return run
 
 
-def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> jax.Array:
-    """Torch's value; behind it torch's gradient goes on, and what arrived is the probe's."""
+def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> tuple[jax.Array, jax.Array]:
+    """Torch's value, and an anchor: a zero that every output of the run depends on.
+
+    Behind it torch's gradient goes on, and what arrived is the probe's. Without the anchor JAX
+    would pass by a point where a gradient was stopped, and torch's would not go on.
+    """
 
     @jax.custom_vjp
     def put(value, probe):
-        return jnp.asarray(force.value, value.dtype)
+        return jnp.asarray(force.value, value.dtype), jnp.zeros((), value.dtype)
 
     def forward(value, probe):
         return put(value, probe), None
 
-    def back(_, cotangent):
+    def back(_, cotangents):
+        cotangent, _ = cotangents
         known = force.gradient is not None
         own = jnp.asarray(force.gradient, cotangent.dtype) if known else cotangent
         return own, cotangent
@@ -204,6 +216,7 @@ class _Heard:
         self.force, self.probes = force, probes
         self.taps: dict[str, jax.Array] = {}
         self.keeps: list[jax.Array] = []
+        self.anchors: list[jax.Array] = []
         self.path: list[str] = []
 
     def here(self) -> bool:
@@ -217,7 +230,9 @@ class _Heard:
         force = self.force.get(name)
         if force is None or force.value.shape != value.shape:
             return value
-        return _replaced(value, self.probes[name], force)
+        value, anchor = _replaced(value, self.probes[name], force)
+        self.anchors.append(anchor)
+        return value
 
     def keep(self, value: jax.Array) -> None:
         if self.here():

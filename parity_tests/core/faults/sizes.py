@@ -48,7 +48,7 @@ class Sizes:
     def step_inputs(self) -> dict[str, np.ndarray]:
         """One new vector each, a ring of S slots, how many tokens came before: some overflow."""
         ring = (self.B, self.S, self.K, self.h)
-        before = np.arange(self.B) * 5 + 3
+        before = np.arange(self.B) * 6 + 2
         return {
             "x": draw.normal(0, "x", (self.B, 1, self.D)),
             "cache_k": draw.normal(0, "cache_k", ring),
