@@ -15,7 +15,6 @@ from . import precision
 from .mapping import flax_params, flax_state
 from .run import Request, Run, counted, leaves, rebuilt, rounded
 
-
 # The name under which the anchors of replaced taps leave a run.
 ANCHOR = "anchors"
 

@@ -20,7 +20,7 @@ from .flax_side import Flax
 from .judged import gradients, same_structure, structure
 from .mapping import make_plan
 from .pair import Names, canonical
-from .pairing import paired
+from .pairing import hidden, paired, point_of
 from .report import Report, Row
 from .run import Request, Run, is_floating, rounded
 from .source import Source, describe
@@ -162,7 +162,8 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         )
         return
     yield same_structure(structure(run), stored["outputs"], dtype, mode)
-    found, at = {"tap": run.taps, "output": run.outputs, "gradient": run.gradients}, 0
+    taps = {k: hidden(x) if point_of(k) == "scores" else x for k, x in run.taps.items()}
+    found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size
         got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)

@@ -97,6 +97,7 @@ class Report:
       local: after a failure, each tap and gradient computed from torch's own values, in call order.
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
+      inside: whether taps decide too, as they do for a twin.
     """
 
     title: str
@@ -110,6 +111,7 @@ class Report:
     local: tuple[Row, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     maps: dict[str, np.ndarray] = field(default_factory=dict)
+    inside: bool = False
 
     @property
     def ok(self) -> bool:
@@ -119,7 +121,8 @@ class Report:
     @property
     def failed(self) -> list[Row]:
         """The comparisons that decide and did not pass."""
-        return [row for row in self.rows if row.kind in DECIDING and not row.verdict.ok]
+        kinds = (*DECIDING, "tap") if self.inside else DECIDING
+        return [row for row in self.rows if row.kind in kinds and not row.verdict.ok]
 
     @property
     def rewritten(self) -> tuple[str, ...]:

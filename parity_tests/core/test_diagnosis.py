@@ -1,6 +1,7 @@
 """Diagnosis: places of faults, several at once, backward ones; and everything left as it was."""
 
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -255,3 +256,12 @@ def test_everything_is_left_as_it_was(module):
     assert all(torch.equal(v, before[k]) for k, v in theirs.state_dict().items())
     assert theirs.training and not theirs.q.weight.requires_grad
     assert (np.array(ours.q.kernel[...]) == kernel).all()
+
+
+def test_another_way_to_compute_the_same_is_told_and_a_twin_must_not_take_it():
+    same = port(scale=lambda s: s / 2 + 3.0)
+    report = compare(Original(), same, X, **QUICK)
+    assert report.ok and report.rewritten == ("scores",) and report.first is None
+    assert "computed another way inside, with the same result: scores" in str(report)
+    twin = replace(report, inside=True)
+    assert not twin.ok and twin.first.tap == "scores"
