@@ -82,7 +82,7 @@ def compare(
 
         compare(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)), np.ones((4, 3)))
     """
-    _check_knobs(dtypes, weights, eager or jit)
+    _check_knobs(dtypes, weights, eager or jit, steps)
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
     calls = (torch_call or _plain_call, flax_call or _plain_call)
@@ -187,7 +187,9 @@ def _plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool) -> None:
+def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool, steps: int) -> None:
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a whole number, 1 or more; got {steps!r}.")
     if not runs:
         raise ValueError("Flax must run eagerly or under jit; got eager=False, jit=False.")
     wrong = [dtype for dtype in dtypes if dtype not in DTYPES]

@@ -13,7 +13,7 @@ from jax.extend.core import get_opaque_trace_state
 from .. import taps
 from . import precision
 from .mapping import flax_params, flax_state
-from .run import Request, Run, counted, leaves, rebuilt, rounded
+from .run import Request, Run, counted, leaves, one_or, rebuilt, rounded
 
 # The name under which the anchors of replaced taps leave a run.
 ANCHOR = "anchors"
@@ -99,7 +99,7 @@ class Flax:
             args, kwargs = request.fill({**inputs, **floats})
             with _heard(copy, self.force, probes) as heard:
                 out = self.call(copy, *args, **kwargs)
-            named = dict(leaves(out, lambda x: isinstance(x, jax.Array)))
+            named = dict(leaves(out, _is_array))
             exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
             named = {k: v for k, v in named.items() if k not in exact}
             named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
@@ -206,6 +206,10 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in arrays.items()}
 
 
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
+
+
 class _Heard:
     """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
     a scan or a vmap there are no values that could be brought out, so nothing is noted there."""
@@ -266,9 +270,10 @@ def _heard(
                 out = original(self, *args, **kwargs)
             finally:
                 heard.path.pop()
-            return (
-                rebuilt(out, lambda x: isinstance(x, jax.Array), heard.note, path) if path else out
-            )
+            if not path:
+                return out
+            told = one_or(path, out, _is_array)
+            return rebuilt(out, _is_array, lambda name, x: heard.note(told(name), x), path)
 
         return call
 

@@ -64,7 +64,8 @@ def taps(got: Run, truth: Run, names: Names, dtype: str, mode: str, kind: str = 
 def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
     told = {names.tap(name) for name in truth.taps}
-    return [f"{n} (Flax)" for n in got.taps if n not in told] + [
+    own = [n for n in got.taps if point_of(n) not in TURNED]
+    return [f"{n} (Flax)" for n in own if n not in told] + [
         f"{n} (torch)"
         for n in truth.taps
         if names.tap(n) not in got.taps and point_of(n) not in TURNED

@@ -1,5 +1,6 @@
 """A pair of modules with everything that is fixed about their comparison; runs either side."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -130,13 +131,13 @@ def _told(side: str, module: Any, dtype: str):
     except ParityError:
         raise
     except Exception as error:
-        advice = (
-            "make its constants follow the dtype of its input"
-            if dtype != "float32"
-            else "call it with these inputs by itself"
-        )
-        first = str(error).strip().split("\n")[0]
+        first = str(error).strip().split("\n")[0].rstrip(".")
+        advice = f"Call it with these inputs by itself, or pass {side.lower()}_call=."
+        if re.search("dtype|float32|Float|[Dd]ouble", first):
+            advice = (
+                f"Make its constants follow the dtype of its input, or pass {side.lower()}_call=."
+            )
         raise ParityError(
             f"{type(module).__name__} of {side} fails in {dtype}: {type(error).__name__}: "
-            f"{first}; {advice}, or pass {side.lower()}_call=."
+            f"{first}. {advice}"
         ) from error

@@ -133,6 +133,12 @@ def leaves(
             yield from leaves(part, is_leaf, f"{name}[{i}]")
 
 
+def one_or(path: str, value: Any, is_leaf: Callable[[Any], bool]) -> Callable[[str], str]:
+    """How the arrays of a submodule's output are called: a single one by the submodule's path."""
+    several = len(list(leaves(value, is_leaf, path))) != 1
+    return lambda name: name if several else path
+
+
 def rebuilt(
     value: Any, is_leaf: Callable[[Any], bool], change: Callable[[str, Any], Any], name: str
 ) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import ParityError
 from .lift import lifted
-from .run import Call, Request, Run, Step, counted, leaves, rebuilt, rounded
+from .run import Call, Request, Run, Step, counted, leaves, one_or, rebuilt, rounded
 from .source import to_numpy, to_torch, write
 from .torch_points import Points
 
@@ -145,9 +145,9 @@ class _Recorder:
             self.path.pop()
             inputs = self.inputs.pop()
             if path and self.wants_taps:
-                call = _call_of(part, inputs)
+                call, told = _call_of(part, inputs), one_or(path, out, torch.is_tensor)
                 return rebuilt(
-                    out, torch.is_tensor, lambda name, x: self._note(name, x, call), path
+                    out, torch.is_tensor, lambda name, x: self._note(told(name), x, call), path
                 )
             return None
 

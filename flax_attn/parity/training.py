@@ -96,10 +96,11 @@ def stepped(
 def _quiet(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, np.ndarray]:
     """The elements whose gradient is nothing but rounding, now or before."""
     share = judge.SAME_FUNCTION * judge.whole_gradient(list(wanted.values()))
-    return {
-        path: before.get(path, False) | (np.abs(wanted[path]) <= share)
+    now = {
+        path: (np.abs(wanted[path]) <= share) & ((wanted[path] != 0) | (got.gradients[path] != 0))
         for path in _names_of_gradients(got)
     }
+    return {path: before.get(path, False) | mask for path, mask in now.items()}
 
 
 def _names_of_gradients(got: Run) -> list[str]:

@@ -143,6 +143,9 @@ def _activation(evidence: Evidence) -> Guesses:
     yield "the submodule missing", x
     for name, function in ACTIVATIONS.items():
         yield f"{name} in the place of {evidence.call.kind}", function(x)
+    for tap, value in alike(evidence, x):
+        for name, function in ACTIVATIONS.items():
+            yield f"{name} of {tap}", function(value)
     rate = evidence.call.facts.get("p")
     if rate and rate < 1:
         yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)

@@ -133,7 +133,13 @@ FAULTS = [
         f"{A}k_proj",
         "exchanged",
     ),
-    Fault("the two layers exchanged", C, edited(layers_exchanged, deep=True), "layers.0.norm1"),
+    Fault(
+        "the two layers exchanged",
+        C,
+        edited(layers_exchanged, deep=True),
+        "layers.0.norm1",
+        "the weights of layers.1",
+    ),
     Fault(
         "bias of q_proj missing", C, constant(f"{A}q_proj.bias", 0.0), f"{A}q_proj", "bias missing"
     ),
@@ -152,6 +158,7 @@ FAULTS = [
         C,
         edited(lambda w, z: {"layers.0.norm2.scale": w["layers.0.norm2.scale"] - 1}),
         "layers.0.norm2",
+        "gain",
     ),
     Fault("query heads rolled", C, permuted_heads("q_proj", _roll), f"{A}q_proj", "heads"),
     Fault("key heads reversed", C, permuted_heads("k_proj", _reverse), f"{A}k_proj", "heads"),
@@ -173,6 +180,7 @@ FAULTS = [
         C,
         edited(lambda w, z: {"embed.embedding": np.roll(w["embed.embedding"], 1, axis=0)}),
         "embed",
+        "rows",
     ),
     Fault(
         "head tied to the embedding",

@@ -34,7 +34,8 @@ class Fault:
       group: one of `GROUPS`.
       plant: the trial with the fault in it; with True at low amplitude.
       tap: what `report.first.tap` must be; "" if the fault lies outside every tap.
-      hint: words that `report.first.hint` must hold; "" if none is expected.
+      hint: words that `report.first.hint` must hold, with "|" between those that are as true;
+        "" if none is expected.
     """
 
     name: str

@@ -128,15 +128,36 @@ def _dropout_straight(is_low):
 
 softmax_without_sum = with_backward(right.softmax, _without_sum)
 FAULTS = [
-    Fault("queries stopped", G, planted("product", stopped("product", 0)), f"{A}query"),
-    Fault("keys stopped", G, planted("product", stopped("product", 1)), f"{A}key"),
-    Fault("values stopped", G, planted("mix", stopped("mix", 1)), f"{A}value"),
-    Fault("weights stopped", G, planted("mix", stopped("mix", 0)), f"{A}dropout"),
+    Fault(
+        "queries stopped",
+        G,
+        planted("product", stopped("product", 0)),
+        f"{A}query",
+        "stopped|times 0.9999",
+    ),
+    Fault(
+        "keys stopped",
+        G,
+        planted("product", stopped("product", 1)),
+        f"{A}key",
+        "stopped|times 0.9999",
+    ),
+    Fault(
+        "values stopped", G, planted("mix", stopped("mix", 1)), f"{A}value", "stopped|times 0.9999"
+    ),
+    Fault(
+        "weights stopped",
+        G,
+        planted("mix", stopped("mix", 0)),
+        f"{A}dropout",
+        "stopped|times 0.9999",
+    ),
     Fault(
         "gradient not scaled",
         G,
         planted("scale", arriving("scale", 0, lambda g: g * 10**0.5)),
         f"{A}query",
+        "gradient times",
     ),
     Fault(
         "softmax's gradient less the sum", G, planted("softmax", softmax_without_sum), f"{A}scores"
@@ -167,12 +188,14 @@ FAULTS = [
         G,
         planted("linear", stopped("linear", 2), f"{A}q_proj."),
         f"{A}q_proj.bias",
+        "stopped|times 0.9999",
     ),
     Fault(
         "kernel of o_proj stopped",
         G,
         planted("linear", stopped("linear", 1), f"{A}o_proj."),
         f"{A}o_proj.kernel",
+        "stopped|times 0.9999",
     ),
     Fault(
         "kernel's gradient transposed",
@@ -180,7 +203,13 @@ FAULTS = [
         planted("linear", _linear_transposed, f"{A}v_proj.", pair="square"),
         f"{A}v_proj.kernel",
     ),
-    Fault("gain's gradient averaged", G, planted("layer_norm", _mean_gain), f"{FIRST}norm1.scale"),
+    Fault(
+        "gain's gradient averaged",
+        G,
+        planted("layer_norm", _mean_gain),
+        f"{FIRST}norm1.scale",
+        "gradient times",
+    ),
     Fault(
         "embedding's gradient once per id",
         G,
@@ -192,6 +221,7 @@ FAULTS = [
         G,
         planted("merge", arriving("merge", 0, lambda g: g.astype(jnp.float32).astype(g.dtype))),
         f"{A}context",
+        "float32",
     ),
     Fault(
         "dropout straight through",

@@ -3,6 +3,7 @@
 Only faults that change the model's logits in eval mode count here: the policies see nothing else.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from flax import nnx
 
 from flax_attn.parity import ParityError
 
-from . import FAULTS
+from . import FAULTS, REWRITES
 from .fault import Fault
 from .setup import Setup, torch_module
 from .trial_torch import torch
@@ -64,12 +65,15 @@ POLICIES: dict[str, Callable[[Logits], bool]] = {
 OURS = "**float64, norm-relative 1e-12**"
 
 
-def visible(fault: Fault) -> bool:
-    """Whether a fault lies in the logits of the model in eval mode."""
-    setup = fault.plant(False)
+def visible(setup: Setup) -> bool:
+    """Whether a trial is of the model's logits in eval mode."""
     eval_mode = not setup.options.get("train") and not setup.build
-    model = setup.pair in ("apart", "square")
-    return model and eval_mode and fault.group not in ("gradient", "process")
+    return setup.pair in ("apart", "square") and eval_mode
+
+
+def in_logits(fault: Fault) -> bool:
+    """Whether a fault lies in the logits of the model in eval mode."""
+    return visible(fault.plant(False)) and fault.group not in ("gradient", "process")
 
 
 def caught(setup: Setup, seed: int | None) -> Iterator[str]:
@@ -127,15 +131,17 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 def markdown() -> str:
     """How many faults each policy catches, by amplitude and by how the weights were made."""
-    faults = [fault for fault in FAULTS if visible(fault)]
-    columns = [(low, seed) for low in (False, True) for seed in (None, 0)]
-    count = {(name, column): 0 for name in (*POLICIES, OURS) for column in columns}
-    for fault in faults:
-        for low, seed in columns:
-            for name in caught(fault.setup(low), seed):
-                count[name, (low, seed)] += 1
-    head = "default init | every parameter random | default init, low | random, low"
-    lines = [f"| caught of {len(faults)} faults in the logits | {head} |", "|---" * 5 + "|"]
+    faults = [fault for fault in FAULTS if in_logits(fault)]
+    rewrites = [rewrite.setup for rewrite in REWRITES if visible(rewrite.setup)]
+    trials = {
+        "default init": [(fault.setup(False), None) for fault in faults],
+        "every parameter random": [(fault.setup(False), 0) for fault in faults],
+        "default init, at 1e-4": [(fault.setup(True), None) for fault in faults],
+        "random, at 1e-4": [(fault.setup(True), 0) for fault in faults],
+        f"of {len(rewrites)} right ports": [(setup, 0) for setup in rewrites],
+    }
+    found = {head: Counter(p for t in tried for p in caught(*t)) for head, tried in trials.items()}
+    lines = [f"| caught of {len(faults)} faults | {' | '.join(trials)} |", "|---" * 6 + "|"]
     for name in (*POLICIES, OURS):
-        lines.append(f"| {name} | " + " | ".join(str(count[name, c]) for c in columns) + " |")
+        lines.append(f"| {name} | " + " | ".join(str(found[head][name]) for head in trials) + " |")
     return "\n".join(lines)

@@ -67,28 +67,40 @@ def _tables_interleaved(x, positions):
 
 R = "rotary and norm"
 ROTARY = [
-    Fault("interleaved pairs", R, both(_interleaved), Q, "rotary"),
-    Fault("speeds repeated for interleaved pairs", R, both(_tables_interleaved), Q),
-    Fault("turned backwards", R, both(angled(lambda a: -a)), Q, "rotary"),
+    Fault("interleaved pairs", R, both(_interleaved), Q, "pairs of neighbours"),
+    Fault(
+        "speeds repeated for interleaved pairs",
+        R,
+        both(_tables_interleaved),
+        Q,
+        "tables of one pairing",
+    ),
+    Fault("turned backwards", R, both(angled(lambda a: -a)), Q, "the other way"),
     Fault(
         "a base of 500,000",
         R,
         both(speeds(lambda half, t: 5e5 ** (-jnp.arange(half, dtype=t) / half))),
         Q,
+        "500000",
     ),
     Fault(
         "speeds by twice the exponent",
         R,
         both(speeds(lambda half, t: BASE ** (-2 * jnp.arange(half, dtype=t) / half))),
         Q,
+        "twice the exponent",
     ),
     Fault("half the width turned", R, both(_half), Q),
-    Fault("turned twice", R, both(angled(lambda a: 2 * a)), Q),
+    Fault("turned twice", R, both(angled(lambda a: 2 * a)), Q, "turned twice"),
     Fault("angles in float32", R, both(_through(jnp.float32), one), Q, "float32"),
-    Fault("queries not turned", R, part("rotate_q", lambda x, p: x), Q, "rotary"),
-    Fault("keys not turned", R, part("rotate_k", lambda x, p: x), K, "rotary"),
+    Fault("queries not turned", R, part("rotate_q", lambda x, p: x), Q, "not turned"),
+    Fault("keys not turned", R, part("rotate_k", lambda x, p: x), K, "not turned"),
     Fault(
-        "queries counted from zero", R, part("rotate_q", lambda x, p: right.rotate(x, p - p[0])), Q
+        "queries counted from zero",
+        R,
+        part("rotate_q", lambda x, p: right.rotate(x, p - p[0])),
+        Q,
+        "from zero",
     ),
     Fault(
         "values turned too",
@@ -98,7 +110,7 @@ ROTARY = [
             lambda v, times: right.repeat(right.rotate(v, jnp.arange(v.shape[1])), times),
         ),
         f"{A}value",
-        "rotary",
+        "values turned",
     ),
 ]
 
@@ -125,7 +137,7 @@ def _rms(eps):
 
 
 def _uncentred(x, scale, bias):
-    return right.rms_norm(x, scale) + bias
+    return _rms(LAYER_EPS)(x, scale) + bias
 
 
 def _centred(x, scale):
@@ -138,23 +150,49 @@ def _rms_narrow(x, scale):
 
 N1, N2, ACT = "layers.0.norm1", "layers.0.norm2", "layers.0.mlp.act"
 NORM = [
-    Fault("LayerNorm's eps 1e-6", R, layer_normed(_layer_norm(1e-6)), N1, "eps"),
-    Fault("the last norm's eps 1e-6", R, layer_normed(_layer_norm(1e-6), "norm."), "norm", "eps"),
-    Fault("LayerNorm's eps outside the root", R, layer_normed(_layer_norm(outside=True)), N1),
-    Fault("LayerNorm's variance by D - 1", R, layer_normed(_layer_norm(ddof=1)), N1),
-    Fault("LayerNorm without the mean", R, layer_normed(_uncentred), N1),
-    Fault("RMSNorm's eps 1e-5", R, rms_normed(_rms(1e-5)), N2, "eps"),
-    Fault("RMSNorm less the mean", R, rms_normed(_centred), N2),
     Fault(
-        "RMSNorm's gain plus one", R, rms_normed(lambda x, scale: right.rms_norm(x, 1 + scale)), N2
+        "LayerNorm's eps 1e-6", R, layer_normed(_layer_norm(1e-6)), N1, "epsilon: 1e-06|epsilon: 0"
+    ),
+    Fault(
+        "the last norm's eps 1e-6",
+        R,
+        layer_normed(_layer_norm(1e-6), "norm."),
+        "norm",
+        "epsilon: 1e-06|epsilon: 0",
+    ),
+    Fault(
+        "LayerNorm's eps outside the root",
+        R,
+        layer_normed(_layer_norm(outside=True)),
+        N1,
+        "deviation",
+    ),
+    Fault("LayerNorm's variance by D - 1", R, layer_normed(_layer_norm(ddof=1)), N1, "n - 1"),
+    Fault("LayerNorm without the mean", R, layer_normed(_uncentred), N1, "mean not taken off"),
+    Fault("RMSNorm's eps 1e-5", R, rms_normed(_rms(1e-5)), N2, "epsilon: 1e-05"),
+    Fault("RMSNorm less the mean", R, rms_normed(_centred), N2, "mean taken off"),
+    Fault(
+        "RMSNorm's gain plus one",
+        R,
+        rms_normed(lambda x, scale: right.rms_norm(x, 1 + scale)),
+        N2,
+        "gain",
     ),
     Fault("RMSNorm in float32", R, part("rms_norm", _rms_narrow, low=one), N2, "float32"),
-    Fault("the last norm missing", R, part("head_in", lambda x, y: x), "head"),
-    Fault("no skip around attention", R, part("skip1", lambda x, y: y), N2),
-    Fault("MLP beside attention", R, part("norm2_in", lambda x, y: x), N2),
-    Fault("no skip around the MLP", R, part("skip2", lambda x, y: y), "layers.0"),
+    Fault(
+        "the last norm missing", R, part("head_in", lambda x, y: x), "head", "its input is layers"
+    ),
+    Fault("no skip around attention", R, part("skip1", lambda x, y: y), N2, "embed not added"),
+    Fault("MLP beside attention", R, part("norm2_in", lambda x, y: x), N2, "its input is embed"),
+    Fault("no skip around the MLP", R, part("skip2", lambda x, y: y), "layers.0", "mlp.down alone"),
     Fault("GELU by tanh", R, part("act", jax.nn.gelu), ACT, "tanh"),
-    Fault("GELU by a sigmoid", R, part("act", lambda x: x * jax.nn.sigmoid(1.702 * x)), ACT),
-    Fault("ReLU for GELU", R, part("act", jax.nn.relu), ACT),
+    Fault(
+        "GELU by a sigmoid",
+        R,
+        part("act", lambda x: x * jax.nn.sigmoid(1.702 * x)),
+        ACT,
+        "sigmoid GELU",
+    ),
+    Fault("ReLU for GELU", R, part("act", jax.nn.relu), ACT, "ReLU"),
 ]
 FAULTS = ROTARY + NORM

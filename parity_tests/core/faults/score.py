@@ -96,7 +96,7 @@ SCALE = [
     Fault("by the root of N", S, scaled(lambda z: z.N**0.5), SCORES, "scale"),
     Fault("by the root of S", S, scaled(lambda z: z.S**0.5), SCORES, "scale"),
     Fault("times the root of h", S, scaled(lambda z: z.h**-0.5), SCORES, "scale"),
-    Fault("the root of h in float32", S, scaled(_narrow_root, low=one), SCORES),
+    Fault("the root of h in float32", S, scaled(_narrow_root, low=one), SCORES, "scale"),
     Fault(
         "not scaled in the second layer",
         S,
@@ -115,27 +115,53 @@ SCALE = [
 
 F = "score"
 SCORE = [
-    Fault("softcap missing", F, part("softcap", right.same), SCORES, "softcap"),
+    Fault("softcap missing", F, part("softcap", right.same), SCORES, "softcap missing"),
     Fault(
         "softcap not multiplied back",
         F,
         part("softcap", lambda x: jnp.tanh(x / CAP)),
         SCORES,
+        "softcap not multiplied back",
     ),
     Fault("clipped, not capped", F, part("softcap", lambda x: jnp.clip(x, -CAP, CAP)), SCORES),
     Fault("capped at 50", F, part("softcap", lambda x: 50 * jnp.tanh(x / 50)), SCORES),
-    Fault("capped twice", F, part("softcap", lambda x: right.softcap(right.softcap(x))), SCORES),
-    Fault("capped after the mask", F, hidden(_hide_then_cap), SCORES, "mask"),
+    Fault(
+        "capped twice",
+        F,
+        part("softcap", lambda x: right.softcap(right.softcap(x))),
+        SCORES,
+        "softcap done twice",
+    ),
+    Fault("capped after the mask", F, hidden(_hide_then_cap), SCORES, "after the mask"),
     Fault(
         "capped after ALiBi too",
         F,
         part("alibi", lambda x, z: right.softcap(right.alibi(x, z))),
         SCORES,
+        "after the bias",
     ),
-    Fault("ALiBi missing", F, part("alibi", lambda x, z: x), SCORES),
-    Fault("ALiBi with the other sign", F, alibi_by(lambda n, t: -right.slopes(n, t)), SCORES),
-    Fault("ALiBi's heads reversed", F, alibi_by(lambda n, t: right.slopes(n, t)[::-1]), SCORES),
-    Fault("ALiBi's slopes from zero", F, alibi_by(lambda n, t: 2 * right.slopes(n, t)), SCORES),
+    Fault("ALiBi missing", F, part("alibi", lambda x, z: x), SCORES, "bias missing"),
+    Fault(
+        "ALiBi with the other sign",
+        F,
+        alibi_by(lambda n, t: -right.slopes(n, t)),
+        SCORES,
+        "other sign|bias missing, 0.0002",
+    ),
+    Fault(
+        "ALiBi's heads reversed",
+        F,
+        alibi_by(lambda n, t: right.slopes(n, t)[::-1]),
+        SCORES,
+        "heads reversed",
+    ),
+    Fault(
+        "ALiBi's slopes from zero",
+        F,
+        alibi_by(lambda n, t: 2 * right.slopes(n, t)),
+        SCORES,
+        "doubled|bias missing, -0.0001",
+    ),
     Fault("ALiBi's slopes for powers of two", F, alibi_by(_powers_of_two), SCORES),
 ]
 
@@ -146,40 +172,59 @@ MASK = [
         M,
         masked(lambda there, z: there[:, None, None] & (right.distance(z) >= -z.S)),
         SCORES,
-        "mask",
+        "without causality|shown and 0 hidden",
     ),
     Fault(
         "padding seen",
         M,
         masked(lambda there, z: (right.distance(z) >= 0) & (there | True)[:, None, None]),
         SCORES,
-        "mask",
+        "without padding|shown and 0 hidden",
     ),
-    Fault("one key of the future seen", M, masked(causal(-1)), SCORES, "mask"),
+    Fault(
+        "one key of the future seen", M, masked(causal(-1)), SCORES, "shifted|shown and 0 hidden"
+    ),
     Fault(
         "the diagonal hidden",
         M,
         masked(lambda there, z: causal(1)(there, z) | _first(z)),
         SCORES,
-        "mask",
+        "mask: 0 places shown",
     ),
-    Fault("causal from the top left", M, masked(_top_left), SCORES, "mask"),
-    Fault("mask inverted", M, masked(lambda t, z: ~right.mask(t, z)), SCORES, "mask"),
     Fault(
-        "padding inverted", M, masked(lambda t, z: right.mask(~t, z) | _first(z)), SCORES, "mask"
+        "causal from the top left", M, masked(_top_left), SCORES, "first key|mask: 0 places shown"
     ),
-    Fault("padding of queries", M, masked(_queries_padded, "square"), SCORES, "mask"),
-    Fault("padding of the next sequence", M, masked(lambda t, z: right.mask(t[::-1], z)), SCORES),
-    Fault("padding one key late", M, masked(_length_plus_one), SCORES, "mask"),
-    Fault("only the future seen", M, masked(_future_only, "square"), SCORES, "mask"),
+    Fault(
+        "mask inverted", M, masked(lambda t, z: ~right.mask(t, z)), SCORES, "inverted|another mask"
+    ),
+    Fault(
+        "padding inverted",
+        M,
+        masked(lambda t, z: right.mask(~t, z) | _first(z)),
+        SCORES,
+        "another mask",
+    ),
+    Fault("padding of queries", M, masked(_queries_padded, "square"), SCORES, "another mask"),
+    Fault(
+        "padding of the next sequence",
+        M,
+        masked(lambda t, z: right.mask(t[::-1], z)),
+        SCORES,
+        "another mask",
+    ),
+    Fault("padding one key late", M, masked(_length_plus_one), SCORES, "shown and 0 hidden"),
+    Fault("only the future seen", M, masked(_future_only, "square"), SCORES, "another mask"),
     Fault(
         "a window of four",
         M,
         masked(lambda t, z: right.mask(t, z) & (right.distance(z) < 4) | _first(z)),
         SCORES,
+        "mask: 0 places shown",
     ),
-    Fault("the first key hidden", M, masked(_first_hidden), SCORES),
-    Fault("hidden at zero", M, hidden(lambda s, v: jnp.where(v, s, 0.0)), SCORES, "mask"),
-    Fault("hidden at -10", M, hidden(lambda s, v: jnp.where(v, s, -10.0)), SCORES, "mask"),
+    Fault("the first key hidden", M, masked(_first_hidden), SCORES, "another mask"),
+    Fault("hidden at zero", M, hidden(lambda s, v: jnp.where(v, s, 0.0)), SCORES, "fills with 0"),
+    Fault(
+        "hidden at -10", M, hidden(lambda s, v: jnp.where(v, s, -10.0)), SCORES, "fills with -10"
+    ),
 ]
 FAULTS = SCALE + SCORE + MASK

@@ -34,7 +34,8 @@ class Outcome:
             return self.detected
         if question == BLAMED:
             return self.detected and self.tap == self.fault.tap if self.fault.tap else None
-        return self.detected and self.fault.hint in self.hint if self.fault.hint else None
+        ways = self.fault.hint.split("|")
+        return self.detected and any(way in self.hint for way in ways) if ways[0] else None
 
     def __str__(self) -> str:
         size = "low " if self.low else "full"

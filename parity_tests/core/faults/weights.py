@@ -144,20 +144,21 @@ def _renormalised(weights):
 
 S = "softmax and dropout"
 SOFTMAX = [
-    Fault("softmax over queries", S, softmaxed(_over(-2)), W, "axis"),
-    Fault("softmax over heads", S, softmaxed(_over(1)), W, "axis"),
+    Fault("softmax over queries", S, softmaxed(_over(-2)), W, "wrong axis, queries"),
+    Fault("softmax over heads", S, softmaxed(_over(1)), W, "wrong axis, heads"),
     Fault("softmax in float32", S, softmaxed(_narrow, one), W, "float32"),
-    Fault("softmax to base two", S, softmaxed(_base_two), W, "base"),
-    Fault("one more in the denominator", S, softmaxed(_plus(1.0)), W),
-    Fault("1e-6 in the denominator", S, softmaxed(_plus(1e-6)), W),
-    Fault("sigmoid for softmax", S, softmaxed(jax.nn.sigmoid), W),
+    Fault("softmax to base two", S, softmaxed(_base_two), W, "base 2"),
+    Fault("one more in the denominator", S, softmaxed(_plus(1.0)), W, "denominator"),
+    Fault("1e-6 in the denominator", S, softmaxed(_plus(1e-6)), W, "denominator"),
+    Fault("sigmoid for softmax", S, softmaxed(jax.nn.sigmoid), W, "sigmoid"),
     Fault("small weights set to zero", S, softmaxed(_truncated), W),
-    Fault("a temperature of 1.1", S, softmaxed(lambda s: right.softmax(s / 1.1)), W),
+    Fault("a temperature of 1.1", S, softmaxed(lambda s: right.softmax(s / 1.1)), W, "temperature"),
     Fault(
         "uniform over what is seen",
         S,
         softmaxed(lambda s: right.softmax(jnp.where(jnp.isfinite(s), 0.0, s))),
         W,
+        "uniform",
     ),
 ]
 DROPOUT = [
@@ -165,21 +166,29 @@ DROPOUT = [
     Fault("dropout in eval mode too", S, drawn(Always, train=False), ""),
     Fault("one dropout mask too many", S, drawn(Twice), ""),
     Fault("dropout mask shared by heads", S, drawn(SharedByHeads), ""),
-    Fault("kept weights not scaled up", S, finished(lambda x, keep: jnp.where(keep, x, 0.0)), DROP),
+    Fault(
+        "kept weights not scaled up",
+        S,
+        finished(lambda x, keep: jnp.where(keep, x, 0.0)),
+        DROP,
+        "not scaled up|another scale",
+    ),
     Fault(
         "kept weights scaled by the rate",
         S,
         finished(lambda x, keep: jnp.where(keep, x / RATE, 0.0)),
         DROP,
+        "scaled by its rate|another scale",
     ),
     Fault(
         "dropped weights kept, others dropped",
         S,
         finished(lambda x, keep: jnp.where(keep, 0.0, x / (1 - RATE))),
         DROP,
+        "inverted",
     ),
-    Fault("renormalised behind dropout", S, dropped(_renormalised), f"{A}context"),
-    Fault("scores shrunk in train mode", S, _drop_before, W),
+    Fault("renormalised behind dropout", S, dropped(_renormalised), f"{A}context", "renormalised"),
+    Fault("scores shrunk in train mode", S, _drop_before, W, "temperature"),
 ]
 
 
@@ -223,26 +232,36 @@ HEADS = [
     ),
     Fault("merged as (h n)", H, merged(lambda y: right.merge(y.swapaxes(-1, -2))), OUT, "heads"),
     Fault("merged in reverse order", H, merged(lambda y: right.merge(y[:, :, ::-1])), OUT, "heads"),
-    Fault("the last head lost", H, merged(lambda y: right.merge(y.at[:, :, -1].set(0.0))), OUT),
+    Fault(
+        "the last head lost", H, merged(lambda y: right.merge(y.at[:, :, -1].set(0.0))), OUT, "lost"
+    ),
     Fault("queries split as (h n)", H, part("split_q", _width_first), f"{A}query", "heads"),
     Fault("keys split as (h k)", H, part("split_k", _width_first), f"{A}key", "heads"),
     Fault("values split as (h k)", H, part("split_v", _width_first), f"{A}value", "heads"),
-    Fault("queries split across positions", H, part("split_q", _direct), f"{A}query"),
-    Fault("key heads tiled", H, part("repeat_k", _tiled), f"{A}key", "til"),
-    Fault("value heads tiled", H, part("repeat_v", _tiled), f"{A}value", "til"),
-    Fault("the first key head for all", H, part("repeat_k", _only_first), f"{A}key"),
+    Fault("queries split across positions", H, part("split_q", _direct), f"{A}query", "positions"),
+    Fault("key heads tiled", H, part("repeat_k", _tiled), f"{A}key", "tiled"),
+    Fault("value heads tiled", H, part("repeat_v", _tiled), f"{A}value", "tiled"),
+    Fault(
+        "the first key head for all",
+        H,
+        part("repeat_k", _only_first),
+        f"{A}key",
+        "one head for all",
+    ),
     Fault("heads of a group averaged", H, part("mix", _mean_in_group), f"{A}context"),
     Fault(
         "weights transposed",
         H,
         part("mix", lambda w, v: right.mix(w.mT, v), pair="square"),
         f"{A}context",
+        "weights transposed",
     ),
     Fault(
         "keys and queries exchanged in scores",
         H,
         part("product", lambda q, k: right.product(k, q), pair="square"),
         f"{A}scores",
+        "exchanged",
     ),
     Fault(
         "values of the next sequence",
