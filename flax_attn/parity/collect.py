@@ -1,15 +1,13 @@
 """Finding cases: every module of a package that has a list `CASES`."""
 
+import ast
 import pkgutil
-import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from .case import Case
-
-_HAS_CASES = re.compile(r"^CASES\b", re.MULTILINE)
 
 
 def collect(package: str) -> list[Case]:
@@ -53,5 +51,20 @@ def _modules(package: str) -> Iterator[str]:
         names += sorted(m.name for m in pkgutil.walk_packages(paths, f"{package}."))
     for name in names:
         origin = getattr(find_spec(name), "origin", None)
-        if origin and origin.endswith(".py") and _HAS_CASES.search(Path(origin).read_text("utf-8")):
+        if origin and origin.endswith(".py") and _has_cases(Path(origin).read_text("utf-8")):
             yield name
+
+
+def _has_cases(source: str) -> bool:
+    """Whether a module assigns `CASES` at its top level; it is not imported to find out."""
+    if "CASES" not in source:
+        return False
+    assigned = (
+        node for node in ast.parse(source).body if isinstance(node, ast.Assign | ast.AnnAssign)
+    )
+    targets = (
+        target
+        for node in assigned
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+    return any(isinstance(target, ast.Name) and target.id == "CASES" for target in targets)

@@ -37,7 +37,7 @@ class Right(nnx.Module):
 class Wrong(Right):
     more = 2.0
 """
-CASES = """
+SUITE = """
 from flax_attn.parity import Case
 from pairs import Right, Wrong
 
@@ -104,7 +104,7 @@ def run(pytester, monkeypatch):
 
 @needs_torch
 def test_cases_run_and_what_fails_is_reported_at_the_end(run):
-    result = run(pairs=PAIRS, test_cases=CASES)
+    result = run(pairs=PAIRS, test_cases=SUITE)
     result.assert_outcomes(passed=3, failed=1)
     wrong = "pairs[[]width=5|x=4x5|pairs.Theirs[]]"
     result.stdout.fnmatch_lines(
