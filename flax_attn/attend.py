@@ -93,8 +93,9 @@ def attend(
     (2, 5, 6, 8)
     """
     q, k, v, rules, sizes = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
+    chosen = BACKENDS[_choose(backend, q, k, v, rules)]
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    o, lse = BACKENDS[_choose(backend, q, k, v, rules)].forward(q, k, v, rules)
+    o, lse = chosen.forward(q, k, v, rules)
     o = tap("context", o)
     o = o.reshape(*sizes.batch, *o.shape[1:])
     return (o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])) if return_lse else o

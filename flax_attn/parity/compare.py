@@ -88,7 +88,7 @@ def compare(
     calls = (torch_call or _plain_call, flax_call or _plain_call)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)
-    seen = _Seen(_exact(pair))
+    seen = _Seen(_exact(pair), _told_of_modes(torch_module, train))
     for dtype in dtypes:
         for mode, runs in pair.run(dtype, modes).items():
             seen.add(pair, runs, dtype, mode)
@@ -102,10 +102,10 @@ def compare(
 class _Seen:
     """What a report will tell: rows, taps without a counterpart, sentences."""
 
-    def __init__(self, rows: list[Row]):
+    def __init__(self, rows: list[Row], notes: Sequence[str]):
         self.rows = rows
         self.alone: dict[str, None] = {}
-        self.notes: dict[str, None] = {}
+        self.notes = dict.fromkeys(notes)
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
@@ -216,6 +216,17 @@ def _check_modules(
                 f"Inputs are numpy arrays, so that both sides get the same; got a "
                 f"{type(x).__module__.split('.')[0]} array for {name}: numpy.asarray(...) is one."
             )
+
+
+def _told_of_modes(torch_module: Any, train: bool) -> list[str]:
+    """A sentence if some submodules of torch were in another mode than the rest."""
+    modes = {name: part.training for name, part in torch_module.named_modules() if name}
+    other = [name for name, mode in modes.items() if mode != torch_module.training]
+    if not other:
+        return []
+    few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+    mode = "train" if train else "eval"
+    return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
 
 
 def _exact(pair: Pair) -> list[Row]:

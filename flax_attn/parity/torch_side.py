@@ -127,6 +127,11 @@ class _Recorder:
             yield
 
     def finish(self) -> None:
+        if self.keeps and not self.module.training:
+            raise ParityError(
+                f"Flax drew {len(self.keeps)} dropout masks in eval mode: a dropout of it does not "
+                "follow nnx.Module.eval(); give it deterministic=True there, or say train=True."
+            )
         if self.drawn != len(self.keeps):
             raise ParityError(
                 f"Flax drew {len(self.keeps)} dropout masks, torch used {self.drawn}: "

@@ -265,3 +265,24 @@ def test_another_way_to_compute_the_same_is_told_and_a_twin_must_not_take_it():
     assert "computed another way inside, with the same result: scores" in str(report)
     twin = replace(report, inside=True)
     assert not twin.ok and twin.first.tap == "scores"
+
+
+def test_submodules_in_another_mode_are_told():
+    theirs = Original()
+    theirs.v.eval()
+    report = compare(theirs, Port(), X, **QUICK)
+    assert report.ok
+    assert "v of torch came in another mode than the rest: all ran in eval mode" in report.notes
+
+
+def test_a_dropout_that_ignores_eval_mode_is_told():
+    class Always(Port):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.dropout(super().__call__(x), deterministic=False)
+
+    with pytest.raises(ParityError, match="in eval mode"):
+        compare(Original(), Always(), X, **QUICK)

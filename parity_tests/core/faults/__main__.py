@@ -2,12 +2,8 @@
 
 import sys
 
-import jax
-
 
 def main(arguments: list[str]) -> None:
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if arguments == ["--policies"]:
         from .policies import markdown
 

@@ -93,10 +93,11 @@ def _distance_both_ways(scores, z):
 
 
 def _complex_turn(x, positions):
-    angle = right.angles(positions, x.shape[-1], x.dtype)
-    pairs = jax.lax.complex(*jnp.split(x, 2, axis=-1))
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    angle = right.angles(positions, x.shape[-1], wide.dtype)
+    pairs = jax.lax.complex(*jnp.split(wide, 2, axis=-1))
     turned = pairs * jnp.exp(1j * angle)[..., None, :]
-    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+    return jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
 
 
 def _norm_by_moments(x, scale, bias):
@@ -128,7 +129,7 @@ def _head_order(z):
 def _permuted(weights, z):
     """The same order of heads in all four projections."""
     found, order = {}, _head_order(z)
-    for layer in (0, 1):
+    for layer in range(z.L):
         at = f"layers.{layer}.attn."
         for name, heads in (("q", order), ("k", np.arange(z.K)[::-1]), ("v", np.arange(z.K)[::-1])):
             for role in ("kernel", "bias"):
