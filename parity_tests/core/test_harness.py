@@ -210,7 +210,7 @@ def test_assert_parity_raises_with_the_report():
     with pytest.raises(ParityError, match="DIFFERENT at scores") as caught:
         assert_parity(Original(), NoScale(), X, reproduce="do this", **QUICK)
     assert isinstance(caught.value.report, Report) and isinstance(caught.value, AssertionError)
-    assert "reproduce: do this" in str(caught.value)
+    assert "see it again  do this" in str(caught.value)
 
 
 def state_of(torch_module, flax_module):
