@@ -50,7 +50,7 @@ class Fault:
     def setup(self, low: bool) -> Setup:
         """The trial; with gradients where they are at fault, with one layer at low amplitude."""
         setup = self.plant(low)
-        options = {"grads": self.group in ("gradient", "process"), **setup.options}
+        options = {"grads": self.group == "gradient", **setup.options}
         setup = replace(setup, options=options)
         return setup.shallow() if low else setup
 
