@@ -70,8 +70,13 @@ def table(found: list[Line]) -> Table:
 
 
 def markdown(found: list[Line]) -> str:
-    """The certificate as a Markdown table."""
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in found)]
+    """The certificate as a Markdown table, one row a variant with all its witnesses."""
+    variants: dict[str, Line] = {}
+    for line in found:
+        whole = variants.setdefault(line.variant, Line(line.variant, ""))
+        whole.proven_equal_to += "; " * bool(whole.reports) + line.proven_equal_to
+        whole.reports += line.reports
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in variants.values())]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 

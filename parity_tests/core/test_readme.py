@@ -29,11 +29,11 @@ def test_block_runs(block):
 
 
 def test_the_table_names_every_variant_and_witness():
-    rows = {
-        tuple(row.split(" | ")[:2]) for row in re.findall(r"^\| (.*equal) \|$", TEXT, re.MULTILINE)
-    }
-    cases = {(case.variant, case.proven_equal_to) for case in collect("parity_tests")}
-    assert cases <= rows
+    rows = dict(
+        row.split(" | ")[:2] for row in re.findall(r"^\| (.*equal) \|$", TEXT, re.MULTILINE)
+    )
+    for case in collect("parity_tests"):
+        assert case.proven_equal_to in rows[case.variant].split("; ")
     assert "DIFFERENT" not in TEXT
 
 

@@ -14,7 +14,7 @@ from ..pair import Names
 from ..pairing import hidden, paired, point_of
 from ..report import Row
 from ..run import Call, Run
-from .anything import anything, narrow
+from .anything import anything, narrow, zeros
 from .attention import context, scores, weights
 from .evidence import Evidence, Guess
 from .likeness import partly, throughout, where_it_differs
@@ -36,6 +36,8 @@ def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
             found = next(filter(partial(explains, evidence), guesses), None)
             if found is not None:
                 return _told(found[0], 1.0)
+            if zeros(evidence):
+                return zeros(evidence)
         for guess in guesses:
             share = partly(evidence, guess)
             if share is not None:

@@ -1,4 +1,5 @@
-"""`python -m parity_tests.core.faults [--policies]`: the kill table, or what policies catch."""
+"""`python -m parity_tests.core.faults [--markdown | --policies]`: the kill table, as text or as the
+README shows it, or what other policies catch."""
 
 import sys
 
@@ -8,10 +9,14 @@ def main(arguments: list[str]) -> None:
         from .policies import markdown
 
         print(markdown())
-    else:
+    elif arguments in ([], ["--markdown"]):
+        from .table import markdown as across
         from .table import outcomes, text
 
-        print(text(outcomes()))
+        found = outcomes()
+        print(across(found) if arguments else text(found))
+    else:
+        sys.exit(f"--markdown or --policies, or nothing; got {' '.join(arguments)}.")
 
 
 if __name__ == "__main__":

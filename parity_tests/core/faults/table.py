@@ -90,6 +90,19 @@ def text(found: Sequence[Outcome]) -> str:
     return "\n".join([*lines, "", *missed(found)])
 
 
+def markdown(found: Sequence[Outcome]) -> str:
+    """The table for the README: groups across, both amplitudes together."""
+    groups = (*GROUPS, "all")
+    rows = [["", *groups], ["---"] * (len(groups) + 1)]
+    for question in (DETECTED, BLAMED, NAMED):
+        cells = []
+        for group in groups:
+            right, asked = share([o for o in found if group in (o.fault.group, "all")], question)
+            cells.append(f"{right}/{asked}" if asked else "-")
+        rows.append([question, *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def missed(found: Iterable[Outcome]) -> list[str]:
     """A line for each outcome in which some answer is no."""
     return [
