@@ -36,6 +36,9 @@ class Case:
       name: instead of the one made of configuration and inputs.
       inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
 
+    Attributes:
+      eager: whether float64 runs eagerly too, not only under jit.
+
     Example (needs torch):
 
         Case(MultiHeadAttention, dict(d_in=3, d_out=2, ...), x=(2, 6, 3)).check()
@@ -62,7 +65,7 @@ class Case:
         self.witness_config = config if witness_config is None else witness_config
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
-        self.name = name
+        self.name, self.eager = name, True
 
     @property
     def variant(self) -> str:
@@ -108,16 +111,17 @@ class Case:
             for name, x in self.inputs.items()
         }
 
-    def report(self, live: bool | None = None, eager: bool = True) -> Report:
+    def report(self, live: bool | None = None, eager: bool | None = None) -> Report:
         """The comparison: live against torch, or against what torch gave when it was recorded.
 
         A twin must agree in its taps too, another witness may compute its result in another way.
 
         Args:
           live: None for live where torch is installed.
-          eager: whether float64 runs eagerly too, not only under jit.
+          eager: None as the case says.
         """
         live = has_torch() if live is None else live
+        eager = self.eager if eager is None else eager
         report = self._live(eager) if live else golden.replay(self, self.dtypes, eager)
         return replace(report, inside=self.witness == _twin_of(self.flax_class))
 

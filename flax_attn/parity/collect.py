@@ -1,7 +1,6 @@
 """Finding cases: every module of a package that has a list `CASES`."""
 
 import ast
-import pkgutil
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,18 +44,18 @@ def _modules(package: str) -> Iterator[str]:
     spec = find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"There is no package {package!r} to take cases from.")
-    names = [package]
-    if spec.submodule_search_locations:
-        paths = spec.submodule_search_locations
-        names += sorted(m.name for m in pkgutil.walk_packages(paths, f"{package}."))
-    for name in names:
-        origin = getattr(find_spec(name), "origin", None)
-        if origin and origin.endswith(".py") and _has_cases(Path(origin).read_text("utf-8")):
-            yield name
+    if spec.submodule_search_locations is None:
+        yield from [package] if spec.origin and _has_cases(Path(spec.origin)) else []
+    for root in spec.submodule_search_locations or ():
+        for path in sorted(Path(root).rglob("*.py")):
+            if _has_cases(path):
+                inside = path.relative_to(root).with_suffix("").parts
+                yield ".".join((package, *(part for part in inside if part != "__init__")))
 
 
-def _has_cases(source: str) -> bool:
-    """Whether a module assigns `CASES` at its top level; it is not imported to find out."""
+def _has_cases(path: Path) -> bool:
+    """Whether a file assigns `CASES` at its top level; it is not imported to find out."""
+    source = path.read_text("utf-8")
     if "CASES" not in source:
         return False
     assigned = (
