@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
@@ -126,16 +128,24 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _jobs(names: Sequence[str], live: bool) -> list[Job]:
     """The cases that `names` ask for: of this library, or of packages that have cases."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a project's own package, as `python -m` finds it
     own = cases_of(OWN)
-    ours = [name for name in names if select(own, [name])]
-    found = jobs(OWN, select(own, ours), live) if ours or not names else []
-    for name in names:
-        if name in ours:
-            continue
-        if "[" in name or find_spec(name) is None:
-            variants = ", ".join(dict.fromkeys(case.variant for case in own))
-            raise ValueError(f"{name!r} is neither a package nor one of the variants: {variants}.")
-        found += jobs(name, cases_of(name), live)
+    packages = [n for n in names if "[" not in n and not select(own, [n]) and find_spec(n)]
+    held = {OWN: own, **{package: cases_of(package) for package in packages}}
+    wanted = [name for name in names if name not in packages]
+    unknown = [n for n in wanted if not any(select(cases, [n]) for cases in held.values())]
+    if unknown:
+        variants = ", ".join(dict.fromkeys(case.variant for case in own))
+        raise ValueError(
+            f"{unknown[0]!r} is neither a package, nor a case of one that is named before it, nor "
+            f"one of the variants: {variants}."
+        )
+    found = []
+    for package, cases in held.items():
+        mine = [name for name in wanted if select(cases, [name])]
+        if mine or package in packages or not names:
+            found += jobs(package, select(cases, mine), live)
     return found
 
 

@@ -80,6 +80,12 @@ class Case:
             f"{package.split('.')[0]}.{name}" if package.startswith("torch_ref") else self.witness
         )
 
+    @property
+    def reproduce(self) -> str:
+        """The command that runs this case alone."""
+        package = self.flax_class.__module__.partition(".")[0]
+        return f"flax-attn parity {'' if package == 'flax_attn' else f'{package} '}'{self}'"
+
     def __str__(self) -> str:
         parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _given(self.config).items())
         inputs = ",".join(
@@ -138,7 +144,7 @@ class Case:
             torch_call=self.torch_call,
             flax_call=self.flax_call,
             title=str(self),
-            reproduce=f"flax-attn parity '{self}'",
+            reproduce=self.reproduce,
         )
 
     def check(self) -> None:

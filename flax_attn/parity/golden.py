@@ -102,7 +102,7 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
         params=sum(len(move.sources) for move in plan.moves),
         constants=plan.constants,
         versions={**versions(), "torch": f"{recorded['torch']} (recorded)"},
-        reproduce=f"flax-attn parity '{case}'",
+        reproduce=case.reproduce,
     )
 
 
