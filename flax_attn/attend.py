@@ -1,6 +1,6 @@
 """The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows weights."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +10,12 @@ from . import reference
 from ._arrays import check_number
 from ._types import Sizes
 from .backends import BACKENDS
+from .choice import Explanation, Verdict, warn_if_slow
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .taps import tap
-
-
-class Verdict(NamedTuple):
-    """What one backend says of a request: its name, and the reason why it refuses, or None."""
-
-    backend: str
-    refusal: str | None
-
-
-class Explanation(tuple[Verdict, ...]):
-    """All backends' verdicts, in the order "auto" tries them; prints as a table."""
-
-    @property
-    def chosen(self) -> str:
-        """The backend that "auto" takes."""
-        return next(v.backend for v in self if v.refusal is None)
-
-    def __str__(self) -> str:
-        mark = {v.backend: "chosen" if v.backend == self.chosen else "accepts" for v in self}
-        return "\n".join(
-            f"{v.backend:<10} {mark[v.backend] if v.refusal is None else 'refuses: ' + v.refusal}"
-            for v in self
-        )
 
 
 def attend(
@@ -71,7 +49,8 @@ def attend(
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
-      backend: "auto", or a name that `explain` lists.
+      backend: "auto", which warns once where an accelerator has but a slow path, or a name that
+        `explain` lists.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:
@@ -139,12 +118,17 @@ def explain(
 ) -> Explanation:
     """Every backend's verdict on a request: accepted, or the reason why it refuses.
 
-    Arguments and errors are those of `attend`; nothing is computed.
+    Arguments and errors are those of `attend`; nothing is computed. Prints as a table.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import explain
-    >>> explain(jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4))).chosen
+    >>> found = explain(jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4)), jnp.ones((5, 2, 4)))
+    >>> found.chosen
     'reference'
+    >>> print(found)  # doctest: +ELLIPSIS
+    backend    verdict
+    cudnn      refuses: ...
+    reference  chosen
     """
     q, k, v, rules, _ = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
     return _verdicts(q, k, v, rules)
@@ -156,7 +140,9 @@ def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explana
 
 def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
     if name == "auto":
-        return _verdicts(q, k, v, rules).chosen
+        found = _verdicts(q, k, v, rules)
+        warn_if_slow(q, k, found)
+        return found.chosen
     if name not in BACKENDS:
         raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
     reason = BACKENDS[name].refusal(q, k, v, rules)

@@ -20,7 +20,7 @@ PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
 _types < taps, door, _arrays < masks, positions, dropout < scores < rules < reference < backends
-< attend, pooling, projection, heads < layers < cli
+< choice < attend, pooling, projection, heads < drop_in, layers < cli
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}

@@ -1,0 +1,92 @@
+"""The choice among backends: what each says of a request, and when "auto" has only a slow one."""
+
+import functools
+import warnings
+from typing import NamedTuple
+
+import jax
+from jax.core import Tracer
+
+KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
+SMALL = 256 * 256  # query-key pairs of a head; up to here no kernel is missed
+
+
+class Verdict(NamedTuple):
+    """What one backend says of a request: its name, and the reason why it refuses, or None."""
+
+    backend: str
+    refusal: str | None
+
+
+class Explanation(tuple[Verdict, ...]):
+    """All backends' verdicts, in the order "auto" tries them; shown and printed as a table.
+
+    >>> Explanation([Verdict("cudnn", "needs float16 or bfloat16"), Verdict("reference", None)])
+    backend    verdict
+    cudnn      refuses: needs float16 or bfloat16
+    reference  chosen
+    """
+
+    @property
+    def chosen(self) -> str:
+        """The backend that "auto" takes."""
+        return next(v.backend for v in self if v.refusal is None)
+
+    def __str__(self) -> str:
+        rows = [("backend", "verdict"), *((v.backend, self._said(v)) for v in self)]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
+
+    __repr__ = __str__
+
+    def _said(self, verdict: Verdict) -> str:
+        if verdict.refusal is not None:
+            return f"refuses: {verdict.refusal}"
+        return "chosen" if verdict.backend == self.chosen else "accepts"
+
+
+def slow_path(platform: str, found: Explanation, pairs: int) -> str | None:
+    """The sentence that tells of a slow choice where the platform has kernels, or None.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu"; a CPU has no kernels.
+      found: what the backends say.
+      pairs: T * S; up to `SMALL` of them the plain formula is a good choice.
+
+    >>> found = Explanation([Verdict("splash", "the mask is not static"), Verdict("plain", None)])
+    >>> slow_path("tpu", found, 4096 * 4096)
+    "attend takes the backend 'plain', slow on a tpu, since no kernel serves the request (splash: \
+the mask is not static); backend='plain' asks for it without this warning."
+    >>> slow_path("cpu", found, 4096 * 4096), slow_path("tpu", found, 128 * 128)
+    (None, None)
+    """
+    kernels, chosen = KERNELS.get(platform, ()), found.chosen
+    if not kernels or chosen in kernels or pairs <= SMALL:
+        return None
+    reasons = "; ".join(f"{v.backend}: {v.refusal}" for v in found if v.backend in kernels)
+    return (
+        f"attend takes the backend {chosen!r}, slow on a {platform}, since no kernel serves the "
+        f"request ({reasons}); backend={chosen!r} asks for it without this warning."
+    )
+
+
+def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
+    """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
+    sentence = slow_path(platform_of(q), found, q.shape[-3] * k.shape[-3])
+    if sentence is not None:
+        _warn(sentence)
+
+
+def platform_of(x: jax.Array) -> str:
+    """Where `x` lies; of a traced array, what is compiled for unless told otherwise."""
+    if not isinstance(x, Tracer):
+        return next(iter(x.devices())).platform
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(device, jax.Device):
+        return device.platform
+    return jax.default_backend() if device is None else jax.devices(device)[0].platform
+
+
+@functools.cache  # which makes it once
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=5)
