@@ -3,7 +3,7 @@
 In bfloat16 and float16, jax.nn's own error against numpy's float64 truth being the measure.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import jax
@@ -17,28 +17,39 @@ from parity_tests.core.numpy_attention import attention, gathered
 from parity_tests.core.test_drop_in import draw, rounded, run
 
 
+@cache
+def whole(attend, mapped=False):
+    """Output and gradients, with bias and mask by place, as None, and the batch perhaps by vmap."""
+    f = partial(attend, implementation="xla")
+    if mapped:
+        f = jax.vmap(f, in_axes=(0, 0, 0, None, None))
+
+    @jax.jit
+    def both(q, k, v, c):
+        out, back = jax.vjp(f, q, k, v, None, None)
+        return out, *back(c)[:3]
+
+    return both
+
+
 @pytest.mark.parametrize("mapped", [False, True], ids=["batched", "vmapped"])
 @pytest.mark.parametrize(("dtype", "G"), [*product(["bfloat16", "float16"], [1, 2, 4])])
 def test_grouped_heads_are_repeated_heads(dtype, G, mapped):
-    """Bias and mask by place, as None, and a batch handed over by vmap."""
     B, T, N, H = 2, 12, 4, 32
     shapes = (B, T, N, H), (B, T, N // G, H), (B, T, N // G, H), (B, T, N, H)
     q, k, v, c = (rounded(draw(i, *shape), dtype) for i, shape in enumerate(shapes))
     want = attention(q, k, v, c)
 
-    def run(attend, k, v):
-        f = partial(attend, implementation="xla")
-        if mapped:
-            f = jax.vmap(f, in_axes=(0, 0, 0, None, None))
+    def run(f, k, v):
         with jax.numpy_dtype_promotion("standard"):
-            out, back = jax.vjp(f, *(jnp.asarray(x, dtype) for x in (q, k, v)), None, None)
-            found = (out, *back(jnp.asarray(c, dtype))[:3])
+            found = f(*(jnp.asarray(x, dtype) for x in (q, k, v, c)))
         return [np.asarray(x, np.float64) for x in found]
 
     repeated = (np.repeat(x, G, axis=2) for x in (k, v))
-    out, dq, *shared = run(jax.nn.dot_product_attention, *repeated)
+    out, dq, *shared = run(whole(jax.nn.dot_product_attention), *repeated)
     theirs = out, dq, *(gathered(x, G) for x in shared)
-    for part, x, own in zip(("out", *"qkv"), run(dot_product_attention, k, v), theirs, strict=True):
+    mine = run(whole(dot_product_attention, mapped), k, v)
+    for part, x, own in zip(("out", *"qkv"), mine, theirs, strict=True):
         verdict = judge.same_precision(x, own, want[part], dtype)
         assert verdict.ok, (part, verdict)
 
