@@ -106,7 +106,8 @@ def dot_product_attention(
       keys and stops its gradient.
     * float64 stays float64; jax.nn takes its softmax in float32. In bfloat16 and float16 the plain
       formula keeps its weights in float32 until the product with v; jax.nn rounds them first.
-      `jax.default_matmul_precision` reaches every product; jax.nn overrules it in q.k.
+      `jax.default_matmul_precision` reaches every product; jax.nn overrules it in q.k
+      (and so cannot be jitted for a CPU in float16).
     * Refused, though jax.nn takes them: a negative count in a window, a boolean bias, a query, key
       or value of rank 2, a scale that is no scalar. Refused by TypeError, where jax.nn has
       ValueError: wrong dtypes.
