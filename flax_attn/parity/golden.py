@@ -19,8 +19,8 @@ from .errors import ParityError
 from .flax_side import Flax
 from .judged import gradients, same_structure, structure
 from .mapping import make_plan
-from .pair import Names, canonical
-from .pairing import hidden, paired, point_of
+from .pair import Names, canonical, matches
+from .pairing import hidden, point_of
 from .report import Report, Row
 from .run import Request, Run, is_floating, rounded
 from .source import Source, describe
@@ -140,11 +140,8 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
     """Kind, name, value, scale and torch's own error of all that is kept."""
     if dtype == "float64":
-        for name, want in truth.taps.items():
-            there = names.tap(name)
-            match = paired(there, got.taps[there], want) if there in got.taps else None
-            if match is not None:
-                yield "tap", there, match.value, None, None
+        for _, there, match in matches(got, truth, names):
+            yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
             sketches = sketch(name, own.outputs[name]), sketch(name, want)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from . import judge
-from .pair import Names
-from .pairing import TURNED, hidden, paired, point_of
+from .pair import Names, matches
+from .pairing import TURNED, hidden, point_of
 from .report import Row
 from .run import Run, is_floating
 
@@ -51,13 +51,9 @@ def _sound(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
 def taps(got: Run, truth: Run, names: Names, dtype: str, mode: str, kind: str = "tap") -> list[Row]:
     """Every tap that both sides have, in torch's call order."""
     rows = []
-    for name, want in truth.taps.items():
-        there = names.tap(name)
-        match = paired(there, got.taps[there], want) if there in got.taps else None
-        if match is not None:
-            value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
-            verdict = judge.same_function(value, match.value)
-            rows.append(Row(there, kind, dtype, mode, verdict))
+    for _, there, match in matches(got, truth, names):
+        value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
+        rows.append(Row(there, kind, dtype, mode, judge.same_function(value, match.value)))
     return rows
 
 

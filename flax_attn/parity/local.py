@@ -15,7 +15,7 @@ from . import judge
 from .flax_side import Force
 from .hints import backward_hint, hint
 from .judged import STRUCTURE, taps
-from .pair import Names, Pair
+from .pair import Names, Pair, matches
 from .pairing import paired, point_of
 from .report import Divergence, Report, Row
 from .run import Run, is_floating
@@ -74,14 +74,11 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
     dtype, mode = failed.dtype, failed.mode
     got, own, truth = runs[dtype, mode]
     rows = []
-    for name, want in truth.taps.items():
-        there = pair.names.tap(name)
-        if there in got.taps and name in own.taps:
-            match = paired(there, got.taps[there].astype(np.float64), want)
-            if match is not None:
-                theirs = match.layout.value(own.taps[name])
-                verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
-                rows.append(Row(there, "local", dtype, mode, verdict))
+    for name, there, match in matches(got, truth, pair.names):
+        if name in own.taps:
+            theirs = match.layout.value(own.taps[name])
+            verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
+            rows.append(Row(there, "local", dtype, mode, verdict))
     wrong = [row for row in rows if not row.verdict.ok] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
     notes = (*report.notes, *dict.fromkeys(got.findings["casts"]))
@@ -91,10 +88,8 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
 def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
     """Torch's values and gradients at every tap that both sides have, in Flax's layout."""
     found = {}
-    for name, want in truth.taps.items():
-        there = names.tap(name)
-        match = paired(there, plain.taps[there], want) if there in plain.taps else None
-        if match is not None and is_floating(want):
+    for name, there, match in matches(plain, truth, names):
+        if is_floating(truth.taps[name]):
             gradient = truth.tap_gradients.get(name)
             behind = None if gradient is None else match.gradient(gradient)
             found[there] = Force(match.value, behind)
@@ -120,15 +115,11 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     """What arrives at each tap, and at each parameter and input, with torch's gradients behind."""
     if not run.gradients:
         return
-    known = {}
-    for name, want in truth.tap_gradients.items():
-        there = names.tap(name)
-        if there in run.tap_gradients:
-            match = paired(there, run.taps[there], truth.taps[name])
-            if match is not None:
-                known[there] = match.gradient(want)
-    order = [names.tap(name) for name in truth.taps]
-    at_taps = {name: known[name] for name in order if name in known}
+    at_taps = {
+        there: match.gradient(truth.tap_gradients[name])
+        for name, there, match in matches(run, truth, names)
+        if name in truth.tap_gradients and there in run.tap_gradients
+    }
     wanted = {**at_taps, **names.gradients(truth.gradients)}
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]

@@ -1,7 +1,7 @@
 """A pair of modules with everything that is fixed about their comparison; runs either side."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ from flax import nnx
 from .errors import ParityError
 from .flax_side import Flax, Force, unique_params
 from .mapping import Plan
+from .pairing import Match, paired
 from .pairs import flax_path
 from .rule import Rule
 from .run import Request, Run, rounded
@@ -45,6 +46,15 @@ class Names:
         moves = [m for m in self.plan.moves if all(name in found for name in m.sources)]
         laid = {k: v for move in moves for k, v in move.forward(dict(found)).items()}
         return canonical(laid, self.module)
+
+
+def matches(got: Run, truth: Run, names: Names) -> Iterator[tuple[str, str, Match]]:
+    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair."""
+    for name, want in truth.taps.items():
+        there = names.tap(name)
+        match = paired(there, got.taps[there], want) if there in got.taps else None
+        if match is not None:
+            yield name, there, match
 
 
 def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:

@@ -36,8 +36,8 @@ def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
             found = next(filter(partial(explains, evidence), guesses), None)
             if found is not None:
                 return _told(found[0], 1.0)
-            if zeros(evidence):
-                return zeros(evidence)
+            if nothing := zeros(evidence):
+                return nothing
         for guess in guesses:
             share = partly(evidence, guess)
             if share is not None:
@@ -59,8 +59,8 @@ def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
         return f"a gradient times {factor:.6g}"
-    narrow = want.astype(np.float32).astype(np.float64)
-    if judge.error(got, want) <= judge.error(narrow, want) * 4:
+    in_float32 = want.astype(np.float32).astype(np.float64)
+    if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"
     apart = np.abs(got - want) > judge.SAME_FUNCTION * np.abs(want).max()
     if apart.any() and not got[apart].any():

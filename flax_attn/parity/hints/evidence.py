@@ -9,8 +9,7 @@ from ..pairing import Layout, point_of
 from ..run import Call, Run
 
 # What Flax's value may be: a sentence, and an array in torch's layout, or a function of how much of
-# the fault there is (0: none, 1: all of it) that gives one.
-# or None where the guess is all or nothing.
+# the fault there is (0: none, 1: all of it) that gives one, or None where it is all or nothing.
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
 
