@@ -83,7 +83,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     error = None if call.excinfo is None else call.excinfo.value
     text = str(error) if kind is not None and isinstance(error, kind) else ""
     if kind is not None and text and not item.config.getoption("fulltrace"):
-        call.excinfo = _shortened(error, kind)
+        told = item.config.getoption("tbstyle") != "no"
+        where = "(whole under 'parity reports')" if told else "(whole without --tb=no)"
+        call.excinfo = _shortened(error, kind, where)
     report = yield
     if text:
         report.user_properties.append((PROPERTY, text))
@@ -129,12 +131,12 @@ def _seeded(case: Any, seed: int | None) -> Any:
     return case
 
 
-def _shortened(error: Any, kind: type) -> Any:
-    """The same error with its headline as its text, and no frames of the harness."""
+def _shortened(error: Any, kind: type, where: str) -> Any:
+    """The same error with its headline and where its text stands, and no frames of the harness."""
     report, lines = getattr(error, "report", None), str(error).splitlines()
     first = getattr(report, "first", None)
     headline = lines[0] + ("" if first is None else f"; first: {first.tap}")
-    short = kind(f"{headline}\n(whole under 'parity reports')", report)
+    short = kind(f"{headline}\n{where}", report)
     home = os.path.join(os.path.dirname(sys.modules[kind.__module__].__file__ or ""), "")
     outside = _without(error.__traceback__, home) or error.__traceback__
     return pytest.ExceptionInfo.from_exc_info((kind, short, outside))
