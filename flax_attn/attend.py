@@ -135,7 +135,10 @@ def explain(
 
 
 def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:
-    return Explanation(Verdict(name, b.refusal(q, k, v, rules)) for name, b in BACKENDS.items())
+    request = q, k, v, rules
+    return Explanation(
+        Verdict(name, b.refusal(*request), b.aside(*request)) for name, b in BACKENDS.items()
+    )
 
 
 def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:

@@ -12,10 +12,22 @@ SMALL = 256 * 256  # query-key pairs of a head; up to here no kernel is missed
 
 
 class Verdict(NamedTuple):
-    """What one backend says of a request: its name, and the reason why it refuses, or None."""
+    """What one backend says of a request.
+
+    Attributes:
+      backend: its name.
+      refusal: the reason why it cannot serve the request, or None.
+      aside: the reason why "auto" passes it over although it could, or None.
+    """
 
     backend: str
     refusal: str | None
+    aside: str | None = None
+
+    def __str__(self) -> str:
+        if self.refusal is not None:
+            return f"refuses: {self.refusal}"
+        return "accepts" if self.aside is None else f"stands aside: {self.aside}"
 
 
 class Explanation(tuple[Verdict, ...]):
@@ -30,19 +42,15 @@ class Explanation(tuple[Verdict, ...]):
     @property
     def chosen(self) -> str:
         """The backend that "auto" takes."""
-        return next(v.backend for v in self if v.refusal is None)
+        return next(v.backend for v in self if v.refusal is None and v.aside is None)
 
     def __str__(self) -> str:
-        rows = [("backend", "verdict"), *((v.backend, self._said(v)) for v in self)]
+        said = ("chosen" if v.backend == self.chosen else str(v) for v in self)
+        rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
 
     __repr__ = __str__
-
-    def _said(self, verdict: Verdict) -> str:
-        if verdict.refusal is not None:
-            return f"refuses: {verdict.refusal}"
-        return "chosen" if verdict.backend == self.chosen else "accepts"
 
 
 def slow_path(platform: str, found: Explanation, pairs: int) -> str | None:

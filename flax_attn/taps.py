@@ -26,6 +26,11 @@ def tap(name: str, value: jax.Array) -> jax.Array:
     return value if other is None else other
 
 
+def listening() -> bool:
+    """Whether somebody listens here."""
+    return _listener.get() is not None
+
+
 @contextmanager
 def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.

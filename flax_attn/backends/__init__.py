@@ -8,6 +8,7 @@ import jax
 
 from .. import reference
 from ..rules import Rules
+from . import blockwise
 
 Forward = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, jax.Array]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
@@ -16,11 +17,13 @@ Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 class Backend(NamedTuple):
     """`forward(q, k, v, rules) -> (o, lse)` on B T N H arrays and bound rules.
 
-    `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None.
+    `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None;
+    `aside` the reason why "auto" passes it over although it could, or None.
     """
 
     forward: Forward
     refusal: Refusal
+    aside: Refusal = lambda q, k, v, rules: None
 
 
 def _absent(what: str) -> Backend:
@@ -35,7 +38,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "cudnn": _absent("not part of this version"),
         "tokamax": _absent("not part of this version"),
         "splash": _absent("not part of this version"),
-        "blockwise": _absent("not part of this version"),
+        "blockwise": Backend(blockwise.forward, lambda q, k, v, rules: None, blockwise.aside),
         "reference": Backend(reference.forward, lambda q, k, v, rules: None),
     }
 )

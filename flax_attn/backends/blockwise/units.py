@@ -1,0 +1,214 @@
+"""The arithmetic of one key head and its G query heads, and the loop over all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..._types import wide
+from ...rules import Rules
+from ...scores import Identity
+from .block import Block, add, is_cut, kept, leaves_of, local, quiet, scored, visible
+from .hoist import varying_alike
+from .plan import Plan
+from .walk import over_keys, over_queries
+
+ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
+ACROSS = ((1,), (0,)), ((), ())  # a.b of R C and C H
+
+
+def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
+    """The product of two matrices, summed in `kind`."""
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=kind)
+
+
+def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
+    """Query heads by the key head they share; batch entries and key heads as one axis."""
+    B, T, N, H = x.shape
+    return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
+
+
+def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
+    """The way back."""
+    _, _, T, H = x.shape
+    return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
+
+
+def forward_units(
+    plan: Plan,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K h"],
+    rules: Rules,
+) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
+    """Output in float32 or wider, and lse, without sinks."""
+    B, G = plan.sizes.B, plan.groups
+    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], *_places(plan)
+
+    def one(given):
+        q, k, v, b, n = given
+        at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
+
+        def rows(carry, at, new):
+            return carry, _forward_rows(plan, rules, q, k, v, at)
+
+        return over_queries(plan, at, rows, ())[1]
+
+    o, lse = jax.vmap(one)(given) if plan.batched else jax.lax.map(one, given)
+    return join(o, B), lse.reshape(B, plan.sizes.N, plan.sizes.T)
+
+
+def _places(plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """Batch entry and first query head of every unit."""
+    heads = plan.sizes.N // plan.groups
+    unit = jnp.arange(plan.sizes.B * heads, dtype=jnp.int32)
+    return unit // heads, unit % heads * plan.groups
+
+
+def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array]:
+    """Output and lse of one block of queries by the online softmax."""
+    kind, shape = wide(q.dtype), (at.G, at.rows)
+    q = _rows(q, at)
+
+    def step(carry, at, masked):
+        vb = _cols(v, at)
+        x = scored(local(rules.score, at), _logits(q, _cols(k, at), rules, at), at)
+        if masked:
+            shown = visible(rules.mask, at)
+            x = jnp.where(shown, x, -jnp.inf)
+            vb = quiet(vb, shown) if plan.quiet else vb
+        x = x.reshape(-1, at.cols)
+        most = jnp.maximum(carry[0], jnp.max(x, axis=1))
+        shift = jnp.where(most == -jnp.inf, 0, most)
+        p = jnp.exp(x - shift[:, None])
+        total = jnp.sum(p, axis=1)
+        if rules.dropout is not None:
+            p = rules.dropout.apply(p.reshape(*shape, -1), kept(rules.dropout, at))
+        o = dot(p.reshape(-1, at.cols), vb.astype(kind), ACROSS, kind)
+        fade = jnp.exp(carry[0] - shift)
+        return most, total + fade * carry[1], o + fade[:, None] * carry[2]
+
+    R = at.G * at.rows
+    start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.shape[1]), kind)
+    start = varying_alike((*start, q))[:3]
+    most, total, o = over_keys(plan, rules.mask, at, step, start)
+    some = total != 0
+    total = jnp.where(some, total, 1)
+    lse = jnp.where(some, most + jnp.log(total), -jnp.inf)
+    return (o / total[:, None]).reshape(*shape, -1), lse.reshape(shape)
+
+
+def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at: Block):
+    """`scale * q.k` of a block; the scale goes to the queries where that rounds nothing away."""
+    kind = wide(q.dtype)
+    scale = jnp.asarray(rules.scale, kind)
+    if q.dtype == kind:
+        x = dot(q * scale, k, ROWS_BY_COLS, kind)
+    else:
+        x = dot(q, k, ROWS_BY_COLS, kind) * scale
+    return x.reshape(at.G, at.rows, at.cols)
+
+
+def _rows(x: Float[Array, "G T H"], at: Block) -> Float[Array, "R H"]:
+    x = jax.lax.dynamic_slice_in_dim(x, at.q, at.rows, axis=1)
+    return x.reshape(at.G * at.rows, *x.shape[2:])
+
+
+def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
+    return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
+
+
+def backward_units(
+    plan: Plan, q, k, v, rules: Rules, do, lse, change
+) -> tuple[jax.Array, jax.Array, jax.Array, Any, Any]:
+    """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves."""
+    sizes, G, kind = plan.sizes, plan.groups, wide(q.dtype)
+    leaves, _ = leaves_of(rules.score)
+    totals = [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
+    totals = varying_alike(((jnp.zeros((), kind), totals), q))[0]
+    by_unit = (x.reshape(-1, G, sizes.T) for x in (lse, change))
+    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *by_unit
+
+    def one(totals, given):
+        q, k, v, do, lse, change, b, n = given
+        at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
+        start = varying_alike((jnp.zeros(k.T.shape, kind), jnp.zeros(v.T.shape, kind), q))[:2]
+        start = (*start, totals)
+
+        def rows(carry, at, new):
+            return _backward_rows(plan, rules, (q, k, v, do, lse, change), at, new, carry)
+
+        (dk, dv, totals), dq = over_queries(plan, at, rows, start)
+        return totals, (dq, dk.T[None], dv.T[None])
+
+    given = (*given, *_places(plan))
+    if plan.batched and not leaves:
+        (dscale, _), grads = jax.vmap(lambda given: one(totals, given))(given)
+        dscale, dleaves = dscale.sum(), []
+    else:
+        (dscale, dleaves), grads = jax.lax.scan(one, totals, given)
+    dq, dk, dv = (join(x, sizes.B).astype(q.dtype) for x in grads)
+    is_array = isinstance(rules.scale, jax.Array)
+    dscale = dscale.astype(rules.scale.dtype) if is_array else None
+    return dq, dk, dv, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
+
+
+def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
+    """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
+    q, k, v, do, lse, change = given
+    kind, shape = wide(q.dtype), (at.G, at.rows)
+    raw, do, lse, change = (_rows(x, at) for x in (q, do, lse, change))
+    if new is not None:  # rows that an earlier block has had
+        fresh = jnp.broadcast_to(at.indices()[2] >= new, (*shape, 1)).reshape(-1, 1)
+        do, change = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], change, 0)
+    scale = jnp.asarray(rules.scale, kind)
+    do, by_scale = do.astype(kind), raw.astype(kind) * scale
+
+    def step(carry, at, masked):
+        dq, dk, dv, (dscale, totals) = carry
+        kb, vb = _cols(k, at), _cols(v, at)
+        shown = visible(rules.mask, at) if masked else None
+        if shown is not None and plan.quiet:
+            kb, vb = quiet(kb, shown), quiet(vb, shown)
+        x, back = _score(rules, _logits(raw, kb, rules, at), at)
+        dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
+        lines = (y.reshape(*shape, 1) for y in (lse, change))
+        p, ds = _weights(rules, at, x, dp, shown, *lines)
+        parts, ds = back(ds)
+        totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
+        p, ds = (y.reshape(-1, at.cols) for y in (p, ds))
+        dk = _add_cols(dk, dot(by_scale.T, ds, ACROSS, kind), at)
+        dv = _add_cols(dv, dot(do.T, p, ACROSS, kind), at)
+        return dq + dot(ds, kb.astype(kind), ACROSS, kind), dk, dv, (dscale, totals)
+
+    start = (varying_alike((jnp.zeros(raw.shape, kind), q))[0], *carry)
+    dq, dk, dv, (dscale, totals) = over_keys(plan, rules.mask, at, step, start)
+    if isinstance(rules.scale, jax.Array):
+        dscale = dscale + jnp.sum(dq * raw.astype(kind))
+    return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
+
+
+def _weights(rules, at: Block, x, dp, shown, lse, change) -> tuple[jax.Array, jax.Array]:
+    """The weights after dropout, and the gradient of the scores, from scores and do.v."""
+    x = x if shown is None else jnp.where(shown, x, -jnp.inf)
+    p = dropped = jnp.exp(x - lse)
+    if rules.dropout is not None:
+        keep = kept(rules.dropout, at)
+        dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))
+    ds = p * (dp - change)
+    return dropped, ds if shown is None else jnp.where(shown, ds, 0)
+
+
+def _add_cols(total: Float[Array, "H S"], part: Float[Array, "H cols"], at: Block) -> jax.Array:
+    part = part + jax.lax.dynamic_slice_in_dim(total, at.k, at.cols, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(total, part, at.k, axis=1)
+
+
+def _score(rules: Rules, x: jax.Array, at: Block) -> tuple[jax.Array, Callable]:
+    """The logits changed by the score, and what leads a gradient back to its leaves and them."""
+    if isinstance(rules.score, Identity):
+        return x, lambda ds: ([], ds)
+    leaves, put = leaves_of(local(rules.score, at))
+    return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)

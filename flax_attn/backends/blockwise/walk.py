@@ -1,0 +1,100 @@
+"""The ways through the keys and the queries: unrolled where the ranges are known, else loops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._arrays import larger, smaller
+from ...masks import Mask
+from .block import Block
+from .plan import Plan
+from .ranges import inner, outer
+
+ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
+
+
+Step = Callable[[Any, Block, bool], Any]
+
+
+def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
+    """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
+    q = (at.q, at.q + at.rows)
+    ranges = (*outer(mask, at.b, q, plan.sizes), *inner(mask, at.b, q, plan.sizes))
+    if plan.unrolled and all(isinstance(x, int) for x in ranges):
+        for k, cols, masked in _pieces(plan.cols, *ranges):
+            carry = step(carry, at._replace(k=k, cols=cols), masked)
+        return carry
+    if plan.band is not None:
+        k = jnp.minimum(jnp.asarray(ranges[0], jnp.int32), plan.sizes.S - plan.band)
+        return step(carry, at._replace(k=k, cols=plan.band), True)
+    return _looped(plan, ranges, at, step, carry)
+
+
+def _pieces(most: int, lo: int, hi: int, sure: int, until: int) -> list[tuple[int, int, bool]]:
+    """`(start, count, masked)` of the blocks from `lo` to `hi`, `sure` to `until` seen by all."""
+    sure, until = min(max(sure, lo), hi), min(until, hi)
+    if hi - lo <= most:
+        return [(lo, hi - lo, not (sure == lo and until == hi))] if hi > lo else []
+    if sure > lo:
+        sure = min(-(-sure // ALIGNED) * ALIGNED, hi)
+    if until < hi:
+        until = max(until // ALIGNED * ALIGNED, lo)
+    ends = [(lo, sure, True), (sure, max(until, sure), False), (max(until, sure), hi, True)]
+    found = []
+    for start, stop, masked in ends:
+        found += [(k, min(most, stop - k), masked) for k in range(start, stop, most)]
+    return found
+
+
+def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
+    cols, S = plan.cols, plan.sizes.S
+    lo, hi, sure, until = ranges
+    first, last = lo // cols, (hi + cols - 1) // cols
+    sure, until = (sure + cols - 1) // cols, until // cols
+    sure = smaller(larger(sure, first), last)
+    until = smaller(larger(until, sure), last)
+
+    def body(masked):
+        def run(j, carry):
+            k = jnp.minimum(j * cols, S - cols)
+            fresh = j * cols if masked and S % cols else None
+            return step(carry, at._replace(k=k, cols=cols, fresh=fresh), masked)
+
+        return run
+
+    for a, b, masked in ((first, sure, True), (sure, until, False), (until, last, True)):
+        if not (isinstance(a, int) and isinstance(b, int) and a >= b):
+            a, b = (jnp.asarray(x, jnp.int32) for x in (a, b))
+            carry = jax.lax.fori_loop(a, b, body(masked), carry)
+    return carry
+
+
+def over_queries(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
+    """`carry, ys = step(carry, block, new)` for all query blocks; `ys`, G rows ..., put together.
+
+    Of a block's rows those from `new` on have not been in an earlier one.
+    """
+    T, rows = plan.sizes.T, plan.rows
+    if plan.unrolled:
+        found = []
+        for q in range(0, T, rows):
+            carry, y = step(carry, at._replace(q=q, rows=min(rows, T - q)), None)
+            found.append(y)
+        return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+
+    def run(carry, i):
+        q = jnp.minimum(i * rows, T - rows)
+        return step(carry, at._replace(q=q, rows=rows), i * rows if T % rows else None)
+
+    count = -(-T // rows)
+    carry, ys = jax.lax.scan(run, carry, jnp.arange(count, dtype=jnp.int32))
+    return carry, jax.tree.map(lambda y: _joined(y, T), ys)
+
+
+def _joined(blocks: jax.Array, length: int) -> jax.Array:
+    """Blocks, C G rows ..., as G length ...; the last one reaches back into the one before."""
+    count, G, rows = blocks.shape[:3]
+    whole = jnp.moveaxis(blocks[:-1], 0, 1).reshape(G, (count - 1) * rows, *blocks.shape[3:])
+    return jnp.concatenate([whole, blocks[-1][:, count * rows - length :]], axis=1)

@@ -1,0 +1,153 @@
+"""Attention in blocks is the plain formula: outputs, lse and all gradients, whatever the rules."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    IDENTITY,
+    Causal,
+    Chunked,
+    Dense,
+    Dropout,
+    Fn,
+    Keep,
+    Lengths,
+    Prefix,
+    Segments,
+    Window,
+    additive,
+    alibi,
+    modify,
+    reference,
+    softcap,
+)
+from flax_attn.backends import blockwise
+from flax_attn.parity import judge
+from flax_attn.rules import Rules, sizes_of
+
+B, H, h = 2, 4, 5
+# T, S, N, K, rows, cols: lengths that are a multiple of the block, shorter than it, one, neither.
+SHAPES = [(11, 13, 6, 3, 6, 5), (9, 6, 3, 3, 3, 3), (1, 14, 4, 1, 3, 8), (8, 1, 6, 2, 5, 3)]
+WALKS = {"loops": {"unrolled": False}, "unrolled": {"unrolled": True}, "batched": {"batched": True}}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """In float64, and compiled quickly: each test is another program."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    with jax.enable_x64(True):
+        yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
+
+
+def drawn(seed, *shape):
+    return np.random.RandomState(seed).rand(*shape)
+
+
+def ragged(N, T, S):
+    """A random mask with a query that sees nothing and a key that nobody sees."""
+    seen = drawn(3, B, N, T, S) < 0.6
+    seen[0, 1, T // 2] = False
+    seen[1, :, :, S // 2] = False
+    return seen
+
+
+def by_table(N, T, S):
+    """A mask function that closes over an array."""
+    table = jnp.asarray(drawn(4, N, T, S) < 0.5)
+    return Fn(lambda b, n, q, k: table[n, q, k] | (b == 1))
+
+
+def words(length, seed):
+    """Ids of packed documents, in order, of drawn lengths."""
+    return np.cumsum(drawn(seed, B, length) < 0.3, axis=1)
+
+
+MASKS = {
+    "full": lambda N, T, S: FULL,
+    "causal": lambda N, T, S: CAUSAL,
+    "causal from the end": lambda N, T, S: Causal("end"),
+    "window": lambda N, T, S: Window(2, 1),
+    "left window from the end": lambda N, T, S: Window(3, 0, "end"),
+    "chunks": lambda N, T, S: Chunked(3),
+    "prefix": lambda N, T, S: CAUSAL | Prefix(np.asarray([2, 0])),
+    "lengths": lambda N, T, S: Lengths(np.asarray([S - 1, S // 2]), np.asarray([T // 2, T])),
+    "documents": lambda N, T, S: CAUSAL & Segments(words(T, 5), words(S, 6)),
+    "shuffled documents": lambda N, T, S: Segments(words(T, 5)[:, ::-1], words(S, 6)),
+    "dense": lambda N, T, S: Dense(ragged(N, T, S)),
+    "dense of few axes": lambda N, T, S: Dense(drawn(7, B, 1, 1, S) < 0.7),
+    "function": by_table,
+    "function and window": lambda N, T, S: by_table(N, T, S) & Window(4, 2),
+    "not": lambda N, T, S: ~Window(1, 2) & ~Dense(ragged(N, T, S)),
+}
+SCORES = {
+    "none": lambda N, T, S: IDENTITY,
+    "softcap": lambda N, T, S: softcap(jnp.asarray(1.5)),
+    "alibi": lambda N, T, S: alibi(jnp.arange(1.0, N + 1) / 7),
+    "bias": lambda N, T, S: additive(normal(11, N, T, S)),
+    "bias of few axes": lambda N, T, S: softcap(2.0) >> additive(normal(12, B, 1, 1, S)),
+    "function": lambda N, T, S: modify(by_distance, {"slope": normal(13, N), "gain": normal(14)}),
+}
+
+
+def by_distance(params, x, b, n, q, k):
+    return x * params["gain"] - params["slope"][n] * jnp.abs(q - k).astype(x.dtype)
+
+
+def arrays(T, S, N, K):
+    return normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, h)
+
+
+def outcome(forward, q, k, v, rules, **how):
+    """Output, lse and the gradients of all that is floating, by random cotangents."""
+    rules = rules.bind(sizes_of(q, k), q.shape[-1])
+    (o, lse), back = jax.vjp(lambda *given: forward(*given, **how), q, k, v, rules)
+    seen = jnp.where(jnp.isneginf(lse), 0, normal(8, *lse.shape))
+    return o, lse, *floats(back((normal(9, *o.shape), seen)))
+
+
+def floats(tree):
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def check(q, k, v, rules, **how):
+    want = outcome(reference.forward, q, k, v, rules)
+    got = outcome(blockwise.forward, q, k, v, rules, **how)
+    everything = [np.asarray(x) for x in want[2:]]
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        a, b = np.asarray(a), np.asarray(b)
+        scale = judge.gradient_scale(everything, b) if i > 1 else None
+        verdict = judge.same_function(a, b, scale, zero=True)
+        assert verdict.ok and a.dtype == b.dtype, (i, verdict)
+
+
+PAIRS = list(product(enumerate(MASKS), enumerate(SCORES)))
+
+
+@pytest.mark.parametrize(("mask", "score"), PAIRS, ids=lambda x: x[1])
+def test_every_mask_with_every_score(mask, score):
+    """Each pair in one shape and one walk; scale, sinks and dropout in turns."""
+    (i, mask), (j, score) = mask, score
+    T, S, N, K, rows, cols = SHAPES[(i + j + i // 4) % 4]
+    turn = (i + 2 * j) % 3
+    dropout = None if turn else Keep(drawn(15, B, N, T, S) < 0.7, 0.3)
+    rules = Rules(
+        mask=MASKS[mask](N, T, S),
+        score=SCORES[score](N, T, S),
+        scale=[None, jnp.asarray(0.7), 0.3][turn],
+        sinks=None if turn else normal(16, N),
+        dropout=Dropout(0.4, jax.random.key(1)) if turn == 1 else dropout,
+    )
+    how = WALKS[list(WALKS)[(i + j) % 3]]
+    check(*arrays(T, S, N, K), rules, rows=rows, cols=cols, **how)

@@ -1,0 +1,79 @@
+"""The ranges by which blocks are skipped or left unmasked, against the mask itself."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flax_attn import FULL, Causal, Chunked, Fn, Lengths, Prefix, Segments, Window
+from flax_attn._types import Sizes
+from flax_attn.backends.blockwise.ranges import inner, outer
+
+B, T, S = 2, 7, 9
+SIZES = Sizes((B,), 1, T, S)
+_, _, Q, K = SIZES.grid()
+
+offsets = st.integers(-4, 6) | st.just("end")
+counts = st.none() | st.integers(0, 4)
+lengths = st.lists(st.integers(0, S), min_size=B, max_size=B).map(np.asarray)
+
+
+def ids(length):
+    row = st.lists(st.integers(0, 3), min_size=length, max_size=length)
+    return st.lists(row, min_size=B, max_size=B).map(np.asarray)
+
+
+leaves = st.one_of(
+    st.just(FULL),
+    st.just(Fn(lambda b, n, q, k: (q * k) % 3 == b)),
+    st.builds(Causal, offsets),
+    st.builds(Window, counts, counts, offsets),
+    st.builds(Chunked, st.integers(1, 5)),
+    st.builds(Prefix, st.integers(0, S) | lengths),
+    st.builds(Lengths, lengths, st.none() | lengths),
+    st.builds(Segments, ids(T), ids(S)),
+)
+masks = st.recursive(
+    leaves,
+    lambda m: st.one_of(
+        m.map(lambda x: ~x),
+        st.tuples(m, m).map(lambda x: x[0] & x[1]),
+        st.tuples(m, m).map(lambda x: x[0] | x[1]),
+    ),
+    max_leaves=4,
+)
+
+
+@given(masks, st.integers(0, B - 1), st.integers(0, T - 1), st.integers(1, T))
+@settings(deadline=None, max_examples=150)
+def test_ranges(mask, b, start, rows):
+    mask, stop = mask.bind(SIZES), min(start + rows, T)
+    seen = np.asarray(mask(b, 0, Q[0, 0, start:stop], K[0, 0]))
+    seen = np.broadcast_to(seen, (stop - start, S))
+    lo, hi = map(int, outer(mask, b, (start, stop), SIZES))
+    assert not seen[:, : max(lo, 0)].any() and not seen[:, max(hi, 0) :].any()
+    lo, hi = map(int, inner(mask, b, (start, stop), SIZES))
+    assert lo >= hi or (lo >= 0 and hi <= S and seen[:, lo:hi].all())
+
+
+@pytest.mark.parametrize(
+    ("mask", "most", "least"),
+    [
+        (FULL, (0, 9), (0, 9)),
+        (~FULL, (9, 0), (0, 0)),
+        (Causal(), (0, 5), (0, 4)),
+        (Window(1, 0), (2, 5), (3, 4)),
+        (Chunked(4), (0, 8), (4, 4)),
+        (~Window(None, 1), (5, 9), (0, 0)),
+    ],
+)
+def test_static_ranges_are_python_numbers_and_tight(mask, most, least):
+    assert outer(mask.bind(SIZES), 0, (3, 5), SIZES) == most
+    assert inner(mask.bind(SIZES), 0, (3, 5), SIZES) == least
+
+
+def test_documents_are_skipped():
+    mask = Segments(np.asarray([[0, 0, 1, 1, 1, 2, 2]]), np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]]))
+    found = outer(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), (2, 4), SIZES)
+    assert tuple(map(int, found)) == (1, 4)
