@@ -5,10 +5,11 @@ import warnings
 from typing import NamedTuple
 
 import jax
-from jax.core import Tracer
+
+from .backends.protocol import SMALL
+from .machine import platform_of
 
 KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
-SMALL = 256 * 256  # query-key pairs of a head; up to here no kernel is missed
 
 
 class Verdict(NamedTuple):
@@ -69,9 +70,10 @@ the mask is not static); backend='plain' asks for it without this warning."
     (None, None)
     """
     kernels, chosen = KERNELS.get(platform, ()), found.chosen
-    if not kernels or chosen in kernels or pairs <= SMALL:
-        return None
-    reasons = "; ".join(f"{v.backend}: {v.refusal}" for v in found if v.backend in kernels)
+    refusals = {v.backend: v.refusal for v in found if v.backend in kernels}
+    if not kernels or None in refusals.values() or pairs <= SMALL:
+        return None  # a kernel serves, or stands aside for a better choice
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     return (
         f"attend takes the backend {chosen!r}, slow on a {platform}, since no kernel serves the "
         f"request ({reasons}); backend={chosen!r} asks for it without this warning."
@@ -83,16 +85,6 @@ def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
     sentence = slow_path(platform_of(q), found, q.shape[-3] * k.shape[-3])
     if sentence is not None:
         _warn(sentence)
-
-
-def platform_of(x: jax.Array) -> str:
-    """Where `x` lies; of a traced array, what is compiled for unless told otherwise."""
-    if not isinstance(x, Tracer):
-        return next(iter(x.devices())).platform
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(device, jax.Device):
-        return device.platform
-    return jax.default_backend() if device is None else jax.devices(device)[0].platform
 
 
 @functools.cache  # which makes it once

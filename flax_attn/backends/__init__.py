@@ -8,7 +8,7 @@ import jax
 
 from .. import reference
 from ..rules import Rules
-from . import blockwise
+from . import blockwise, cudnn, protocol, splash, tokamax
 
 Forward = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, jax.Array]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
@@ -26,18 +26,11 @@ class Backend(NamedTuple):
     aside: Refusal = lambda q, k, v, rules: None
 
 
-def _absent(what: str) -> Backend:
-    def forward(q, k, v, rules):
-        raise NotImplementedError(what)
-
-    return Backend(forward, lambda q, k, v, rules: what)
-
-
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "cudnn": _absent("not part of this version"),
-        "tokamax": _absent("not part of this version"),
-        "splash": _absent("not part of this version"),
+        "cudnn": Backend(cudnn.forward, cudnn.refusal, protocol.aside),
+        "tokamax": Backend(tokamax.forward, tokamax.refusal, protocol.aside),
+        "splash": Backend(splash.forward, splash.refusal, protocol.aside),
         "blockwise": Backend(blockwise.forward, lambda q, k, v, rules: None, blockwise.aside),
         "reference": Backend(reference.forward, lambda q, k, v, rules: None),
     }

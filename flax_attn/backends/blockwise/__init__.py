@@ -22,13 +22,14 @@ from jaxtyping import Array, Float
 
 from ... import reference, taps
 from ..._types import wide
+from ...machine import platform_of
 from ...rules import Rules, sizes_of
 from .block import leaves_of
 from .hoist import hoist, varying_alike
-from .plan import Plans, plans_of
+from .plan import Plan, plan_of
 from .units import backward_units, forward_units
 
-SMALL = 256 * 256  # weights a head
+SMALL = 128 * 128  # weights a head
 
 
 def forward(
@@ -42,29 +43,29 @@ def forward(
     sizes = sizes_of(q, k)
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.forward(q, k, v, rules)
-    plans = plans_of(sizes, k.shape[2], rules, **how)
-    return _run(plans, *varying_alike((q, k, v, hoist(rules, wide(q.dtype)))))
+    plan = plan_of(sizes, k.shape[2], rules, platform_of(q), **how)
+    return _run(plan, *varying_alike((q, k, v, hoist(rules, wide(q.dtype)))))
 
 
 def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why the plain formula is the better choice: it is as fast on small ones, and shows points."""
-    if q.shape[1] * k.shape[1] <= SMALL:
-        return f"the plain formula is as fast for {q.shape[1]} x {k.shape[1]} weights"
+    """Why the plain formula is the better choice: it is quicker on small ones, and shows points."""
+    if q.shape[1] * k.shape[1] < SMALL:
+        return f"the plain formula is as quick for {q.shape[1]} x {k.shape[1]} weights"
     return "somebody listens to the weights" if taps.listening() else None
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(plans: Plans, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    return _attend(plans, q, k, v, rules)
+def _run(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+    return _attend(plan, q, k, v, rules)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plans: Plans, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    return _forward(plans, q, k, v, rules)[0]
+def _attend(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+    return _forward(plan, q, k, v, rules)[0]
 
 
-def _forward(plans: Plans, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    o, own = forward_units(plans.forward, q, k, v, rules)
+def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+    o, own = forward_units(plan, q, k, v, rules)
     lse = own
     if rules.sinks is not None:
         lse = jnp.logaddexp(own, _sinks(rules, own))
@@ -74,11 +75,10 @@ def _forward(plans: Plans, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rule
     return (o, lse), (q, k, v, rules, o, own, lse)
 
 
-def _backward(plans: Plans, kept: tuple, given: tuple) -> tuple:
+def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
     q, k, v, rules, o, own, lse = kept
     do, dlse = given
-    dead = jnp.swapaxes(own == -jnp.inf, 1, 2)[..., None]  # B T N 1
-    q, do = jnp.where(dead, 0, q), jnp.where(dead, 0, do)
+    dead = own == -jnp.inf  # B N T
     kind = lse.dtype
     change = jnp.sum(do.astype(kind) * o.astype(kind), axis=-1)  # B T N
     change = jnp.swapaxes(change, 1, 2) - dlse  # B N T
@@ -86,9 +86,9 @@ def _backward(plans: Plans, kept: tuple, given: tuple) -> tuple:
     if rules.sinks is not None:
         share = jnp.exp(_sinks(rules, lse) - _finite(lse))
         dsinks = -jnp.sum(share * change, axis=(0, 2)).astype(rules.sinks.dtype)
-    change = jnp.where(jnp.swapaxes(dead[..., 0], 1, 2), 0, change)
-    with jax.default_matmul_precision(plans.backward.precision):
-        *grads, dscore = backward_units(plans.backward, q, k, v, rules, do, _finite(lse), change)
+    change, shut = jnp.where(dead, 0, change), jnp.where(dead, jnp.inf, lse)
+    with jax.default_matmul_precision(plan.precision):
+        *grads, dscore = backward_units(plan, q, k, v, rules, do, shut, change)
     return *grads[:3], _cotangent(rules, grads[3], dscore, dsinks)
 
 

@@ -6,7 +6,7 @@ import jax
 
 from ..._types import Sizes
 from ...rules import Rules
-from .ranges import all_seen, inner, outer
+from .ranges import all_seen, outer, sure
 
 
 class Plan(NamedTuple):
@@ -33,35 +33,45 @@ class Plan(NamedTuple):
     precision: Any
 
 
-class Plans(NamedTuple):
-    """How the forward pass walks, and how the backward pass does."""
+def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: Any) -> Plan:
+    """The plan for these sizes and bound rules on a platform; `how` overrules its choices.
 
-    forward: Plan
-    backward: Plan
-
-
-def plans_of(sizes: Sizes, key_heads: int, rules: Rules, **how: Any) -> Plans:
-    """The plans for these sizes and bound rules on this platform; `how` overrules their choices.
-
-    On a CPU one head after the other is quickest, in blocks that stay in the second level of
-    cache; unrolling pays in the backward pass of short sequences. Accelerators want large blocks
-    of all heads.
+    On a CPU one head after the other is quickest. Short sequences are written out, for then small
+    blocks waste little on what is hidden, and what does not depend on each other runs on several
+    cores; long ones are walked in loops, in blocks that stay in the second level of cache.
+    Accelerators want large blocks of all heads.
     """
     G = sizes.N // key_heads
-    forward, backward = how, how
-    if jax.default_backend() != "cpu":
-        large = {"rows": 1024, "cols": 1024, "batched": True}
-        forward = backward = {**large, **how}
-    elif sizes.T <= 1024 and G <= 2 and _is_static(rules, sizes):
-        rows = 128 if sizes.T <= 512 else 256
-        forward = {"rows": 256, "cols": 128, **how}
-        backward = {"rows": rows, "cols": 1024, "unrolled": True, **how}
-    return Plans(*(_plan(sizes, G, rules, **given) for given in (forward, backward)))
+    if platform != "cpu":
+        how = {"rows": 1024, "cols": 1024, "batched": True, **how}
+    elif G <= 8 and _is_short(rules, sizes):
+        rows = _few_rows(rules, sizes, G)
+        how = {"rows": rows, "cols": min(1024, 2**18 // (rows * G)), "unrolled": True, **how}
+    return _plan(sizes, G, rules, **how)
+
+
+def _is_short(rules: Rules, sizes: Sizes) -> bool:
+    longest = max(sizes.T, sizes.S)
+    return longest <= 1024 or (longest <= 2048 and rules.mask.is_static)
+
+
+def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
+    """Queries of a block: the fewer, the less is computed that is hidden."""
+    hides = any(sizes.S - (hi - lo) for lo, hi in [sure(rules.mask, (0, sizes.T), sizes)])
+    if not hides:
+        rows = 128 if sizes.T <= 256 else 256
+    elif sizes.T <= 256:
+        rows = 64
+    else:
+        rows = 128 if sizes.T <= 1024 or _band(rules, sizes, 128) else 256
+    return max(32, min(rows, 512 // G))
 
 
 def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **how: bool) -> Plan:
-    narrow = _band(rules, sizes, min(256, sizes.T))
-    most = 512 if narrow is None and sizes.T >= 2048 else 256
+    most = 512 if sizes.T >= 2048 else 256
+    band = _band(rules, sizes, min(128, sizes.T))
+    if band is not None:
+        most = 128 if band <= 512 else 256
     rows = min(rows or max(128, most // G), sizes.T)
     return Plan(
         sizes=sizes,
@@ -74,11 +84,6 @@ def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **ho
         batched=how.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
     )
-
-
-def _is_static(rules: Rules, sizes: Sizes) -> bool:
-    ranges = (*outer(rules.mask, 0, (0, 1), sizes), *inner(rules.mask, 0, (0, 1), sizes))
-    return all(isinstance(x, int) for x in ranges)
 
 
 def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:

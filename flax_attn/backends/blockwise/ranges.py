@@ -121,6 +121,19 @@ def _(mask: Not, b, q, sizes):
     return 0, 0
 
 
+def reach(mask: Mask, q: Range, sizes: Sizes) -> tuple[int, int]:
+    """`outer`, of what is known before any array is: wider where arrays would narrow it."""
+    if isinstance(mask, And):
+        one, two = reach(mask.a, q, sizes), reach(mask.b, q, sizes)
+        return max(one[0], two[0]), min(one[1], two[1])
+    return outer(mask, 0, q, sizes) if mask.is_static else (0, sizes.S)
+
+
+def sure(mask: Mask, q: Range, sizes: Sizes) -> tuple[int, int]:
+    """`inner`, of what is known before any array is."""
+    return inner(mask, 0, q, sizes) if mask.is_static else (0, 0)
+
+
 @lru_cache(maxsize=256)
 def all_seen(mask: Mask, sizes: Sizes) -> bool:
     """Whether it is certain that every key is seen by some query, for a static mask."""

@@ -36,6 +36,21 @@ def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
     return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
 
 
+def take(x: Float[Array, "B T N H"], b: Any, n: Any, G: int) -> Float[Array, "G T H"]:
+    """G heads from `n` of one batch entry."""
+    x = jax.lax.dynamic_slice(x, _starts(b, 0, n, 0), (1, x.shape[1], G, x.shape[3]))
+    return jnp.moveaxis(x[0], 1, 0)
+
+
+def put(total: jax.Array, x: jax.Array, *start: Any) -> jax.Array:
+    """`total` with `x` in it; in place inside a loop."""
+    return jax.lax.dynamic_update_slice(total, x.astype(total.dtype), _starts(*start))
+
+
+def _starts(*index: Any) -> list[jax.Array]:
+    return [jnp.asarray(i, jnp.int32) for i in index]
+
+
 def forward_units(
     plan: Plan,
     q: Float[Array, "B T N H"],
@@ -43,12 +58,10 @@ def forward_units(
     v: Float[Array, "B S K h"],
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
-    """Output in float32 or wider, and lse, without sinks."""
-    B, G = plan.sizes.B, plan.groups
-    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], *_places(plan)
+    """Output, in the dtype of q, and lse, in float32 or wider, without sinks."""
+    G, sizes = plan.groups, plan.sizes
 
-    def one(given):
-        q, k, v, b, n = given
+    def one(q, k, v, b, n):
         at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
 
         def rows(carry, at, new):
@@ -56,8 +69,20 @@ def forward_units(
 
         return over_queries(plan, at, rows, ())[1]
 
-    o, lse = jax.vmap(one)(given) if plan.batched else jax.lax.map(one, given)
-    return join(o, B), lse.reshape(B, plan.sizes.N, plan.sizes.T)
+    if plan.batched:
+        o, lse = jax.vmap(one)(split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], *_places(plan))
+        return join(o, sizes.B).astype(q.dtype), lse.reshape(sizes.B, sizes.N, sizes.T)
+
+    def step(whole, place):
+        b, n = place
+        k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
+        o, lse = one(take(q, b, n, G), k_, v_, b, n)
+        o = jnp.moveaxis(o, 0, 1)[None]
+        return (put(whole[0], o, b, 0, n, 0), put(whole[1], lse[None], b, n, 0)), None
+
+    o = jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    lse = jnp.zeros((sizes.B, sizes.N, sizes.T), wide(q.dtype))
+    return jax.lax.scan(step, varying_alike((o, lse, q))[:2], _places(plan))[0]
 
 
 def _places(plan: Plan) -> tuple[jax.Array, jax.Array]:
@@ -120,39 +145,65 @@ def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
     return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
 
 
-def backward_units(
-    plan: Plan, q, k, v, rules: Rules, do, lse, change
-) -> tuple[jax.Array, jax.Array, jax.Array, Any, Any]:
-    """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves."""
-    sizes, G, kind = plan.sizes, plan.groups, wide(q.dtype)
-    leaves, _ = leaves_of(rules.score)
-    totals = [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
-    totals = varying_alike(((jnp.zeros((), kind), totals), q))[0]
-    by_unit = (x.reshape(-1, G, sizes.T) for x in (lse, change))
-    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *by_unit
+def backward_units(plan: Plan, q, k, v, rules: Rules, do, lse, change) -> tuple[Any, ...]:
+    """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
-    def one(totals, given):
-        q, k, v, do, lse, change, b, n = given
-        at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
-        start = varying_alike((jnp.zeros(k.T.shape, kind), jnp.zeros(v.T.shape, kind), q))[:2]
-        start = (*start, totals)
+    A row that sees nothing has an lse of inf here.
+    """
+    leaves, _ = leaves_of(rules.score)
+    totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
+    totals = varying_alike((totals, q))[0]
+
+    def one(totals, given, b, n):
+        at = Block(b, n, 0, 0, plan.groups, plan.rows, plan.cols)
+        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in given[1:3]]
 
         def rows(carry, at, new):
-            return _backward_rows(plan, rules, (q, k, v, do, lse, change), at, new, carry)
+            return _backward_rows(plan, rules, given, at, new, carry)
 
+        start = (*varying_alike((*start, given[0]))[:2], totals)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
-        return totals, (dq, dk.T[None], dv.T[None])
+        return totals, (dq, dk, dv)
 
-    given = (*given, *_places(plan))
-    if plan.batched and not leaves:
-        (dscale, _), grads = jax.vmap(lambda given: one(totals, given))(given)
-        dscale, dleaves = dscale.sum(), []
-    else:
-        (dscale, dleaves), grads = jax.lax.scan(one, totals, given)
-    dq, dk, dv = (join(x, sizes.B).astype(q.dtype) for x in grads)
+    walk = _backward_batched if plan.batched and not leaves else _backward_looped
+    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, lse, change)
+    grads = [x.astype(q.dtype) for x in (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))]
     is_array = isinstance(rules.scale, jax.Array)
     dscale = dscale.astype(rules.scale.dtype) if is_array else None
-    return dq, dk, dv, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
+    return *grads, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
+
+
+def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, lse, change) -> tuple:
+    """All units at once; dk and dv lie as B K H S."""
+    B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
+    rows = (x.reshape(-1, G, T) for x in (lse, change))
+    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *rows
+    (dscale, _), (dq, dk, dv) = jax.vmap(lambda given, b, n: one(totals, given, b, n))(
+        given, *_places(plan)
+    )
+    dk, dv = (x.reshape(B, -1, *x.shape[1:]) for x in (dk, dv))
+    return (dscale.sum(), []), (join(dq, B), dk, dv)
+
+
+def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, lse, change) -> tuple:
+    """One unit after the other, each written into the whole; dk and dv lie as B K H S."""
+    G, T = plan.groups, plan.sizes.T
+
+    def step(carry, place):
+        totals, whole = carry
+        b, n = place
+        k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
+        by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in (lse, change))
+        given = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
+        totals, (dq, *dkv) = one(totals, given, b, n)
+        dq = put(whole[0], jnp.moveaxis(dq, 0, 1)[None], b, 0, n, 0)
+        dkv = [put(x, y[None, None], b, n // G, 0, 0) for x, y in zip(whole[1:], dkv, strict=True)]
+        return (totals, (dq, *dkv)), None
+
+    # An upright dk would be summed and turned in one slow loop.
+    whole = [jnp.zeros((x.shape[0], *x.shape[2:], x.shape[1]), wide(x.dtype)) for x in (k, v)]
+    whole = varying_alike((jnp.zeros(q.shape, q.dtype), *whole, q))[:3]
+    return jax.lax.scan(step, (totals, whole), _places(plan))[0]
 
 
 def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
@@ -160,6 +211,8 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
     q, k, v, do, lse, change = given
     kind, shape = wide(q.dtype), (at.G, at.rows)
     raw, do, lse, change = (_rows(x, at) for x in (q, do, lse, change))
+    blind = (lse == jnp.inf)[:, None]
+    raw, do = jnp.where(blind, 0, raw), jnp.where(blind, 0, do)
     if new is not None:  # rows that an earlier block has had
         fresh = jnp.broadcast_to(at.indices()[2] >= new, (*shape, 1)).reshape(-1, 1)
         do, change = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], change, 0)

@@ -1,4 +1,4 @@
-"""The ways through the keys and the queries: unrolled where the ranges are known, else loops."""
+"""The ways through the keys and the queries: written out block by block, or loops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from ..._arrays import larger, smaller
 from ...masks import Mask
 from .block import Block
 from .plan import Plan
-from .ranges import inner, outer
+from .ranges import inner, outer, reach, sure
 
 ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 
@@ -21,11 +21,12 @@ Step = Callable[[Any, Block, bool], Any]
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
     q = (at.q, at.q + at.rows)
-    ranges = (*outer(mask, at.b, q, plan.sizes), *inner(mask, at.b, q, plan.sizes))
-    if plan.unrolled and all(isinstance(x, int) for x in ranges):
+    if plan.unrolled:
+        ranges = (*reach(mask, q, plan.sizes), *sure(mask, q, plan.sizes))
         for k, cols, masked in _pieces(plan.cols, *ranges):
             carry = step(carry, at._replace(k=k, cols=cols), masked)
         return carry
+    ranges = (*outer(mask, at.b, q, plan.sizes), *inner(mask, at.b, q, plan.sizes))
     if plan.band is not None:
         k = jnp.minimum(jnp.asarray(ranges[0], jnp.int32), plan.sizes.S - plan.band)
         return step(carry, at._replace(k=k, cols=plan.band), True)

@@ -1,0 +1,155 @@
+"""cuDNN's fused attention on NVIDIA GPUs, as jax brings it: float16 and bfloat16, bands of keys.
+
+`jax.nn.dot_product_attention(implementation="cudnn")` rounds the log-sum-exp to the dtype of q and
+drops its gradient, so the two calls under it are made from here: forward gives the lse in float32,
+backward takes the lse and the output that sinks have changed. What cuDNN cannot do is refused by
+name. Its dropout draws other elements than `Dropout` does, and dense masks would be biases of the
+size of all weights (whose gradients are NaN for some lengths).
+"""
+
+import importlib
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import reference
+from ..machine import capability_of, platform_of
+from ..rules import Rules, sizes_of
+from ..scores import Identity
+from .protocol import (
+    Band,
+    Grads,
+    band_of,
+    blank,
+    is_number,
+    parts_of,
+    serve,
+    with_dlse,
+)
+
+HOME = "jax._src.cudnn.fused_attention_stablehlo"
+NEEDED = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper")
+KINDS = (jnp.float16, jnp.bfloat16)
+
+
+def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules."""
+    if 0 in (*q.shape, *k.shape):
+        return reference.forward(q, k, v, rules)
+    band, sizes = _band(rules), sizes_of(q, k)
+    lengths = tuple(
+        jnp.broadcast_to(
+            jnp.clip(jnp.asarray(most if n is None else n, jnp.int32), 0, most), sizes.B
+        )
+        for n, most in ((band.rows, sizes.T), (band.kv, sizes.S))
+    )
+    padded = band.rows is not None or band.kv is not None
+    causal = band.hi is not None
+    window = None if band.lo is None else 1 - band.lo
+    kernel = Cudnn(float(rules.scale), padded, causal, window)
+    return serve(kernel, q, k, v, rules, lengths if padded else ())
+
+
+class Cudnn(NamedTuple):
+    """One of cuDNN's masks.
+
+    Attributes:
+      scale: the factor of q.k.
+      padded: whether lengths are given.
+      causal: whether keys after the query are hidden.
+      window: how many keys a query sees, its own counted, or None.
+    """
+
+    scale: float
+    padded: bool
+    causal: bool
+    window: int | None
+
+    blind = False
+
+    def run(self, q, k, v, given):
+        return self._call("fwd", q, k, v, given, is_training=True)
+
+    def back(self, q, k, v, given, o, lse, do, dlse):
+        def back(v, o, do) -> Grads:
+            return tuple(self._call("bwd", q, k, v, given, lse, o, do))
+
+        return *with_dlse(back, v, o, do, dlse), jax.tree.map(blank, given)
+
+    def _call(self, phase: str, q: Any, k: Any, v: Any, given: Any, *more: Any, **how: Any) -> Any:
+        """jax's own call of cuDNN: bias, offsets and pages are none."""
+        home = importlib.import_module(HOME)
+        none = jnp.zeros(0, q.dtype)
+        rows, kv = given or (none, none)
+        kind = ("PADDING_CAUSAL" if self.causal else "PADDING") if self.padded else "NO_MASK"
+        kind = "CAUSAL" if self.causal and not self.padded else kind
+        if (
+            "score_mod" in inspect.signature(home.dot_product_attention).parameters
+        ):  # of a later jax
+            how["score_mod"] = None
+        return getattr(home, f"_dot_product_attention_{phase}_p_wrapper").bind(
+            *(q, k, v, none, rows, kv, none, none, none, none, *more),
+            scale=self.scale,
+            seed=42,
+            dropout_rate=0.0,
+            variadic_args=(False, False),
+            mask_type=home.MaskType[kind],
+            layout=home.AttentionLayout.BTNH.value,
+            sliding_window_length=self.window,
+            **how,
+        )
+
+
+def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why cuDNN cannot serve a request, or None; platform and dtype are looked at first."""
+    capability = capability_of(q)
+    if capability is None:
+        return f"needs an NVIDIA GPU; the platform is {platform_of(q)}"
+    if capability < (8, 0):
+        at = ".".join(map(str, capability))
+        return f"needs an NVIDIA GPU of compute capability 8.0 or later; this one has {at}"
+    if q.dtype not in KINDS:
+        return f"needs float16 or bfloat16, since it would round {q.dtype}"
+    most = 256 if capability >= (9, 0) else 128
+    if q.shape[-1] % 8 or q.shape[-1] > most:
+        return f"needs a head width that is a multiple of 8 and at most {most}; it is {q.shape[-1]}"
+    if v.shape[-1] != q.shape[-1]:
+        return f"needs values as wide as keys; they are {v.shape[-1]} and {q.shape[-1]} wide"
+    return _of_rules(rules, q.shape[1], k.shape[1]) or _of_version()
+
+
+def _of_rules(rules: Rules, T: int, S: int) -> str | None:
+    if rules.dropout is not None:
+        return "drops other elements than Dropout and Keep say; blockwise and reference drop theirs"
+    if not isinstance(rules.score, Identity):
+        return f"takes no score; {type(rules.score).__name__} is asked for"
+    if not is_number(rules.scale):
+        return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
+    others = [type(x).__name__ for x in parts_of(rules.mask) if band_of(x) is None]
+    if others:
+        return f"takes causal, left-window and length masks; {', '.join(others)} is asked for"
+    return _of_band(_band(rules), T, S)
+
+
+def _of_band(band: Band, T: int, S: int) -> str | None:
+    if band.hi is not None and band.hi != 0:
+        return f"hides keys after the query's own, or none; the mask ends {band.hi:+d} keys from it"
+    if band.lo is not None and (band.hi is None or band.lo > 0):
+        return "takes a window to the left alone, Window(left, 0); the mask has another"
+    if band.lo is not None and T > S:
+        return f"takes a window for no more queries than keys; they are {T} and {S}"
+    return None
+
+
+def _of_version() -> str | None:
+    home = importlib.import_module(HOME)
+    missing = [name for name in NEEDED if not hasattr(home, name)]
+    return f"does not know this version of jax, {jax.__version__}" if missing else None
+
+
+def _band(rules: Rules) -> Band:
+    band = band_of(rules.mask)
+    assert band is not None
+    return band

@@ -1,0 +1,298 @@
+"""What the kernels of other libraries share, so that each keeps every promise of `attend`.
+
+A kernel here is two functions: one gives output and log-sum-exp, one the gradients of q, k and v
+from these two and the output's cotangent. The rest is done around it, once for all kernels:
+
+    sinks       lse' = logaddexp(lse, sink),  o' = o * exp(lse - lse'), gradients by the kernel from
+                these two, and dsink = -sum exp(sink - lse') * (rowsum(do * o') - dlse)
+    dlse        ds = p * (do.v - (rowsum(do * o) - dlse)): `with_dlse`, where a kernel takes no dlse
+    silence     zeros in place of what sees nothing and what nobody sees, so that NaN stays there
+"""
+
+from collections.abc import Callable
+from functools import partial, singledispatch
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
+
+from .. import taps
+from .._types import Sizes
+from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
+from ..rules import Rules, sizes_of
+
+SMALL = 256 * 256  # query-key pairs of a head
+Grads = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why the plain formula is the better choice although a kernel could serve."""
+    if taps.listening():
+        return "somebody listens to the weights"
+    if q.shape[1] * k.shape[1] <= SMALL:
+        return f"the plain formula is as fast for {q.shape[1]} x {k.shape[1]} weights"
+    return None
+
+
+def is_number(x: Any) -> bool:
+    """Whether `x` is known while a function is traced: a number, no array."""
+    return isinstance(x, int | float | np.number)
+
+
+# What a mask is.
+
+
+class Band(NamedTuple):
+    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
+
+    `lo` and `hi` are numbers, `kv` and `rows` numbers or arrays of one a batch entry.
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+    kv: Any = None
+    rows: Any = None
+
+
+@singledispatch
+def band_of(mask: Mask) -> Band | None:
+    """A bound mask as a band with lengths, or None if it is none."""
+    return None
+
+
+@band_of.register
+def _(mask: Full):
+    return Band()
+
+
+@band_of.register
+def _(mask: Causal):
+    return _shifted(None, 0, mask.offset)
+
+
+@band_of.register
+def _(mask: Window):
+    return _shifted(None if mask.left is None else -mask.left, mask.right, mask.offset)
+
+
+@band_of.register
+def _(mask: Lengths):
+    return Band(kv=mask.kv, rows=mask.q)
+
+
+@band_of.register
+def _(mask: Prefix):
+    return Band(kv=mask.length)
+
+
+@band_of.register
+def _(mask: And):
+    one, two = band_of(mask.a), band_of(mask.b)
+    if one is None or two is None:
+        return None
+    return Band(
+        lo=_both(max, one.lo, two.lo),
+        hi=_both(min, one.hi, two.hi),
+        kv=_both(jnp.minimum, one.kv, two.kv),
+        rows=_both(jnp.minimum, one.rows, two.rows),
+    )
+
+
+def _both(pick: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else pick(a, b)
+
+
+def _shifted(lo: int | None, hi: int | None, offset: Any) -> Band | None:
+    if not isinstance(offset, int | np.integer):  # a traced one
+        return None
+    return Band(*(None if end is None else end + int(offset) for end in (lo, hi)))
+
+
+def parts_of(mask: Mask) -> list[Mask]:
+    """The masks that were put together by `&`."""
+    return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
+
+
+def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
+    """Which queries see a key, `B|1 T`, and which keys are seen, `B|1 S`; None where all.
+
+    For a bound mask that asks neither for the head nor for an array of weights.
+    """
+    band = band_of(mask)
+    if band is None:
+        seen = jnp.asarray(mask(*sizes._replace(N=1).grid()))  # reduced as it is made
+        return seen.any(axis=3)[:, 0], seen.any(axis=2)[:, 0]
+    rows, keys = (
+        None if isinstance(x, np.ndarray) and x.all() else jnp.asarray(x)
+        for x in alive_in(band, sizes)
+    )
+    return rows, keys
+
+
+def alive_in(band: Band, sizes: Sizes) -> tuple[Any, Any]:
+    """The same for a band: numpy arrays where it has no lengths."""
+    q, k = (np.arange(n, dtype=np.int32)[None] for n in (sizes.T, sizes.S))
+    rows, kv = (_column(n, most) for n, most in ((band.rows, sizes.T), (band.kv, sizes.S)))
+    first, last = _moved(q, band.lo, 0), _moved(q, band.hi, sizes.S)
+    sees = (q < rows) & (np.maximum(first, 0) <= _least(last, kv - 1))
+    first, last = _moved(k, band.hi, 0, -1), _moved(k, band.lo, sizes.T, -1)
+    return sees, (k < kv) & (np.maximum(first, 0) <= _least(last, rows - 1))
+
+
+def _column(count: Any, most: int) -> Any:
+    if count is None or isinstance(count, int | np.integer):
+        return most if count is None else min(int(count), most)
+    return jnp.clip(count, 0, most)[:, None]
+
+
+def _moved(at: np.ndarray, by: int | None, otherwise: int, sign: int = 1) -> np.ndarray:
+    return np.full_like(at, otherwise) if by is None else at + sign * by
+
+
+def _least(a: np.ndarray, b: Any) -> Any:
+    return np.minimum(a, b) if isinstance(b, int) else jnp.minimum(a, b)
+
+
+# The kernel.
+
+
+class Kernel(Protocol):
+    """A kernel for one kind of request; hashable, so that it compiles once.
+
+    `given` are the arrays that it takes besides: lengths, ids, biases. A `blind` one may find, by
+    an lse of -inf, that a query sees nothing although the mask shows it something.
+    """
+
+    @property
+    def blind(self) -> bool: ...
+
+    def run(self, q: Any, k: Any, v: Any, given: Any) -> tuple[jax.Array, jax.Array]:
+        """The output in the dtype of q and the lse, B N T, in float32 or wider."""
+        ...
+
+    def back(
+        self, q: Any, k: Any, v: Any, given: Any, o: Any, lse: Any, do: Any, dlse: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+        """The gradients of q, k, v and of `given`; `dlse` is None where there is none."""
+        ...
+
+
+def serve(
+    kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, given: Any = ()
+) -> tuple[jax.Array, jax.Array]:
+    """Output and lse by a kernel, as `attend` promises them; sinks and silence are added here."""
+    rows, keys = alive(rules.mask, sizes_of(q, k))
+    if rows is not None:
+        q = jnp.where(rows[:, :, None, None], q, 0)
+    if keys is not None:
+        k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
+    return _run(kernel, *_alike((q, k, v, given, rules.sinks, rows)))
+
+
+def _alike(args: Any) -> Any:
+    """All arrays vary over the same axes of a `shard_map`; nothing changes outside of one."""
+    args = jax.tree.map(jnp.asarray, args)
+    axes = [jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(args)]
+    every = frozenset().union(*axes)
+    return jax.tree.map(lambda x: _varying(x, every), args)
+
+
+def _varying(x: jax.Array, axes: frozenset) -> jax.Array:
+    more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
+    return jax.lax.pcast(x, more, to="varying") if more else x
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
+    return _serve(kernel, *args)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _serve(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
+    return _forward(kernel, *args)[0]
+
+
+def _forward(kernel: Kernel, q, k, v, given, sinks, rows) -> Any:
+    o, own = kernel.run(q, k, v, given)  # B T N h, B N T
+    if rows is not None:
+        own = jnp.where(rows[:, None], own, -jnp.inf)
+    dead = own == -jnp.inf if kernel.blind or rows is not None else None
+    if dead is not None:
+        o = jnp.where(_last(dead), 0, o)
+    lse = own
+    if sinks is not None:
+        lse = jnp.logaddexp(own, _over_rows(sinks, own))
+        o = (o.astype(own.dtype) * _last(jnp.exp(own - _finite(lse)))).astype(o.dtype)
+    return (o, lse), (q, k, v, given, sinks, rows, dead, o, lse)
+
+
+def _kept(kernel: Kernel, *args: Any) -> Any:
+    return _forward(kernel, *custom_vjp_primal_tree_values(args))
+
+
+def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
+    q, k, v, given, sinks, rows, dead, o, lse = kept
+    do, dlse = cotangents
+    dlse = None if isinstance(dlse, SymbolicZero) else dlse
+    do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
+    dsinks = None if sinks is None else _of_sinks(sinks, o, lse, do, dlse)
+    if dead is not None:
+        do = jnp.where(_last(dead), 0, do)
+        dlse = None if dlse is None else jnp.where(dead, 0, dlse)
+        lse = jnp.where(dead, 0, lse)
+    *grads, dgiven = kernel.back(q, k, v, given, o, lse, do, dlse)
+    return *grads, dgiven, dsinks, jax.tree.map(blank, rows)
+
+
+_serve.defvjp(_kept, _backward, symbolic_zeros=True)
+
+
+def with_dlse(back: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -> Grads:
+    """`dq, dk, dv` of a kernel `back(v, o, do)` that takes no dlse: by a second call, if there is.
+
+    With no values and a `do` of ones, do.v vanishes, and rowsum(do * o) is -dlse if that is what
+    stands in `o`: in several columns, whose sum has all of its bits in a narrow dtype too.
+    """
+    dq, dk, dv = back(v, o, do)
+    if dlse is None:
+        return dq, dk, dv
+    rest, parts = -jnp.swapaxes(dlse, 1, 2), []  # B T N
+    info = jnp.finfo(o.dtype)
+    for _ in range(min(3, o.shape[-1])):
+        part = jax.lax.reduce_precision(rest, info.nexp, info.nmant)
+        parts, rest = [*parts, part.astype(o.dtype)], rest - part
+    stands = jnp.stack(parts, axis=-1)  # B T N 3
+    wide = ((0, 0),) * 3 + ((0, o.shape[-1] - len(parts)),)
+    ones = jnp.pad(jnp.ones_like(stands), wide)
+    more = back(jnp.zeros_like(v), jnp.pad(stands, wide), ones)
+    return dq + more[0], dk + more[1], dv
+
+
+def blank(x: jax.Array) -> Any:
+    """The gradient of what has none."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _of_sinks(sinks: Any, o: Any, lse: Any, do: Any, dlse: Any) -> jax.Array:
+    change = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)  # B T N
+    change = jnp.swapaxes(change, 1, 2)  # B N T
+    change = change if dlse is None else change - dlse
+    share = jnp.exp(_over_rows(sinks, lse) - _finite(lse))
+    return -jnp.sum(share * change, axis=(0, 2)).astype(sinks.dtype)
+
+
+def _last(x: jax.Array) -> jax.Array:
+    """B N T as B T N 1."""
+    return jnp.swapaxes(x, 1, 2)[..., None]
+
+
+def _over_rows(sinks: jax.Array, lse: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(sinks.astype(lse.dtype)[None, :, None], lse.shape)
+
+
+def _finite(lse: jax.Array) -> jax.Array:
+    return jnp.where(lse == -jnp.inf, 0, lse)

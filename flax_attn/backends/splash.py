@@ -1,0 +1,301 @@
+"""Splash attention on TPUs, jax's own Pallas kernel: static masks, segments, lengths, softcap.
+
+The static part of a mask is computed inside the kernel from indices, and blocks that it hides are
+skipped; segments and lengths become segment ids. Lengths are padded to a multiple of 128. The
+kernel knows no scale, so q is multiplied by it beforehand, in its own dtype: in bfloat16 one more
+rounding, unless the scale is a power of two.
+"""
+
+import importlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import reference
+from .._types import Sizes
+from ..machine import platform_of
+from ..masks import FULL, Full, Mask, Segments
+from ..rules import Rules, sizes_of
+from ..scores import Identity, Score, Softcap
+from .protocol import alive_in, band_of, blank, is_number, parts_of, serve
+
+HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
+NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
+KINDS = (jnp.float32, jnp.bfloat16)
+LANES = 128
+BLOCKS = (512, 384, 256, LANES)
+
+
+def forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, *, interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules.
+
+    With `interpret` the kernel runs on any platform, slowly.
+    """
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return reference.forward(q, k, v, rules)
+    sizes = sizes_of(q, k)._replace(batch=())
+    kernel = Splash(
+        mask=_static(rules.mask),
+        sizes=sizes,
+        cap=_cap(rules.score),
+        precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
+        interpret=interpret,
+    )
+    q = (q.astype(jnp.float32) * jnp.asarray(rules.scale, jnp.float32)).astype(q.dtype)
+    return serve(kernel, q, k, v, rules, _ids(rules.mask, sizes_of(q, k)))
+
+
+class Splash(NamedTuple):
+    """One kernel: what is asked of it and is known before any array is.
+
+    Attributes:
+      mask: the static part of the mask.
+      sizes: N, T and S, before they are padded.
+      cap: the bound of the logits, or None.
+      precision: of every product, as the caller had it when he asked.
+      interpret: whether it runs without a TPU.
+    """
+
+    mask: Mask
+    sizes: Sizes
+    cap: float | None
+    precision: Any
+    interpret: bool
+
+    blind = False
+
+    def run(self, q, k, v, given):
+        home, plan = _home("kernel"), _plan(self.mask, self.sizes)
+        ids, (q, k, v) = self._ids(given), map(self._inside, (q, k, v))
+
+        def one(q, k, v, ids):
+            return home._splash_attention_forward(
+                plan.forward, q, k, v, ids, None, save_residuals=True, **self._how(plan)
+            )
+
+        with jax.default_matmul_precision(self.precision):
+            o, (lse,) = jax.vmap(one)(q, k, v, ids)
+        return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], lse[:, :, : self.sizes.T]
+
+    def back(self, q, k, v, given, o, lse, do, dlse):
+        plan, T = _plan(self.mask, self.sizes), self.sizes.T
+        delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
+        delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
+        rows = ((0, 0), (0, 0), (0, -T % LANES))
+        lse, delta = (jnp.pad(x, rows) for x in (lse, delta))
+        q, k, v, do = map(self._inside, (q, k, v, do))
+
+        with jax.default_matmul_precision(self.precision):
+            grads = jax.vmap(lambda *args: self._grads(plan, *args))(
+                q, k, v, self._ids(given), lse, do, delta
+            )
+        dq, dk, dv = (jnp.swapaxes(x, 1, 2) for x in grads)
+        S = self.sizes.S
+        return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(blank, given)
+
+    def _grads(self, plan: "Plan", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any):
+        home, layout = _home("kernel"), _home("kernel").QKVLayout.HEAD_DIM_MINOR
+        args = (q, k, v, ids, None, lse, do, di)
+        how = self._how(plan)
+        how |= {"q_layout": layout, "k_layout": layout, "v_layout": layout}
+        for unknown in ("block_sizes", "residual_checkpoint_name"):
+            del how[unknown]
+        how |= {"bq": plan.rows, "bkv": plan.cols}
+        _, dk, dv = home._splash_attention_bwd_dkv(
+            *args, mask_info=plan.back, bkv_compute=plan.cols, use_fused_bwd_kernel=False, **how
+        )
+        return home._splash_attention_bwd_dq(*args, mask_info=plan.forward, **how), dk, dv
+
+    def _how(self, plan: "Plan") -> dict[str, Any]:
+        home = _home("kernel")
+        return {
+            "mask_value": home.DEFAULT_MASK_VALUE,
+            "is_mqa": False,
+            "block_sizes": home.BlockSizes(plan.rows, plan.cols),
+            "residual_checkpoint_name": None,
+            "mask_function": plan.seen,
+            "attn_logits_soft_cap": self.cap,
+            "interpret": self.interpret,
+        }
+
+    def _inside(self, x: jax.Array) -> jax.Array:
+        """B T N H as the kernel has it: B N, padded length, H."""
+        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES), (0, 0), (0, 0)))
+        return jnp.swapaxes(x, 1, 2)
+
+    def _ids(self, given: Any) -> Any:
+        if not given:
+            return None
+        return _home("kernel").SegmentIds(
+            *(jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in given)
+        )
+
+
+class Plan(NamedTuple):
+    """What splash attention makes of a static mask: which blocks run, and what they hide."""
+
+    forward: Any
+    back: Any
+    seen: Any
+    rows: int
+    cols: int
+
+
+@cache
+def _plan(mask: Mask, sizes: Sizes) -> Plan:
+    T, S = (n + -n % LANES for n in (sizes.T, sizes.S))
+    rows, cols = (next(b for b in BLOCKS if n % b == 0) for n in (T, S))
+    masks, info = _home("mask"), _home("mask_info")
+    if isinstance(mask, Full) and S == sizes.S:
+        one = masks.FullMask((T, S))
+    else:
+        one = _computed((T, S), Seen(mask, sizes, _seeing(mask, sizes) or (0, T)))
+    heads = masks.MultiHeadMask([one] * sizes.N)
+    forward, seen = info.process_mask(heads, (rows, cols))
+    back, _ = info.process_mask_dkv(heads, (rows, cols))
+    return Plan(forward, back, seen, rows, cols)
+
+
+class Seen(NamedTuple):
+    """The static part of a mask on indices, with the keys that pad hidden.
+
+    Each query must see one key, so those that see none see the first; the output hides them.
+    """
+
+    mask: Mask
+    sizes: Sizes
+    seeing: tuple[int, int]
+
+    def __call__(self, q: Any, k: Any) -> Any:
+        seen = self.mask(0, 0, q, k)
+        if seen.shape != np.broadcast_shapes(q.shape, k.shape):
+            seen = seen & (q >= 0) & (k >= 0)
+        first, end = self.seeing
+        if self.sizes.S % LANES:
+            seen = seen & (k < self.sizes.S)
+        if first > 0:
+            seen = seen | ((k == 0) & (q < first))
+        return seen | ((k == 0) & (q >= end)) if end % LANES or end < self.sizes.T else seen
+
+
+def _computed(shape: tuple[int, int], seen: Seen) -> Any:
+    """A mask of splash attention that is computed, told apart by what computes it."""
+
+    class Computed(_home("mask")._ComputableMask):
+        def __eq__(self, other: Any) -> bool:
+            return (self.shape, seen) == (other.shape, getattr(other, "mask_function", None))
+
+        def __hash__(self) -> int:
+            return hash((self.shape, seen))
+
+    return Computed(shape, seen)
+
+
+@cache
+def _seeing(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
+    """`first, end` of the queries that see a key, or None if they are no run."""
+    seeing = _rows(mask, sizes)
+    if not seeing.any():
+        return 0, 0
+    first, end = int(seeing.argmax()), sizes.T - int(seeing[::-1].argmax())
+    return (first, end) if seeing[first:end].all() else None
+
+
+def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
+    """Which queries see a key, T, by a static mask."""
+    band = band_of(mask)
+    if band is not None:
+        return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
+    k = np.arange(sizes.S, dtype=np.int32)[None]
+    parts = [np.arange(q, min(q + 512, sizes.T)) for q in range(0, sizes.T, 512)]
+    found = [np.asarray(mask(0, 0, q.astype(np.int32)[:, None], k)) for q in parts]
+    rows = [np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(found, parts, strict=True)]
+    return np.concatenate(rows)
+
+
+def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
+    """Segment ids of queries and keys for the part of a mask that is not static, if there is any.
+
+    What lies beyond a length has ids of its own, which the other side has not.
+    """
+    parts = [part for part in parts_of(mask) if not part.is_static]
+    if not parts:
+        return ()
+    q, k = (jnp.zeros((sizes.B, n), jnp.int32) for n in (sizes.T, sizes.S))
+    for part in parts:
+        if isinstance(part, Segments):
+            q, k = part.q_ids, part.kv_ids
+    least = jnp.minimum(q.min(), k.min())
+    for part in parts:
+        band = band_of(part)
+        if band is not None:
+            at = (jnp.arange(n, dtype=jnp.int32)[None] for n in (sizes.T, sizes.S))
+            inside = [
+                True if n is None else x < jnp.asarray(n)[:, None]
+                for x, n in zip(at, (band.rows, band.kv), strict=True)
+            ]
+            q, k = jnp.where(inside[0], q, least - 1), jnp.where(inside[1], k, least - 2)
+    return q, k
+
+
+def _static(mask: Mask) -> Mask:
+    static = [part for part in parts_of(mask) if part.is_static and not isinstance(part, Full)]
+    whole = static[0] if static else FULL
+    for part in static[1:]:
+        whole = whole & part
+    return whole
+
+
+def _cap(score: Score) -> float | None:
+    return float(score.cap) if isinstance(score, Softcap) else None
+
+
+def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why splash attention cannot serve a request, or None; the platform is looked at first."""
+    platform = platform_of(q)
+    if platform != "tpu":
+        return f"needs a TPU; the platform is {platform}"
+    return unable(q, k, v, rules)
+
+
+def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why it cannot serve a request wherever it runs, or None."""
+    if q.dtype not in KINDS:
+        return f"needs float32 or bfloat16; q is {q.dtype}"
+    if rules.dropout is not None:
+        return "has no dropout; blockwise and reference drop what Dropout and Keep say"
+    if not isinstance(rules.score, Identity | Softcap):
+        return f"takes softcap alone as a score; {type(rules.score).__name__} is asked for"
+    if isinstance(rules.score, Softcap) and not is_number(rules.score.cap):
+        return "needs the bound of softcap as a number, not as an array"
+    return _of_mask(rules.mask, sizes_of(q, k)) or _of_version()
+
+
+def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
+    moving = [part for part in parts_of(mask) if not part.is_static]
+    segments = [part for part in moving if isinstance(part, Segments)]
+    lengths = [part for part in moving if band_of(part) is not None]
+    others = [part for part in moving if part not in segments and part not in lengths]
+    if others:
+        names = ", ".join(type(part).__name__ for part in others)
+        return f"takes static masks, Segments and Lengths; {names} is asked for"
+    if len(segments) > 1:
+        return "takes one Segments; combine their ids into one"
+    if _seeing(_static(mask), sizes._replace(batch=())) is None:
+        return "needs queries that see nothing to stand at the ends; this mask has some between"
+    return None
+
+
+def _of_version() -> str | None:
+    missing = [name for name in NEEDED if not hasattr(_home("kernel"), name)]
+    return f"does not know this version of jax, {jax.__version__}" if missing else None
+
+
+@cache
+def _home(part: str) -> Any:
+    return importlib.import_module(HOME + part)

@@ -1,0 +1,228 @@
+"""Tokamax's Mosaic kernels on Hopper and Blackwell: softcap, biases, runs of keys, h != H.
+
+For what cuDNN refuses. A mask must give each query one run of keys, which it is told by its ends:
+causal at any offset, windows, chunks, prefixes, lengths and what `&` makes of them. Where a bias
+is added and capped, Tokamax caps the sum.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache, singledispatch
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import reference
+from .._types import Sizes
+from ..machine import capability_of, platform_of
+from ..masks import And, Chunked, Mask
+from ..rules import Rules, sizes_of
+from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
+from .protocol import band_of, blank, is_number, parts_of, serve, with_dlse
+
+HOME = "tokamax._src.ops.attention."
+OLDEST = (0, 0, 12)
+KINDS = (jnp.float16, jnp.bfloat16)
+PRESETS = {
+    "bfloat16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
+    "float16": jax.lax.DotAlgorithmPreset.F16_F16_F32,
+}
+WIDEST = 256
+LEAST = -1e30  # stands for a bias of -inf, which would make a row NaN
+Ends = tuple[Any, Any]
+
+
+def forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, *, kernel: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules.
+
+    `kernel` stands in for Tokamax's own, where there is no GPU.
+    """
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return reference.forward(q, k, v, rules)
+    bias, cap = _bias_and_cap(rules.score) or (None, None)
+    bias = None if bias is None else jnp.maximum(bias, jnp.asarray(LEAST, bias.dtype))
+    given = {"ends": _ends(rules.mask, sizes_of(q, k)), "bias": bias}
+    return serve(Tokamax(float(rules.scale), cap, bias is not None, kernel), q, k, v, rules, given)
+
+
+class Tokamax(NamedTuple):
+    """One kernel: the factor of q.k, the bound of the logits or None, and whose kernel it is.
+
+    With a bias, which may be -inf throughout a row, it is `blind`.
+    """
+
+    scale: float
+    cap: float | None
+    blind: bool
+    kernel: Any
+
+    def run(self, q, k, v, given):
+        with _lenient():
+            o, (most, total) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
+        lse = most + jnp.log(total)  # B N T
+        return o, jnp.where(lse < LEAST / 2, -jnp.inf, lse) if self.blind else lse
+
+    def back(self, q, k, v, given, o, lse, do, dlse):
+        bias, dbias = given["bias"], []
+
+        def back(v, o, do):
+            found = self._op().vjp(
+                (lse, jnp.ones_like(lse)),
+                o,
+                do,
+                q,
+                k,
+                v,
+                logits_dtype=jnp.dtype(jnp.float32),
+                dropout_mask=None,
+                dropout_rate=0.0,
+                paging_info=None,
+                q_indices=None,
+                k_indices=None,
+                normalize_output=True,
+                **self._how(q, given),
+            )
+            dbias.append(found.get("bias"))
+            return found["q"], found["k"], found["v"]
+
+        with _lenient():
+            grads = with_dlse(back, v, o, do, dlse)
+        more = None if bias is None else sum(dbias[1:], start=dbias[0]).astype(bias.dtype)
+        return *grads, {"ends": jax.tree.map(blank, given["ends"]), "bias": more}
+
+    def _op(self) -> Any:
+        return self.kernel or _home("pallas_mosaic_gpu").PallasMosaicGpuFlashAttention()
+
+    def _how(self, q: jax.Array, given: Any) -> dict[str, Any]:
+        first, end = given["ends"]
+        return {
+            "precision": (PRESETS.get(q.dtype.name, jax.lax.DotAlgorithmPreset.F32_F32_F32),) * 2,
+            "logits_scale": self.scale,
+            "logits_soft_cap": self.cap,
+            "bias": given["bias"],
+            "mask": _home("base").Mask(k_start=first, k_end=end),
+        }
+
+
+# The run of keys of each query.
+
+
+@singledispatch
+def _run_of(mask: Mask, q: jax.Array) -> Ends:
+    """First key and end of the run that each query, 1 T, sees; None where nothing is cut off."""
+    band = band_of(mask)
+    assert band is not None, mask
+    first = None if band.lo is None else q + band.lo
+    end = None if band.hi is None else q + (band.hi + 1)
+    if band.kv is not None:
+        kv = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
+        end = kv if end is None else jnp.minimum(end, kv)
+    return first, end
+
+
+@_run_of.register
+def _(mask: Chunked, q):
+    first = q // mask.size * mask.size
+    return first, first + mask.size
+
+
+@_run_of.register
+def _(mask: And, q):
+    one, two = _run_of(mask.a, q), _run_of(mask.b, q)
+    pairs = zip((jnp.maximum, jnp.minimum), one, two, strict=True)
+    first, end = (b if a is None else a if b is None else pick(a, b) for pick, a, b in pairs)
+    return first, end
+
+
+def _ends(mask: Mask, sizes: Sizes) -> Ends:
+    """The runs as Tokamax reads them, B|1 1 T; what no query sees is hidden around the kernel."""
+    first, end = (
+        None if x is None else jnp.broadcast_to(x, (x.shape[0], sizes.T))[:, None].clip(0, sizes.S)
+        for x in _run_of(mask, jnp.arange(sizes.T, dtype=jnp.int32)[None])
+    )
+    return first, end
+
+
+def _bias_and_cap(score: Score) -> tuple[jax.Array | None, float | None] | None:
+    """A score as a bias that is added and a bound of the sum, or None if it is none."""
+    first, then = (score.first, score.then) if isinstance(score, Chain) else (score, IDENTITY)
+    if isinstance(first, Softcap | Identity):
+        first, then = (IDENTITY, first) if isinstance(then, Identity) else (first, then)
+    fits = isinstance(first, Additive | Identity) and isinstance(then, Softcap | Identity)
+    if not fits or (isinstance(then, Softcap) and not is_number(then.cap)):
+        return None
+    return (
+        first.array if isinstance(first, Additive) else None,
+        float(then.cap) if isinstance(then, Softcap) else None,
+    )
+
+
+# What is refused.
+
+
+def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why Tokamax cannot serve a request, or None; whether it is there is looked at first."""
+    if importlib.util.find_spec("tokamax") is None:
+        return "tokamax is not installed: pip install flax-attn[tokamax]"
+    capability = capability_of(q)
+    if capability is None:
+        return f"needs an NVIDIA GPU; the platform is {platform_of(q)}"
+    if capability[0] not in (9, 10):
+        at = ".".join(map(str, capability))
+        return f"needs an NVIDIA GPU of compute capability 9 or 10; this one has {at}"
+    if q.dtype not in KINDS:
+        return f"needs float16 or bfloat16, since it would round {q.dtype}"
+    return unable(q, k, v, rules) or _of_version()
+
+
+def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why it cannot serve a request wherever it runs, or None."""
+    if any(x.shape[-1] % 8 or x.shape[-1] > WIDEST for x in (q, v)):
+        return (
+            f"needs widths that are multiples of 8 and at most {WIDEST}; "
+            f"keys are {q.shape[-1]} and values {v.shape[-1]} wide"
+        )
+    if rules.dropout is not None:
+        return "has no dropout; blockwise and reference drop what Dropout and Keep say"
+    if not is_number(rules.scale):
+        return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
+    if _bias_and_cap(rules.score) is None:
+        return "takes additive, softcap by a number, or additive >> softcap as a score"
+    parts = parts_of(rules.mask)
+    others = [type(x).__name__ for x in parts if not isinstance(x, Chunked) and band_of(x) is None]
+    if others:
+        return f"needs one run of keys for each query; {', '.join(others)} may give several"
+    return None
+
+
+@cache
+def _of_version() -> str | None:
+    found = metadata.version("tokamax")
+    numbers = tuple(int(x) for x in found.split(".")[:3] if x.isdigit())
+    if numbers < OLDEST:
+        return f"needs tokamax {'.'.join(map(str, OLDEST))} or later; {found} is installed"
+    try:
+        known = hasattr(_home("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
+    except ImportError:
+        known = False
+    return None if known else f"does not know this version of tokamax, {found}"
+
+
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+    """The promotion of ranks and dtypes that tokamax's code counts on, whatever the caller's."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def _home(part: str) -> Any:
+    flags = importlib.import_module("absl.flags").FLAGS
+    if not flags.is_parsed():
+        flags.mark_as_parsed()  # or tokamax reads the program's own arguments as its flags
+    return importlib.import_module(HOME + part)

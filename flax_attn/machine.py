@@ -1,0 +1,65 @@
+"""The machine that a request is for: the one at hand, unless another is aimed at."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import Tracer
+
+
+class Aim(NamedTuple):
+    """A machine to compile for: "cpu", "gpu" or "tpu", and of a GPU its compute capability."""
+
+    platform: str
+    capability: tuple[int, int] | None = None
+
+
+_aimed = jax.make_user_context(None)
+
+
+def aim(platform: str, capability: tuple[int, int] | None = None) -> Any:
+    """A context in which `attend` chooses and refuses as on another machine.
+
+    The choice of a backend is made while a function is traced, for the machine at hand. What is
+    traced inside, by `jax.jit(f).lower(...)`, by `jax.export` or ahead of time for a topology, is
+    traced for `platform` instead; `jax.jit` traces anew for every aim.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu".
+      capability: a GPU's compute capability, (9, 0) for an H100 or H200; None means (8, 0).
+
+    Raises:
+      ValueError: for another platform.
+
+    >>> import jax.numpy as jnp
+    >>> with aim("tpu"):
+    ...     platform_of(jnp.ones(3))
+    'tpu'
+    """
+    if platform not in ("cpu", "gpu", "tpu"):
+        raise ValueError(f"platform must be 'cpu', 'gpu' or 'tpu'; got {platform!r}.")
+    return _aimed(Aim(platform, capability))
+
+
+def platform_of(x: jax.Array) -> str:
+    """Where `x` lies; of a traced array, what is compiled for unless told otherwise: see `aim`."""
+    if _aimed.value is not None:
+        return _aimed.value.platform
+    if not isinstance(x, Tracer):
+        return next(iter(x.devices())).platform
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(device, jax.Device):
+        return device.platform
+    return jax.default_backend() if device is None else jax.devices(device)[0].platform
+
+
+def capability_of(x: jax.Array) -> tuple[int, int] | None:
+    """The compute capability of the NVIDIA GPU that `x` is for; None if it is for none."""
+    if platform_of(x) != "gpu":
+        return None
+    if _aimed.value is not None:
+        return _aimed.value.capability or (8, 0)
+    device = jax.devices("gpu")[0]
+    if "cuda" not in device.client.platform_version:
+        return None
+    major, _, minor = device.compute_capability.partition(".")
+    return int(major), int(minor or 0)

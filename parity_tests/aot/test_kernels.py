@@ -1,0 +1,59 @@
+"""Other libraries' kernels compile for the machines they are made for: asked for and chosen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import CAUSAL, Segments, Window, attend, softcap
+
+from .programs import both_ways, largest
+from .targets import GPUS, TPUS, compiled, lower
+
+T, N, K, H = 1536, 4, 2, 128
+KERNELS = {"splash": "tpu_custom_call", "cudnn": "__cudnn$fmha"}  # as machine code names them
+MASKS = {"causal": CAUSAL, "window": CAUSAL & Window(511, 0)}
+SEGMENTS = Segments(np.arange(T)[None] // 500)
+
+
+def code_of(name: str, **how: object) -> jax.stages.Compiled:
+    q, k = (jax.ShapeDtypeStruct((1, T, n, H), jnp.bfloat16) for n in (N, K))
+    sinks = jax.ShapeDtypeStruct((N,), jnp.float32)
+
+    def run(q, k, v, sinks):
+        return attend(q, k, v, sinks=sinks, return_lse=True, **how)
+
+    return compiled(lower(name, both_ways(run), q, k, k, sinks), name)
+
+
+def calls(code: jax.stages.Compiled, backend: str) -> int:
+    return (code.as_text() or "").count(KERNELS[backend])
+
+
+def check(code: jax.stages.Compiled, backend: str) -> None:
+    assert calls(code, backend) >= 2  # forward and backward
+    assert largest(code) < T * T
+
+
+@pytest.mark.parametrize("target", TPUS, indirect=True)
+def test_splash_is_chosen_on_a_tpu(target):
+    check(code_of(target, backend="auto", mask=CAUSAL), "splash")
+
+
+@pytest.mark.parametrize("target", ["v5e"], indirect=True)
+def test_splash_with_its_rules(target):
+    how = {"mask": MASKS["window"] & SEGMENTS, "score": softcap(30.0)}
+    assert calls(code_of(target, backend="splash", **how), "splash") >= 2
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("backend", ["cudnn", "auto"])
+@pytest.mark.parametrize("target", GPUS, indirect=True)
+def test_cudnn_on_a_gpu(target, backend, mask):
+    check(code_of(target, backend=backend, mask=MASKS[mask]), "cudnn")
+
+
+@pytest.mark.parametrize("target", ["v5e", *GPUS], indirect=True)
+def test_other_ways_call_no_kernel(target):
+    code = code_of(target, backend="blockwise", mask=CAUSAL)
+    assert not any(calls(code, backend) for backend in KERNELS)
