@@ -3,6 +3,7 @@
 from .attend import attend as attend
 from .attend import attention_weights as attention_weights
 from .attend import explain as explain
+from .attend import use_backend as use_backend
 from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
 from .dropout import Keep as Keep

@@ -1,5 +1,6 @@
 """The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows weights."""
 
+import os
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from .masks import FULL, Mask, as_mask
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .taps import tap
+
+_wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
 def attend(
@@ -50,7 +53,7 @@ def attend(
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
-        `explain` lists. Forward-mode and higher derivatives need "reference", which "auto" takes
+        `explain` lists. `use_backend` says what "auto" means. Forward-mode and higher derivatives need "reference", which "auto" takes
         below 128 x 128 weights a head.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
@@ -106,6 +109,27 @@ def attention_weights(
     return weights.reshape(sizes.shape)
 
 
+def use_backend(name: str) -> Any:
+    """A context in which `attend(backend="auto")`, so every layer too, takes the backend `name`.
+
+    It raises where that one cannot serve a request; "auto" gives the choice back. `jax.jit` traces
+    anew for another backend. The environment variable FLAX_ATTN_BACKEND says it for a process.
+
+    Raises:
+      ValueError: for a name that is no backend's.
+
+    >>> import jax.numpy as jnp
+    >>> from flax_attn import attend, use_backend
+    >>> x = jnp.ones((5, 2, 4))
+    >>> with use_backend("blockwise"):
+    ...     attend(x, x, x).shape
+    (5, 2, 4)
+    """
+    if name != "auto":
+        _check_backend(name)
+    return _wanted(name)
+
+
 def explain(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],
@@ -136,23 +160,39 @@ def explain(
 
 
 def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:
-    request = q, k, v, rules
+    request, wanted = (q, k, v, rules), _wanted.value
+    if wanted != "auto":
+        _check_backend(wanted)
     return Explanation(
-        Verdict(name, b.refusal(*request), b.aside(*request)) for name, b in BACKENDS.items()
+        Verdict(
+            name,
+            backend.refusal(*request),
+            backend.aside(*request) if wanted == "auto" else _passed_over(name, wanted),
+        )
+        for name, backend in BACKENDS.items()
     )
 
 
+def _passed_over(name: str, wanted: str) -> str | None:
+    return None if name == wanted else f"{wanted} is asked for"
+
+
 def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
+    name = _wanted.value if name == "auto" else name
     if name == "auto":
         found = _verdicts(q, k, v, rules)
         warn_if_slow(q, k, found)
-        return found.chosen
-    if name not in BACKENDS:
-        raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
+        name = found.chosen or "reference"  # which serves all
+    _check_backend(name)
     reason = BACKENDS[name].refusal(q, k, v, rules)
     if reason is not None:
         raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
     return name
+
+
+def _check_backend(name: str) -> None:
+    if name not in BACKENDS:
+        raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
 
 
 def _prepare(

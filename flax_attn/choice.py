@@ -41,9 +41,10 @@ class Explanation(tuple[Verdict, ...]):
     """
 
     @property
-    def chosen(self) -> str:
-        """The backend that "auto" takes."""
-        return next(v.backend for v in self if v.refusal is None and v.aside is None)
+    def chosen(self) -> str | None:
+        """The backend that "auto" takes; None if the only one asked for refuses."""
+        fit = (v.backend for v in self if v.refusal is None and v.aside is None)
+        return next(fit, None)
 
     def __str__(self) -> str:
         said = ("chosen" if v.backend == self.chosen else str(v) for v in self)

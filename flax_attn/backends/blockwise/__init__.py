@@ -43,6 +43,8 @@ def forward(
     sizes = sizes_of(q, k)
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.forward(q, k, v, rules)
+    if rules.dropout is not None and taps.listening():
+        taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
     plan = plan_of(sizes, k.shape[2], rules, platform_of(q), **how)
     return _run(plan, *varying_alike((q, k, v, hoist(rules, wide(q.dtype)))))
 
