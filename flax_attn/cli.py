@@ -1,4 +1,4 @@
-"""The command: `flax-attn parity` proves every variant equal to its originals."""
+"""The command: `flax-attn parity` proves every variant equal, `flax-attn bench` times attention."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ import jax
 from rich.console import Console
 from rich.progress import Progress
 
+from .bench.options import add_to as add_bench
 from .parity import ParityError, Report, certificate
 from .parity.case import has_torch
 from .parity.collect import select
@@ -34,16 +35,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     console = Console(soft_wrap=True)
     try:
-        return _parity(options, console)
+        return _bench(options, console) if options.command == "bench" else _parity(options, console)
     except (ValueError, ModuleNotFoundError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"flax-attn parity: {error}", markup=False)
+        said = f"flax-attn {options.command}: {error}"
+        Console(stderr=True, soft_wrap=True).print(said, markup=False)
         return 2
     except ParityError as error:
         console.print(f"{error}", markup=False, highlight=False)
         return 1
     except KeyboardInterrupt:
-        console.print("stopped; nothing is proven")
+        done = "measured" if options.command == "bench" else "proven"
+        console.print(f"stopped; nothing is {done}")
         return 130
+
+
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    from .bench.command import bench  # late, so that `parity` does not wait for it
+
+    return bench(options, console)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parity.add_argument(
         "--real", action="store_true", help="prove trained weights instead (downloads two packages)"
     )
+    add_bench(commands)
     return parser
 
 

@@ -1,0 +1,206 @@
+"""The command: what was asked, the race over it, and what is shown and written."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table as Shown
+
+from . import functions, layers, page, plot, twins
+from .contender import FAMILIES, Contender
+from .machine import machine
+from .options import Asked, asked
+from .presets import Preset, presets
+from .race import Race
+from .result import Results, read
+from .settings import Settings
+from .table import Table, compared, remarks, tables, unfinished
+from .workload import LAYER, Workload
+
+
+def bench(options: argparse.Namespace, console: Console) -> int:
+    """Runs `flax-attn bench`: 0 if all contenders were equal, 1 if one was not, 130 if stopped.
+
+    Raises:
+      ValueError: in a sentence, for what is asked but cannot be.
+    """
+    want = asked(options)
+    preset = _preset(want)
+    contenders, absent = _contenders(want, preset)
+    old = None if options.compare is None else read(Path(options.compare))
+    files = _files(options)
+    works = preset.workloads(
+        want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch
+    )
+    command = f"flax-attn bench {shlex.join(sys.argv[2:])}".strip()
+    results = Results(preset.title, command, machine(want.dtypes), absent=absent)
+    console.print(page.machine_of(results), markup=False, highlight=False)
+    try:
+        run(works, _passes(want, preset), contenders, _settings(want, preset), results, console)
+        results.complete = True
+    except KeyboardInterrupt:
+        unfinished(results)
+    comparison = [] if old is None else [compared(results, old)]
+    if comparison and not comparison[0].rows:
+        console.print(f"nothing in {options.compare} was run here too", markup=False)
+        comparison = []
+    show(results, comparison, console)
+    for path in write(results, files, want.preset, comparison):
+        console.print(f"wrote {path}", markup=False, highlight=False)
+    if not results.complete:
+        console.print("stopped; what was measured before is shown and written")
+        return 130
+    return 1 if any(row.status == "wrong" for row in results.rows) else 0
+
+
+def run(
+    works: Sequence[Workload],
+    passes: Sequence[str],
+    contenders: Sequence[Contender],
+    settings: Settings,
+    results: Results,
+    console: Console,
+) -> None:
+    """Adds the rows of every workload and pass to `results`, as they come."""
+    race = Race(contenders, settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("bench", total=len(works) * len(passes))
+        for w in works:
+            for which in passes:
+                race.run(w, which, results.rows, partial(_told, progress, task, w))
+                progress.advance(task)
+
+
+def _told(progress: Progress, task: TaskID, w: Workload, said: str) -> None:
+    progress.update(task, description=f"T {w.length}: {said}")
+
+
+def show(results: Results, more: Sequence[Table], console: Console) -> None:
+    """Prints the tables, ratios first."""
+    for table in [*more, *tables(results)]:
+        console.print(f"\n{table.title}", markup=False, highlight=False)
+        shown = Shown(box=box.SIMPLE_HEAD)
+        for name in table.header:
+            left = name in ("contender", "pass", "backend", "workload")
+            shown.add_column(name, justify="left" if left else "right", no_wrap=True)
+        for cells in table.rows:
+            shown.add_row(*cells)
+        Console(width=max(console.width, 200), file=console.file).print(shown)
+    for sentence in remarks(results):
+        console.print(sentence, markup=False, highlight=False)
+
+
+def write(
+    results: Results, files: dict[str, Path], preset: str, more: Sequence[Table]
+) -> list[Path]:
+    """Writes what was asked for; returns the paths."""
+    written = []
+    if "json" in files:
+        results.write(files["json"])
+        written.append(files["json"])
+    if "markdown" in files:
+        text = page.markdown(results, list(more))
+        page.write(files["markdown"], text, page.marks(results, preset))
+        written.append(files["markdown"])
+    if "png" in files:
+        written += plot.plots(results, files["png"])
+    return written
+
+
+def _files(options: argparse.Namespace) -> dict[str, Path]:
+    """Where to write what; refused before anything runs if it cannot be."""
+    files = {k: Path(v) for k in ("json", "markdown", "png") if (v := getattr(options, k))}
+    if options.out:
+        out = Path(options.out)
+        out.mkdir(parents=True, exist_ok=True)
+        own = {"json": out / "bench.json", "markdown": out / "bench.md"}
+        if plot.absent() is None:
+            own["png"] = out / "bench.png"
+        files = {**own, **files}
+    for path in files.values():
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent} to write {path.name} into.")
+    if options.png and (reason := plot.absent()):
+        raise ValueError(f"--png cannot be had: {reason}.")
+    return files
+
+
+def _preset(want: Asked) -> Preset:
+    known = presets()
+    if want.preset not in known:
+        names = ", ".join(name for name in known if name)
+        raise ValueError(f"--preset takes {names}; got {want.preset!r}.")
+    found = known[want.preset]
+    if want.variant is None:
+        return found
+    names = twins.variants()
+    if want.variant not in names:
+        raise ValueError(f"--variant takes {', '.join(names)}; got {want.variant!r}.")
+    layer = LAYER if want.variant in layers.OWN else want.variant
+    book = replace(known["book"], layer=layer)
+    if want.preset in ("", "book"):
+        return book
+    return replace(found, layer=layer, against=book.against, masks=book.masks, window=None)
+
+
+def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
+    return want.passes if preset.forward else want.passes[-1:]
+
+
+def _settings(want: Asked, preset: Preset) -> Settings:
+    given = {"rounds": want.rounds, "seconds": want.seconds}
+    return replace(preset.settings, **{k: v for k, v in given.items() if v is not None})
+
+
+def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str, str]]:
+    """Those that run, ours first, and the reasons of those that are not here."""
+    families = preset.against if want.against is None else want.against
+    families = FAMILIES if families is None else () if families == ("none",) else families
+    unknown = [name for name in families if name not in FAMILIES]
+    if unknown:
+        raise ValueError(f"--against takes {', '.join(FAMILIES)} or none; got {unknown[0]!r}.")
+    if preset.layer:
+        if want.backends != ("auto",):
+            raise ValueError(
+                "--backend is for attention alone; whole layers choose for themselves."
+            )
+        if want.masks == ("full",):
+            raise ValueError(
+                "the layers that are compared are causal; --full is for attention alone."
+            )
+        if preset.layer == LAYER:
+            every = [c for c in layers.book() if not c.ours or _wanted(c, want.variant)]
+        else:
+            every = twins.contenders(preset.layer)
+    else:
+        every = [*functions.ours(_backends(want.backends)), *functions.others()]
+    every = [c for c in every if c.ours or c.family in families]
+    reasons = {c.family: reason for c in every if (reason := c.absent())}
+    return [c for c in every if c.family not in reasons], reasons
+
+
+def _wanted(contender: Contender, variant: str | None) -> bool:
+    return variant is None or contender.name == f"flax_attn.{layers.OWN[variant][0]}"
+
+
+def _backends(asked_for: Sequence[str]) -> tuple[str, ...]:
+    known = functions.names_of_backends()
+    for name in asked_for:
+        if name not in (*known, "all"):
+            raise ValueError(f"--backend takes {', '.join(known)} or all; got {name!r}.")
+    return known if "all" in asked_for else tuple(asked_for)

@@ -1,0 +1,186 @@
+"""The contenders for one attention of q, k and v: this library's backends and everybody else's."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .._types import Sizes
+from ..attend import attend, explain
+from ..backends import BACKENDS
+from .contender import OURS, Contender
+from .program import JaxProgram, Program, TorchProgram
+from .workload import Workload
+
+NAMES = ("q", "k", "v")
+LAYER = "it is a layer with projections: --preset book and --variant time it"
+Call = Callable[[Any], Any]
+
+
+def ours(backends: Sequence[str]) -> list[Contender]:
+    """This library, once for each backend asked for; "auto" is its own choice."""
+    return [_ours(name) for name in backends]
+
+
+def _ours(backend: str) -> Contender:
+    def make(w: Workload) -> Call:
+        return lambda held: attend(*held, mask=w.rule, backend=backend)
+
+    def refusal(w: Workload, which: str) -> str | None:
+        return None if backend == "auto" else _verdict(w, backend)
+
+    return Contender(
+        OURS if backend == "auto" else f"{OURS}:{backend}",
+        OURS,
+        partial(_jax, make),
+        refusal,
+        chosen if backend == "auto" else lambda w: backend,
+    )
+
+
+def _verdict(w: Workload, backend: str) -> str | None:
+    found = _explained(w)
+    return next(verdict.refusal for verdict in found if verdict.backend == backend)
+
+
+def chosen(w: Workload) -> str:
+    """The backend that "auto" takes."""
+    return _explained(w).chosen
+
+
+@cache
+def _explained(w: Workload) -> Any:
+    found = []
+    x = jax.ShapeDtypeStruct((w.batch, w.length, w.heads, w.width), w.dtype)
+    jax.eval_shape(lambda x: found.append(explain(x, x, x, mask=w.rule)), x)
+    return found[0]
+
+
+def names_of_backends() -> tuple[str, ...]:
+    """All that `--backend` takes, "all" aside."""
+    return ("auto", *BACKENDS)
+
+
+def _jax(make: Callable[[Workload], Call], w: Workload, which: str) -> Program:
+    def pack(arrays: Any) -> Any:
+        return tuple(arrays[name] for name in NAMES)
+
+    return JaxProgram(make(w), pack, lambda grads: dict(zip(NAMES, grads, strict=True)), which)
+
+
+def _jax_nn(function: Callable, w: Workload) -> Call:
+    seen: dict[str, Any] = {"is_causal": w.mask != "full"}
+    if w.window is not None:
+        seen["local_window_size"] = (w.window - 1, 0)
+    return lambda held: function(*held, **seen)
+
+
+def _nnx(w: Workload) -> Call:
+    def call(held: Any) -> Any:
+        seen: dict[str, Any] = {"is_causal": w.mask == "causal"}
+        if w.window is not None:
+            seen = {"mask": _seen(w)[None, None]}
+        return nnx.dot_product_attention(*held, deterministic=True, **seen)
+
+    return call
+
+
+def _equinox(w: Workload) -> Call:
+    one = import_module("equinox.nn._attention").dot_product_attention
+
+    def call(held: Any) -> Any:
+        seen = None if w.mask == "full" else _seen(w)
+        heads = jax.vmap(partial(one, mask=seen), in_axes=1, out_axes=1)
+        return jax.vmap(heads)(*held)
+
+    return call
+
+
+def _seen(w: Workload) -> jax.Array:
+    """The mask as T S booleans made in the program, as users of such masks make them."""
+    t = jnp.arange(w.length)
+    return w.rule(0, 0, t[:, None], t[None, :])
+
+
+def dense(w: Workload) -> np.ndarray:
+    """The mask as T S booleans."""
+    found = w.rule.static(Sizes((), 1, w.length, w.length))
+    assert found is not None
+    return found
+
+
+def _torch(make: Callable[[Workload], Callable], w: Workload, which: str) -> Program:
+    """q, k and v lie as B T N H, as a projection leaves them, and are seen as B N T H."""
+    call = make(w)
+
+    def run(held: Sequence[Any]) -> Any:
+        return call(*(x.transpose(1, 2) for x in held)).transpose(1, 2)
+
+    def pack(tensors: Any) -> Any:
+        return [tensors[name] for name in NAMES]
+
+    def unpack(grads: Any) -> Any:
+        return dict(zip(NAMES, grads, strict=True))
+
+    return TorchProgram(run, pack, lambda held: held, unpack, which)
+
+
+def _sdpa(w: Workload) -> Callable:
+    kernel = import_module("torch").nn.functional.scaled_dot_product_attention
+    if w.window is None:
+        return partial(kernel, is_causal=w.mask == "causal")
+    return partial(kernel, attn_mask=_torch_mask(w))
+
+
+def _eager(w: Workload) -> Callable:
+    hidden = None if w.mask == "full" else ~_torch_mask(w)
+
+    def plain(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.transpose(-2, -1) * w.width**-0.5  # B N T S
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -float("inf"))
+        return scores.softmax(-1) @ v  # B N T H
+
+    return plain
+
+
+def _compiled(w: Workload) -> Callable:
+    return import_module("torch").compile(_eager(w))
+
+
+def _torch_mask(w: Workload) -> Any:
+    torch = import_module("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.from_numpy(dense(w).copy()).to(device)
+
+
+def _tokamax(w: Workload) -> Call:
+    flags = import_module("absl.flags").FLAGS
+    if not flags.is_parsed():
+        flags.mark_as_parsed()  # or tokamax reads the options of this command as its own
+    return _jax_nn(import_module("tokamax").dot_product_attention, w)
+
+
+def _layer(w: Workload, which: str) -> Program:
+    raise NotImplementedError(LAYER)
+
+
+def others() -> list[Contender]:
+    """Everybody else's attention of q, k and v."""
+    return [
+        Contender(
+            "jax.nn", "jax.nn", partial(_jax, partial(_jax_nn, jax.nn.dot_product_attention))
+        ),
+        Contender("flax.nnx", "flax.nnx", partial(_jax, _nnx)),
+        Contender("equinox", "equinox", partial(_jax, _equinox)),
+        Contender("torch", "torch", partial(_torch, _sdpa)),
+        Contender("torch.eager", "torch.eager", partial(_torch, _eager), quadratic=(3, 5)),
+        Contender("torch.compile", "torch.compile", partial(_torch, _compiled), quadratic=(3, 5)),
+        Contender("nn.MultiheadAttention", "nn.MultiheadAttention", _layer, lambda *_: LAYER),
+        Contender("tokamax", "tokamax", partial(_jax, _tokamax)),
+    ]

@@ -1,0 +1,211 @@
+"""The contenders for a whole layer: the nine torch implementations of one multi-head attention.
+
+They are those that Raschka compares in the bonus material of "Build a Large Language Model (From
+Scratch)", 2024, chapter 3; beside them this library's layers, flax.nnx, equinox and jax.nn. All
+have biases in all four projections, so that all are one function.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .. import layers as own
+from ..masks import CAUSAL
+from . import torch_layers
+from .contender import OURS, Contender, always, lookup
+from .program import JaxProgram, Program, TorchProgram
+from .weights import Layout, by_heads, combined, einsum, gather, lay_out, separate, wrapper
+from .workload import Workload
+
+QKV = ("W_query", "W_key", "W_value", "out_proj")
+NEW = ("q_proj", "k_proj", "v_proj", "out_proj")
+EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
+Run = Callable[[Any, Any], Any]
+
+
+def book() -> list[Contender]:
+    """Every implementation, this library's first."""
+    return [*map(_flax, OWN), *_other_jax(), *_torch()]
+
+
+def _program(make: Callable[[Workload], tuple[Run, Layout]], w: Workload, which: str) -> JaxProgram:
+    """A layer `run(weights by path, x)` in JAX."""
+    run, layout = make(w)
+
+    def pack(arrays: Any) -> Any:
+        return lay_out(layout, arrays, n=w.heads), arrays["x"]
+
+    def unpack(grads: Any) -> Any:
+        return {**gather(layout, grads[0], n=w.heads), "x": grads[1]}
+
+    return JaxProgram(lambda held: run(*held), pack, unpack, which)
+
+
+def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: layer(x)) -> Run:
+    """An nnx module as a function of its weights by path."""
+    module = build()
+    module.eval()
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    paths = [path for path, _ in nnx.to_flat_state(params)]
+
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        flat = [(path, weights[".".join(map(str, path))]) for path in paths]
+        return call(nnx.merge(graph, nnx.from_flat_state(flat), rest), x)
+
+    return run
+
+
+def _teaching(name: str, w: Workload, **config: Any) -> nnx.Module:
+    return getattr(own, name)(
+        **{"d_in": w.features, "d_out": w.features, "context_length": w.length, "dropout": 0.0},
+        **{"num_heads": w.heads, "qkv_bias": True, "rngs": nnx.Rngs(0), **config},
+        param_dtype=w.dtype,
+    )
+
+
+def _wrapped(w: Workload) -> nnx.Module:
+    shape = {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
+    types = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype(w.dtype)}
+    heads = own.MultiHeadAttentionWrapper(w.features, w.width, **shape, **types)
+    return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
+
+
+def _transformer(w: Workload) -> tuple[Run, Layout]:
+    kind = jnp.dtype(w.dtype)
+
+    def build() -> nnx.Module:
+        return own.TransformerMultiHeadAttention(
+            w.features, w.heads, rngs=nnx.Rngs(0), param_dtype=kind
+        )
+
+    run = _module(build, lambda layer, x: layer(x, mask=CAUSAL))
+    return run, separate(NEW, "kernel", False)
+
+
+OWN: dict[str, tuple[str, Callable[[Workload], tuple[Run, Layout]]]] = {
+    "transformer_multi_head": ("TransformerMultiHeadAttention", _transformer),
+    "multi_head": (
+        "MultiHeadAttention",
+        lambda w: (
+            _module(partial(_teaching, "MultiHeadAttention", w)),
+            separate(QKV, "kernel", False),
+        ),
+    ),
+    "multi_head_combined": (
+        "MultiHeadAttentionCombined",
+        lambda w: (
+            _module(partial(_teaching, "MultiHeadAttentionCombined", w)),
+            combined("qkv.kernel", "qkv.bias", "out_proj", "kernel", False),
+        ),
+    ),
+    "multi_head_einsum": (
+        "MultiHeadAttentionEinsum",
+        lambda w: (
+            _module(partial(_teaching, "MultiHeadAttentionEinsum", w)),
+            einsum("out_proj", "kernel", False),
+        ),
+    ),
+    "multi_head_wrapper": (
+        "MultiHeadAttentionWrapper",
+        lambda w: (
+            _module(partial(_wrapped, w)),
+            wrapper(w.heads, "layers.0", "layers.1", "kernel", False),
+        ),
+    ),
+}
+
+
+def _flax(variant: str) -> Contender:
+    name, make = OWN[variant]
+    return Contender(f"{OURS}.{name}", OURS, partial(_program, make))
+
+
+def _nnx(w: Workload) -> tuple[Run, Layout]:
+    def build() -> nnx.Module:
+        kind = jnp.dtype(w.dtype)
+        return nnx.MultiHeadAttention(
+            w.heads, w.features, decode=False, param_dtype=kind, rngs=nnx.Rngs(0)
+        )
+
+    return _module(build, lambda layer, x: layer(x, is_causal=True)), by_heads()
+
+
+def _equinox(w: Workload) -> tuple[Run, Layout]:
+    equinox = import_module("equinox")
+    biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+    template = equinox.nn.MultiheadAttention(
+        w.heads, w.features, **biases, dtype=jnp.dtype(w.dtype), key=jax.random.key(0)
+    )
+
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        paths = list(weights)
+        layer = equinox.tree_at(
+            lambda m: [lookup(m, path) for path in paths], template, [weights[p] for p in paths]
+        )
+        return jax.vmap(lambda one: layer(one, one, one, mask=_past(w)))(x)
+
+    return run, separate(EQUINOX, "weight", True)
+
+
+def _jax_nn(w: Workload) -> tuple[Run, Layout]:
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        def project(name: str, x: Any) -> Any:
+            y = x @ weights[f"{name}.kernel"]
+            return y + jnp.broadcast_to(weights[f"{name}.bias"], y.shape)
+
+        q, k, v = (project(name, x).reshape(*x.shape[:2], w.heads, w.width) for name in NEW[:3])
+        return project(
+            NEW[3], jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
+        )
+
+    return run, separate(NEW, "kernel", False)
+
+
+def _past(w: Workload) -> jax.Array:
+    return jnp.tril(jnp.ones((w.length, w.length), bool))
+
+
+def _other_jax() -> list[Contender]:
+    return [
+        Contender("flax.nnx.MultiHeadAttention", "flax.nnx", partial(_program, _nnx)),
+        Contender("equinox.nn.MultiheadAttention", "equinox", partial(_program, _equinox)),
+        Contender("jax.nn.dot_product_attention", "jax.nn", partial(_program, _jax_nn)),
+    ]
+
+
+def _in_torch(
+    build: Callable[[Workload], Any], layout: Callable[[Workload], Layout], w: Workload, which: str
+) -> Program:
+    """A torch module, built anew for each set of weights."""
+    laid = layout(w)
+
+    def pack(tensors: Any) -> Any:
+        given = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
+        weights = lay_out(laid, {n: x for n, x in given.items() if n != "x"}, n=w.heads)
+        module = torch_layers.with_weights(build(w), weights, tensors["x"])
+        return module, tensors["x"]
+
+    def leaves(held: Any) -> list[Any]:
+        return [held[1], *torch_layers.weights_of(held[0], laid)]
+
+    def unpack(grads: Any) -> Any:
+        paths = [path for piece in laid for path in piece.paths]
+        by_path = dict(zip(paths, grads[1:], strict=True))
+        return {**gather(laid, by_path, n=w.heads), "x": grads[0]}
+
+    return TorchProgram(lambda held: held[0](held[1]), pack, leaves, unpack, which)
+
+
+def _torch() -> list[Contender]:
+    found = []
+    for number, (name, family, build, layout, kept) in enumerate(torch_layers.NINE, start=1):
+        refusal = torch_layers.no_backward_of_flex if "FlexAttention" in name else always
+        program = partial(_in_torch, build, layout)
+        found.append(Contender(f"{number}. {name}", family, program, refusal, quadratic=kept))
+    return found

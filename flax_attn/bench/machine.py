@@ -1,0 +1,88 @@
+"""The machine: its name, its versions, and what its matrix products reach."""
+
+import os
+import platform as host
+import time
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .workload import platform
+
+KNOWN = {"H200": {"flops": 989e12, "bytes": 4.8e12}}  # dense bfloat16, by a part of the name
+SHOWN = ("flax-attn", "jax", "jaxlib", "flax", "equinox", "torch", "tokamax", "numpy")
+TIMES = 10
+
+
+def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
+    """Device, processor, versions, and the measured peak of a matrix product in each dtype."""
+    device = jax.devices()[0]
+    found: dict[str, Any] = {
+        "platform": device.platform,
+        "device": device.device_kind,
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "python": host.python_version(),
+        "versions": {name: v for name in SHOWN if (v := _version(name))},
+        "peak_flops": {dtype: peak(dtype) for dtype in dtypes},
+        "compilation_cache": bool(
+            jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+        ),
+    }
+    limits = next((v for name, v in KNOWN.items() if name in device.device_kind.upper()), None)
+    return {**found, "limits": limits} if limits else found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as told:
+            lines = [
+                line.split(":", 1)[1].strip() for line in told if line.startswith("model name")
+            ]
+        return lines[0] if lines else host.machine()
+    except OSError:
+        return host.processor() or host.machine()
+
+
+def peak(dtype: str) -> float:
+    """Operations a second of one large matrix product, the best of jax's and torch's."""
+    size = 8192 if platform() != "cpu" else 2048 if dtype == "float32" else 1024
+    return max(_jax_peak(size, dtype), _torch_peak(size, dtype))
+
+
+def _jax_peak(size: int, dtype: str) -> float:
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul)
+    product(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def _torch_peak(size: int, dtype: str) -> float:
+    if platform() != "cpu" or find_spec("torch") is None:
+        return 0.0
+    torch = import_module("torch")
+    x = torch.ones((size, size), dtype=getattr(torch, dtype))
+    best = float("inf")
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        torch.matmul(x, x)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

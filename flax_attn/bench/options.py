@@ -1,0 +1,156 @@
+"""The options of `flax-attn bench`, and what they say."""
+
+import argparse
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .workload import BOTH, DTYPES, FORWARD, PASSES
+
+TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+NUMBER = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
+
+
+def add_to(commands: Any) -> argparse.ArgumentParser:
+    """Adds the subcommand `bench`."""
+    parser = commands.add_parser(
+        "bench",
+        help="time attention against others, each proven equal first",
+        description="Proves every contender equal on the very shapes, then times them in turns. "
+        "The ratios come first: a contender's time over that of flax_attn. Without a preset it "
+        "ends in about a minute on a small machine. Ctrl-C keeps what has been measured.",
+    )
+    add = parser.add_argument
+    add("--preset", metavar="NAME", help="book, flash, memory or window")
+    add("--variant", metavar="NAME", help="a whole layer of this library, as `parity` names it")
+    add("--seq", metavar="LENGTHS", help="1k:32k (doubling) or 512,1024")
+    add("--width", metavar="WIDTHS", help="of a head: 64,128")
+    add("--heads", metavar="N", help="how many heads")
+    add("--batch", metavar="B", help="how many batch entries")
+    add("--dtype", metavar="DTYPES", help=f"{','.join(DTYPES)}; default float32")
+    add(
+        "--grad",
+        action=argparse.BooleanOptionalAction,
+        help="forward and backward alone, or forward alone; both by default",
+    )
+    masks = parser.add_mutually_exclusive_group()
+    masks.add_argument("--causal", action="store_true", help="the causal mask alone")
+    masks.add_argument("--full", action="store_true", help="no mask alone")
+    add("--against", metavar="NAMES", help="contenders: jax.nn,flax.nnx,equinox,torch,... or none")
+    add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
+    add("--rounds", metavar="N", help="how often each is timed, at most")
+    add("--seconds", metavar="S", help="how long each row of contenders is timed, about")
+    add("--json", metavar="FILE", help="write every timing as JSON")
+    add("--markdown", metavar="FILE", help="write the tables; between their marks, if there")
+    add("--png", metavar="FILE", help="plot time, and beside it memory, against the length")
+    add("--out", metavar="DIR", help="write all three into a folder")
+    add("--compare", metavar="FILE", help="print the ratio of an older JSON's times to the new")
+    return parser
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for, checked as far as it can be without knowing the contenders."""
+
+    preset: str = ""
+    variant: str | None = None
+    lengths: tuple[int, ...] | None = None
+    widths: tuple[int, ...] | None = None
+    heads: int | None = None
+    batch: int | None = None
+    dtypes: tuple[str, ...] = ("float32",)
+    passes: tuple[str, ...] = PASSES
+    masks: tuple[str, ...] | None = None
+    against: tuple[str, ...] | None = None
+    backends: tuple[str, ...] = ("auto",)
+    rounds: int | None = None
+    seconds: float | None = None
+
+
+def asked(options: argparse.Namespace) -> Asked:
+    """The options' values.
+
+    Raises:
+      ValueError: in a sentence, for what cannot be understood.
+    """
+    passes = {None: PASSES, True: (BOTH,), False: (FORWARD,)}[options.grad]
+    masks = ("causal",) if options.causal else ("full",) if options.full else None
+    return Asked(
+        preset=options.preset or "",
+        variant=options.variant,
+        lengths=None if options.seq is None else lengths(options.seq),
+        widths=None if options.width is None else _counts("--width", options.width),
+        heads=None if options.heads is None else _count("--heads", options.heads),
+        batch=None if options.batch is None else _count("--batch", options.batch),
+        dtypes=("float32",) if options.dtype is None else dtypes(options.dtype),
+        passes=passes,
+        masks=masks,
+        against=None if options.against is None else _names(options.against),
+        backends=("auto",) if options.backend is None else _names(options.backend),
+        rounds=None if options.rounds is None else _count("--rounds", options.rounds),
+        seconds=None if options.seconds is None else _seconds(options.seconds),
+    )
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Lengths from `512,1024` or, doubling, `1k:32k`.
+
+    >>> lengths("1k:8k"), lengths("512,1k,700")
+    ((1024, 2048, 4096, 8192), (512, 700, 1024))
+    """
+    if ":" not in text:
+        return tuple(sorted(set(_counts("--seq", text))))
+    ends = [_number(end) for end in text.split(":")]
+    first, last = (ends[0] or 0, ends[1] or 0) if len(ends) == 2 else (0, 0)
+    if not 0 < first <= last:
+        raise ValueError(
+            f"--seq takes lengths such as 512,1024 or a range such as 1k:32k; got {text!r}."
+        )
+    found = []
+    while first <= last:
+        found.append(first)
+        first *= 2
+    return tuple(found)
+
+
+def dtypes(text: str) -> tuple[str, ...]:
+    """Dtypes by name, `bf16` and the like too."""
+    found = tuple(TYPES.get(name, name) for name in _names(text))
+    for name in found:
+        if name not in DTYPES:
+            raise ValueError(f"--dtype takes {', '.join(DTYPES)}; got {name!r}.")
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _number(text: str) -> int | None:
+    found = NUMBER.fullmatch(text.strip())
+    return int(found[1]) * (1024 if found[2] else 1) if found else None
+
+
+def _counts(option: str, text: str) -> tuple[int, ...]:
+    found = [_number(part) for part in text.split(",")]
+    numbers = tuple(n for n in found if n is not None)
+    if len(numbers) < len(found):
+        raise ValueError(f"{option} takes whole numbers such as 512,1k; got {text!r}.")
+    return numbers
+
+
+def _count(option: str, text: str) -> int:
+    found = _counts(option, text)
+    if len(found) != 1:
+        raise ValueError(f"{option} takes one whole number; got {text!r}.")
+    return found[0]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"--seconds takes a number above 0; got {text!r}.")
+    return seconds

@@ -1,0 +1,68 @@
+"""The page: tables in Markdown, put between a preset's marks, what people wrote left alone."""
+
+from pathlib import Path
+
+from .result import Results
+from .table import Table, remarks, tables
+
+HEADING = "# Benchmarks\n\nRatios first: a contender's time over that of flax_attn.\n"
+
+
+def markdown(results: Results, more: list[Table] | None = None) -> str:
+    """The section of one run: machine, ratios, remarks, figures."""
+    found = tables(results)
+    ratios = [t for t in found if t.header[0] != "ratio"]
+    details = [t for t in found if t.header[0] == "ratio"]
+    if not ratios:  # every figure is the ratio too
+        ratios, details = details, []
+    parts = [f"## {results.title}", machine_of(results)]
+    parts += [_table(t) for t in [*(more or []), *ratios]]
+    told = [f"* {_plain(sentence)}" for sentence in remarks(results)]
+    parts += ["\n".join(told)] if told else []
+    if details:
+        inner = "\n\n".join(_table(t) for t in details)
+        parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def machine_of(results: Results) -> str:
+    """The machine and the versions, in a paragraph."""
+    machine = results.machine
+    versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
+    peaks = ", ".join(f"{v / 1e12:.3g} in {name}" for name, v in machine["peak_flops"].items())
+    device = machine["device"] if machine["platform"] != "cpu" else machine["processor"]
+    cores = f", {machine['cores']} cores" if machine["cores"] else ""
+    return (
+        f"`{results.command}` on {machine['platform']} ({device}{cores}); Python "
+        f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here."
+    )
+
+
+def _table(table: Table) -> str:
+    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    body = "\n".join(f"| {' | '.join(map(_plain, cells))} |" for cells in lines)
+    return f"**{table.title}**\n\n{body}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def marks(results: Results, preset: str) -> tuple[str, str]:
+    """The lines that a section of this preset and platform stands between."""
+    platform = results.machine["platform"]
+    name = f"{preset or 'short'}, {platform}, {', '.join(results.machine['peak_flops'])}"
+    return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
+
+
+def write(path: Path, text: str, around: tuple[str, str]) -> None:
+    """Puts a section between its marks; at the end of a page that has none; on a new page."""
+    first, last = around
+    section = f"{first}\n{text}{last}\n"
+    page = path.read_text("utf-8") if path.exists() else HEADING
+    if first in page and last in page.split(first, 1)[1]:
+        before, rest = page.split(first, 1)
+        after = rest.split(last, 1)[1].removeprefix("\n")
+        path.write_text(f"{before}{section}{after}", "utf-8")
+    else:
+        path.write_text(f"{page.rstrip()}\n\n{section}", "utf-8")

@@ -1,0 +1,125 @@
+"""Presets: which workloads, against whom, and within which limits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .settings import Settings
+from .workload import LAYER, Workload, platform
+
+FAST = ("jax.nn", "flax.nnx", "torch", "tokamax")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of workloads.
+
+    Attributes:
+      title: what it shows, in a sentence.
+      lengths, widths, masks: what varies.
+      shape: from a length and a width to heads and batch.
+      against: the contenders, or None for all; torch.compile takes seconds a shape to start.
+      settings: the limits.
+      forward: whether the forward pass alone is run too.
+      window, layer: as in a workload.
+    """
+
+    title: str
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    masks: tuple[str, ...]
+    shape: Callable[[int, int], tuple[int, int]]
+    settings: Settings
+    against: tuple[str, ...] | None = None
+    forward: bool = True
+    window: int | None = None
+    layer: str | None = None
+
+    def workloads(
+        self,
+        lengths: Sequence[int] | None = None,
+        widths: Sequence[int] | None = None,
+        masks: Sequence[str] | None = None,
+        dtypes: Sequence[str] = ("float32",),
+        heads: int | None = None,
+        batch: int | None = None,
+    ) -> list[Workload]:
+        """The workloads, with what is given in place of the preset's own, longest last."""
+        found = []
+        for dtype in dtypes:
+            for mask in masks or self.masks:
+                for width in widths or self.widths:
+                    for length in lengths or self.lengths:
+                        own = self.shape(length, width)
+                        work = Workload(length, width, own[0], own[1], dtype, mask)
+                        work = replace(work, window=self.window, layer=self.layer)
+                        work = replace(work, heads=heads or own[0], batch=batch or own[1])
+                        found.append(work)
+        return found
+
+
+def presets() -> dict[str, Preset]:
+    """All presets, sized for the platform that JAX computes on; "" is the one without a name."""
+    small = platform() == "cpu"
+    return {
+        "": SHORT,
+        "flash": _flash(*((128, 8192) if small else (2048, 16384))),
+        "window": _window(2 if small else 16),
+        "memory": MEMORY,
+        "book": BOOK,
+    }
+
+
+def _flash(features: int, tokens: int) -> Preset:
+    """As FlashAttention's authors measure: as many features and tokens at every length."""
+    return Preset(
+        "Attention over lengths, head widths and masks, the number of tokens kept",
+        lengths=(256, 512, 1024, 2048, 4096, 8192, 16384),
+        widths=(64, 128, 256),
+        masks=("causal", "full"),
+        shape=lambda length, width: (max(1, features // width), max(1, tokens // length)),
+        settings=Settings(rounds=11, seconds=3.0, call=2.5),
+        against=FAST,
+    )
+
+
+def _window(heads: int) -> Preset:
+    return Preset(
+        "A sliding window of 256 keys over growing lengths: the time grows as T, not as T x T",
+        lengths=(1024, 2048, 4096, 8192, 16384, 32768),
+        widths=(64,),
+        masks=("window",),
+        shape=lambda length, width: (heads, 1),
+        settings=Settings(rounds=11, seconds=4.0, call=2.0),
+        against=FAST,
+        window=256,
+    )
+
+
+SHORT = Preset(
+    "Attention of queries, keys and values",
+    lengths=(256, 1024, 2048),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (4, max(1, 2048 // length)),
+    settings=Settings(rounds=11, seconds=1.5),
+    against=("jax.nn", "flax.nnx", "equinox", "torch", "torch.eager", "tokamax"),
+)
+MEMORY = Preset(
+    "Temporary memory of the compiled program, one head, forward and backward",
+    lengths=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (1, 1),
+    settings=Settings(timed=False),
+    against=("jax.nn", "flax.nnx", "equinox", "tokamax"),
+    forward=False,
+)
+BOOK = Preset(
+    "Whole layers: nine torch implementations of one function, and those in JAX",
+    lengths=(1024,),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (12, 8),
+    settings=Settings(rounds=9, seconds=60.0, call=30.0),
+    layer=LAYER,
+)

@@ -1,0 +1,146 @@
+"""The proof before the race: what a contender gives is judged, on the very shapes it is timed on.
+
+The truth is the plain formula in float64, on inputs rounded to the working dtype; a contender's
+error may be what the parity judge allows over the plain formula's own error in that dtype. Where
+there are too many weights for that, some rows are judged, with a cotangent that asks for these
+rows alone, and all rows of a smaller workload.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..attend import attend
+from ..parity import judge
+from .program import Program
+from .workload import BOTH, COTANGENT, PROJECTIONS, Workload
+
+Found = dict[str, np.ndarray]
+
+
+class Proof(NamedTuple):
+    """What was found: the worst error over its limit, that error, and a sentence if it is wrong."""
+
+    error: float
+    limit: float
+    wrong: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is equal."""
+        return not self.wrong
+
+
+def prove(program: Program, w: Workload, which: str) -> tuple[Proof, float]:
+    """Runs a program on the first inputs of `w`, judges all it gives; the seconds it took too."""
+    arrays, rows = w.arrays(), w.rows()
+    placed = program.place(w.only(arrays, rows) if len(rows) < w.length else arrays)
+    if program.compile_seconds is None:
+        program.compile(placed)
+    result, took = first_call(program, placed)
+    return judged(program.take(result), w, which), took
+
+
+def first_call(program: Program, placed: Any) -> tuple[Any, float]:
+    """The result, and the seconds until it was there."""
+    start = time.perf_counter()
+    result = program.run(placed)
+    program.wait(result)
+    return result, time.perf_counter() - start
+
+
+def judged(found: Found, w: Workload, which: str) -> Proof:
+    """The verdict on an output and, after a backward pass, all gradients."""
+    rows, worst = w.rows(), Proof(0.0, np.inf)
+    own, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
+    for name, verdict in _verdicts(found, own, truth, w.dtype, rows, which):
+        if not verdict.ok:
+            return Proof(verdict.error, verdict.limit, _sentence(name, verdict))
+        if verdict.error * worst.limit >= worst.error * verdict.limit or worst.limit == np.inf:
+            worst = Proof(verdict.error, verdict.limit)
+    return worst
+
+
+def _verdicts(
+    found: Found, own: Found, truth: Found, dtype: str, rows: np.ndarray, which: str
+) -> Iterator[tuple[str, judge.Verdict]]:
+    out = found["output"][:, rows]
+    yield "output", judge.same_precision(out, own["output"], truth["output"], dtype)
+    if which != BOTH:
+        return
+    grads = {name: x for name, x in truth.items() if name != "output"}
+    scale = judge.whole_gradient(list(grads.values()))
+    apart = [own[name].astype(np.float64) - want for name, want in grads.items()]
+    error = judge.whole_gradient(apart) / scale
+    for name, want in grads.items():
+        got = found[name][:, rows] if name == "q" else found[name]
+        yield name, judge.within_precision(got, error, want, dtype, scale)
+
+
+def _sentence(name: str, verdict: judge.Verdict) -> str:
+    what = name if name == "output" else f"gradient of {name}"
+    note = f" ({verdict.note})" if verdict.note else ""
+    return f"{what} is off by {verdict.error:.1e}, the limit is {verdict.limit:.1e}{note}"
+
+
+@cache
+def references(w: Workload, precision: str) -> tuple[Found, Found]:
+    """The plain formula's output and gradients of the judged rows: in the dtype and in float64."""
+    arrays = w.arrays()
+    with jax.enable_x64(True):
+        truth = _run(w, {name: x.astype(np.float64) for name, x in arrays.items()})
+    return _run(w, arrays), truth
+
+
+def _run(w: Workload, arrays: Found) -> Found:
+    rows = w.rows()
+    seen = np.broadcast_to(
+        np.asarray(w.rule(0, 0, rows[:, None], np.arange(w.length)[None])), (len(rows), w.length)
+    )
+    cotangent = arrays[COTANGENT][:, rows]
+    held = {name: x for name, x in arrays.items() if name != COTANGENT}
+    formula = layer if w.layer else function
+
+    @jax.jit
+    def both(held: Any, cotangent: jax.Array, seen: jax.Array) -> Any:
+        out, back = jax.vjp(lambda held: formula(held, rows, seen, w), held)
+        return out, back(cotangent)[0]
+
+    out, grads = jax.tree.map(np.asarray, both(held, cotangent, seen))
+    if w.layer is None:
+        grads["q"] = grads["q"][:, rows]
+    return {"output": out, **grads}
+
+
+def function(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+    """The judged rows of the attention of q, k and v, one batch entry at a time."""
+    return _entries(held["q"][:, rows], held["k"], held["v"], seen)
+
+
+def layer(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+    """The judged rows of `out(attention(query(x), key(x), value(x)))`."""
+
+    def project(name: str, x: jax.Array) -> jax.Array:
+        y = x @ held[f"{name}.weight"]
+        return y + jnp.broadcast_to(held[f"{name}.bias"], y.shape)
+
+    def heads(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-1], w.heads, w.width)
+
+    x, (query, key, value, out) = held["x"], PROJECTIONS
+    q = heads(project(query, x[:, rows]))
+    o = _entries(q, heads(project(key, x)), heads(project(value, x)), seen)
+    return project(out, o.reshape(*o.shape[:2], w.features))
+
+
+def _entries(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+    def one(given: Any) -> jax.Array:
+        return attend(*given, mask=seen, backend="reference")
+
+    entry: Callable = jax.checkpoint(one)
+    return jax.lax.map(entry, (q, k, v))

@@ -1,0 +1,192 @@
+"""The race: contenders proven, then timed in turns, in another order each round."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .contender import Contender, first_line
+from .program import Program
+from .proof import Proof, first_call, prove
+from .result import LEFT_OUT, MEASURED, TIMED, WRONG, Row
+from .settings import FEWEST, Settings, memory_at_hand
+from .workload import BOTH, Workload, platform
+
+SHORT = 2e-3  # seconds: what is shorter is run several times for one timing
+SETTLED = 0.5  # seconds: what took longer in its first call needs no trial to be timed
+WARM = 50e-3  # seconds: what is shorter is run once untimed before each timing
+DISPATCH = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
+Told = Callable[[str], None]
+
+
+@dataclass
+class Entry:
+    """A proven contender at the start: its row, its program and the sets of inputs."""
+
+    row: Row
+    program: Program
+    sets: list[Any]
+    repeat: int = 1
+    chain: Callable[[], None] | None = None
+
+    def time(self, turn: int) -> None:
+        """One timing more, in seconds a call."""
+        placed = self.sets[turn % len(self.sets)]
+        if self.chain is not None:
+            start = time.perf_counter()
+            self.chain()
+            self.row.seconds.append((time.perf_counter() - start) / self.repeat)
+            return
+        if (self.row.first_seconds or 0) < WARM:
+            self.program.wait(self.program.run(placed))
+        at_once = platform() != "cpu"  # calls queue up there, so that dispatch hides behind work
+        start = time.perf_counter()
+        for i in range(self.repeat):
+            result = self.program.run(placed)
+            if not at_once or i == self.repeat - 1:
+                self.program.wait(result)
+        self.row.seconds.append((time.perf_counter() - start) / self.repeat)
+
+    def settle(self) -> None:
+        """Finds how many calls make one timing."""
+        took = self.row.first_seconds or 0.0
+        for placed in self.sets if took < SETTLED else ():
+            start = time.perf_counter()
+            self.program.wait(self.program.run(placed))
+            took = time.perf_counter() - start
+        self.repeat = max(1, min(100, round(SHORT / max(took, 1e-9))))
+        if platform() != "cpu" and took < DISPATCH:
+            self.repeat = 50
+            self.chain = self.program.chained(self.sets[0], self.repeat)
+
+
+class Race:
+    """Runs workloads, remembering what was proven and how fast each contender was.
+
+    Args:
+      contenders: those that are there.
+      settings: the limits.
+    """
+
+    def __init__(self, contenders: Sequence[Contender], settings: Settings):
+        self.contenders, self.settings = contenders, settings
+        self.rate: dict[tuple, float] = {}  # seconds a weight, of the last that was timed
+        self.cut: dict[tuple, Proof | None] = {}
+
+    def run(self, w: Workload, which: str, rows: list[Row], told: Told = lambda _: None) -> None:
+        """Adds a row for each contender to `rows`, first proven, then timed; tells what it does.
+
+        What is timed before an interrupt stays.
+        """
+        entries = []
+        for contender in self.contenders:
+            row = Row(w, which, contender.name, contender.family)
+            rows.append(row)
+            told(f"{contender.name}: proving")
+            entry = self._start(contender, row)
+            if entry is not None:
+                entries.append(entry)
+        if self.settings.timed:
+            told("timing")
+            self._time(entries)
+            for entry in entries:
+                self.rate[_kind(entry.row)] = (entry.row.median or 0.0) / w.cells
+
+    def _start(self, contender: Contender, row: Row) -> Entry | None:
+        """The contender compiled and proven; None, and the reason in its row, if it cannot be."""
+        try:
+            row.reason = self._unfit(contender, row) or ""
+            return None if row.reason else self._proven(contender, row)
+        except Exception as error:  # somebody else's code may raise anything
+            row.status, row.reason = LEFT_OUT, first_line(error)
+            return None
+
+    def _unfit(self, contender: Contender, row: Row) -> str | None:
+        """Why this row is not for this contender, known before anything runs."""
+        w, which = row.workload, row.which
+        reason = contender.refusal(w, which)
+        if reason is not None:
+            return reason
+        row.backend = contender.backend(w)
+        weights = contender.quadratic[which == BOTH] * w.cells * 4
+        if self.settings.timed and weights > memory_at_hand():
+            return f"its weights would take {weights / 2**30:.0f} GiB"
+        expected = self.rate.get(_kind(row), 0.0) * w.cells
+        if expected > self.settings.call:
+            return f"a call would take about {expected:.0f} s"
+        return None
+
+    def _proven(self, contender: Contender, row: Row) -> Entry | None:
+        w, which = row.workload, row.which
+        own = contender.prove
+        small = own(w, which) if own is not None else self._small(contender, w, which)
+        if small is not None and not self._right(small, row):
+            return None
+        program = contender.build(w, which)
+        placed = program.place(w.arrays())
+        program.compile(placed)
+        row.compile_seconds, row.temporary = program.compile_seconds, program.temporary
+        runs = small is None or (contender.ours and row.backend != "reference")
+        if not self.settings.timed and not runs:
+            return self._measured(row)
+        if row.temporary is not None and row.temporary > memory_at_hand():
+            row.reason = f"it would take {row.temporary / 2**30:.0f} GiB of temporary memory"
+            return None
+        if own is not None:
+            row.first_seconds = first_call(program, placed)[1]
+        else:
+            proof, row.first_seconds = prove(program, w, which)
+            if not self._right(proof, row):
+                return None
+        if not self.settings.timed:
+            return self._measured(row)
+        row.status = TIMED
+        sets = [placed, *(program.place(w.arrays(i)) for i in range(1, self.settings.sets))]
+        return Entry(row, program, sets)
+
+    def _measured(self, row: Row) -> None:
+        row.status = MEASURED if row.temporary is not None else LEFT_OUT
+        row.reason = "" if row.temporary is not None else "it does not tell its memory"
+
+    def _small(self, contender: Contender, w: Workload, which: str) -> Proof | None:
+        """The proof of all rows on a smaller workload; on an accelerator at "highest" too."""
+        cut = w.cut()
+        key = contender.name, cut, which
+        if key not in self.cut:
+            precisions = ["highest"] if platform() != "cpu" else []
+            precisions += [None] if cut != w else []
+            proofs = []
+            for precision in precisions:
+                with jax.default_matmul_precision(precision):
+                    proofs.append(prove(contender.build(cut, which), cut, which)[0])
+            self.cut[key] = next((p for p in proofs if not p.ok), proofs[-1] if proofs else None)
+        return self.cut[key]
+
+    def _right(self, proof: Proof, row: Row) -> bool:
+        row.proof = {"error": proof.error, "limit": proof.limit}
+        if not proof.ok:
+            row.status, row.reason = WRONG, proof.wrong
+        return proof.ok
+
+    def _time(self, entries: Sequence[Entry]) -> None:
+        shuffle = random.Random(0).shuffle
+        for entry in entries:
+            entry.settle()
+        share = self.settings.seconds / max(1, len(entries))
+        for turn in range(self.settings.rounds):
+            order = [e for e in entries if turn < FEWEST or _spent(e) < share]
+            shuffle(order)
+            for entry in order:
+                entry.time(turn)
+
+
+def _spent(entry: Entry) -> float:
+    return sum(entry.row.seconds) * entry.repeat
+
+
+def _kind(row: Row) -> tuple:
+    w = row.workload
+    return row.contender, row.which, w.mask, w.dtype, w.width, w.layer

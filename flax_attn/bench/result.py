@@ -1,0 +1,130 @@
+"""Results: a row for each contender, workload and pass, told as JSON and read again."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from .workload import Workload
+
+FORMAT = "flax-attn bench, format 1"
+TIMED, WRONG, LEFT_OUT, MEASURED = "timed", "wrong", "left out", "measured"
+
+
+@dataclass
+class Row:
+    """One contender on one workload in one pass.
+
+    Attributes:
+      workload, which: what was run, and the pass.
+      contender: its name; `family` is what `--against` calls it.
+      backend: which of this library's backends ran, "" for others.
+      status: "timed", "measured" (memory alone), "wrong" (and so not timed) or "left out".
+      reason: why it was not timed, or a remark.
+      proof: the worst error and its limit, as the judge had them.
+      compile_seconds, first_seconds: of the compiler, and of the first call.
+      temporary: bytes of temporary memory in the compiled program, or None where nobody tells.
+      seconds: every timing, in the order they were made.
+    """
+
+    workload: Workload
+    which: str
+    contender: str
+    family: str
+    backend: str = ""
+    status: str = LEFT_OUT
+    reason: str = ""
+    proof: dict[str, float] | None = None
+    compile_seconds: float | None = None
+    first_seconds: float | None = None
+    temporary: int | None = None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[Workload, str, str]:
+        """What tells rows apart."""
+        return self.workload, self.which, self.contender
+
+    @property
+    def median(self) -> float | None:
+        """Of the timings, in seconds."""
+        return median(self.seconds) if self.seconds else None
+
+    @property
+    def quartiles(self) -> tuple[float, float] | None:
+        """The first and third quartile of the timings, in seconds."""
+        if not self.seconds:
+            return None
+        if len(self.seconds) == 1:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def tflops(self) -> float | None:
+        """10**12 operations a second, visible pairs alone counted."""
+        flops = self.workload.flops(self.which)
+        return flops / self.median / 1e12 if self.median and flops else None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second, if every tensor is moved once."""
+        return self.workload.bytes(self.which) / self.median if self.median else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, what follows from the timings included."""
+        return {
+            **asdict(self),
+            "median_seconds": self.median,
+            "quartiles_seconds": self.quartiles,
+            "least_seconds": min(self.seconds, default=None),
+            "tflops": self.tflops,
+            "bytes_a_second": self.bandwidth,
+        }
+
+
+@dataclass
+class Results:
+    """All rows of one run, and what it was run on."""
+
+    title: str
+    command: str
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        rows = [row.to_dict() for row in self.rows]
+        told = {"format": FORMAT, **asdict(self), "rows": rows}
+        path.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+def read(path: Path) -> Results:
+    """Results that `Results.write` wrote.
+
+    Raises:
+      ValueError: if there is no such file, or it holds something else.
+    """
+    try:
+        told = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file that flax-attn bench wrote.") from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by flax-attn bench ({FORMAT!r} is missing).")
+    try:
+        found = Results(told["title"], told["command"], told["machine"])
+        found.rows = [_row(row) for row in told["rows"]]
+        found.absent, found.complete = dict(told["absent"]), bool(told["complete"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} has rows that flax-attn bench did not write.") from error
+    return found
+
+
+def _row(told: dict[str, Any]) -> Row:
+    known = {name: told[name] for name in Row.__dataclass_fields__}
+    return Row(**{**known, "workload": Workload(**told["workload"])})

@@ -1,0 +1,228 @@
+"""Tables of results, ratios first, as plain cells for the screen and the page."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from .result import LEFT_OUT, MEASURED, TIMED, Results, Row
+from .workload import LAYER, Workload
+
+MOST_COLUMNS = 8
+BUSY = 0.5  # of the cores taken by others
+SLOW = 100.0  # TFLOP/s in 16 bits on a GPU: less, and it was no kernel
+
+
+class Table(NamedTuple):
+    """A title, a header and rows of cells."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def tables(results: Results) -> list[Table]:
+    """Ratios for each group of shapes, then every figure."""
+    found = [t for group in _groups(results.rows) for t in _ratios(group)]
+    found += [_details(group, results) for group in _groups(results.rows)]
+    return [table for table in found if table.rows]
+
+
+def value(row: Row) -> float | None:
+    """What ratios are made of: the median time, or bytes where nothing was timed."""
+    if row.status == MEASURED:
+        return None if row.temporary is None else float(row.temporary)
+    return row.median if row.status == TIMED else None
+
+
+def base(rows: Iterable[Row]) -> Row | None:
+    """This library's row among those of one workload and pass: its own choice first."""
+    mine = [row for row in rows if row.family == "flax_attn" and value(row)]
+    return next((row for row in mine if row.contender == "flax_attn"), mine[0] if mine else None)
+
+
+def ratio(row: Row, of: Row | None) -> str:
+    """How many times as much as this library: `3.1x`."""
+    mine, own = value(row), value(of) if of else None
+    return times(mine / own) if mine is not None and own else ""
+
+
+def times(factor: float) -> str:
+    """In three digits.
+
+    >>> times(0.7071), times(12.34), times(1008.4)
+    ('0.707x', '12.3x', '1008x')
+    """
+    return f"{factor:.0f}x" if factor >= 1000 else f"{factor:.3g}x"
+
+
+def _group_of(w: Workload) -> tuple:
+    return w.layer or "", w.dtype, w.mask, w.window or 0, w.width
+
+
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    first: dict[tuple, list[Row]] = {}
+    for row in rows:
+        first.setdefault(_group_of(row.workload), []).append(row)
+    return list(first.values())
+
+
+def heading(w: Workload) -> str:
+    """What the workloads of one group share."""
+    seen = f"window {w.window}" if w.window is not None else w.mask
+    if w.layer not in (None, LAYER):
+        return f"{w.layer}, width {w.features}, {w.dtype}"
+    what = f"whole layer, width {w.features}" if w.layer else f"head width {w.width}"
+    return f"{what}, {seen}, {w.dtype}"
+
+
+def races(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows by workload and pass."""
+    return [list(g) for _, g in groupby(rows, key=lambda row: row.key[:2])]
+
+
+def _ratios(group: Sequence[Row]) -> list[Table]:
+    names = list(dict.fromkeys(row.contender for row in group))
+    if len(names) > MOST_COLUMNS or not any(base(race) for race in races(group)):
+        return []
+    bases = [found.contender for race in races(group) if (found := base(race))]
+    shown = [name for name in names if name != bases[0]]
+    rows = []
+    for race in races(group):
+        w, of = race[0].workload, base(race)
+        by_name = {row.contender: ratio(row, of) for row in race}
+        own = [str(w.length), f"{w.batch} x {w.heads}", race[0].which, cell(of)]
+        rows.append([*own, *(by_name.get(name) or "-" for name in shown)])
+    what = "memory" if group[0].status == MEASURED else "time"
+    title = f"{what} over that of {bases[0]}: {heading(group[0].workload)}"
+    return [Table(title, ["T", "B x N", "pass", bases[0], *shown], rows)]
+
+
+def cell(row: Row | None) -> str:
+    """The time of a row, or its bytes."""
+    if row is None or value(row) is None:
+        return "-"
+    return bytes_of(row.temporary) if row.status == MEASURED else time_of(row.median)
+
+
+def _details(group: Sequence[Row], results: Results) -> Table:
+    header = ["ratio", "contender", "T", "pass", "median", "quartiles", "TFLOP/s", "of peak"]
+    limits = results.machine.get("limits")
+    header += ["of limit", "of bandwidth"] if limits else []
+    header += ["memory", "compile", "first call", "backend", "error / limit"]
+    rows = []
+    for race in races(group):
+        of = base(race)
+        told = [row for row in race if value(row) is not None]
+        for row in sorted(told, key=lambda row: value(row) or 0.0):
+            rows.append(_detail(row, ratio(row, of), results))
+    used = [i for i in range(len(header)) if any(cells[i] for cells in rows)]
+    header, rows = [header[i] for i in used], [[cells[i] for i in used] for cells in rows]
+    return Table(f"every figure: {heading(group[0].workload)}", header, rows)
+
+
+def _detail(row: Row, by: str, results: Results) -> list[str]:
+    w, machine = row.workload, results.machine
+    flops, peak = row.tflops, machine["peak_flops"].get(w.dtype)
+    quartiles = _between(*row.quartiles) if row.quartiles else ""
+    cells = [by, row.contender, str(w.length), row.which, time_of(row.median), quartiles]
+    cells += [f"{flops:.3g}" if flops else "", _share(flops and flops * 1e12, peak)]
+    if machine.get("limits"):
+        cells += [_share(flops and flops * 1e12, machine["limits"]["flops"])]
+        cells += [_share(row.bandwidth, machine["limits"]["bytes"])]
+    proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
+    cells += [bytes_of(row.temporary), time_of(row.compile_seconds), time_of(row.first_seconds)]
+    return [*cells, row.backend, proof]
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    return f"{100 * part / whole:.2g} %" if part and whole else ""
+
+
+def time_of(seconds: float | None) -> str:
+    """In the unit that fits.
+
+    >>> time_of(0.0123), time_of(4.5e-5), time_of(12.0)
+    ('12.3 ms', '45 us', '12 s')
+    """
+    if seconds is None:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _between(low: float, high: float) -> str:
+    first, last = time_of(low).split(), time_of(high).split()
+    return " .. ".join([" ".join(first[:1] if first[1] == last[1] else first), " ".join(last)])
+
+
+def bytes_of(count: int | None) -> str:
+    """In MiB, or KiB for less than one."""
+    if count is None:
+        return ""
+    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+
+
+def remarks(results: Results) -> list[str]:
+    """Sentences that the tables do not say."""
+    found = [f"{name}: {reason}." for name, reason in results.absent.items()]
+    untold: dict[tuple, list[str]] = {}
+    for row in results.rows:
+        if value(row) is None:
+            key = row.contender, row.status, row.reason
+            untold.setdefault(key, []).append(f"T {row.workload.length} {row.which}")
+    for (contender, status, reason), where in untold.items():
+        places = ", ".join(dict.fromkeys(where))
+        found.append(f"{contender}, {status} at {places}: {reason}.")
+    if not results.complete:
+        found.append("The run was stopped: what was measured before is here.")
+    load, cores = results.machine.get("load"), results.machine.get("cores")
+    if load and cores and load > BUSY * cores:
+        found.append(
+            f"The machine was busy when the run began (load {load:.1f} on {cores} cores): these "
+            "times are not to be relied on."
+        )
+    if results.machine.get("compilation_cache"):
+        found.append("A compilation cache is set: compile times may be those of reading it.")
+    for row in results.rows:
+        if row.contender == "flax_attn" and _misses_kernels(row, results.machine["platform"]):
+            found.append(
+                f"{row.contender} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
+                f"by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
+                "flax_attn.explain tells why."
+            )
+    return found
+
+
+def _misses_kernels(row: Row, platform: str) -> bool:
+    if platform != "gpu" or row.workload.dtype == "float32" or row.tflops is None:
+        return False
+    return row.tflops < SLOW
+
+
+def compared(results: Results, old: Results) -> Table:
+    """The old time over the new one, row by row: more than 1 is faster than before."""
+    before = {row.key: value(row) for row in old.rows}
+    rows = []
+    for row in results.rows:
+        then, now = before.get(row.key), value(row)
+        if then is not None and now:
+            name = [times(then / now), row.contender, str(row.workload), row.which]
+            rows.append([*name, _told(row, then), cell(row)])
+    return Table(
+        "old over new: more than 1 is better than before",
+        ["ratio", "contender", "workload", "pass", "old", "new"],
+        rows,
+    )
+
+
+def _told(row: Row, amount: float) -> str:
+    return bytes_of(int(amount)) if row.status == MEASURED else time_of(amount)
+
+
+def unfinished(results: Results) -> None:
+    """Says of rows that an interrupt left without a figure that it did."""
+    for row in results.rows:
+        if (row.status == TIMED and not row.seconds) or (row.status == LEFT_OUT and not row.reason):
+            row.status, row.reason = LEFT_OUT, "stopped before it was measured"

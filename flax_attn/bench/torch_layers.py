@@ -1,0 +1,163 @@
+"""The nine torch implementations that the book compares; torch is imported when one is built."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from .weights import Layout, combined, einsum, separate, wrapper
+from .workload import BOTH, Workload
+
+REF = "torch_ref"  # where the whiteboard implementations are
+
+
+def _config(w: Workload) -> dict[str, Any]:
+    shape = {"d_in": w.features, "d_out": w.features, "context_length": w.length}
+    return {**shape, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
+
+
+def _wrapped(w: Workload) -> Any:
+    nn = import_module("torch").nn
+    kind = import_module(f"{REF}.multi_head_wrapper").MultiHeadAttentionWrapper
+    heads = kind(**{**_config(w), "d_out": w.width})
+    return nn.Sequential(heads, nn.Linear(w.features, w.features))
+
+
+def _split(w: Workload) -> Any:
+    return import_module(f"{REF}.multi_head").MultiHeadAttention(**_config(w))
+
+
+def _combined(w: Workload) -> Any:
+    return import_module(f"{REF}.multi_head_combined").MultiHeadAttentionCombined(**_config(w))
+
+
+def _einsum(w: Workload) -> Any:
+    return import_module(f"{REF}.multi_head_einsum").MultiHeadAttentionEinsum(**_config(w))
+
+
+def _fused(w: Workload, kernel: Any) -> Any:
+    """One projection, then `kernel(q, k, v)` on B N T H, then another projection."""
+    nn = import_module("torch").nn
+
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(w.features, 3 * w.features)
+            self.proj = nn.Linear(w.features, w.features)
+
+        def forward(self, x):
+            qkv = self.qkv(x).view(*x.shape[:2], 3, w.heads, w.width)  # B T 3 N H
+            context = kernel(*qkv.permute(2, 0, 3, 1, 4))  # B N T H
+            return self.proj(context.transpose(1, 2).reshape(x.shape))  # B T D
+
+    return Fused()
+
+
+def _sdpa(w: Workload) -> Any:
+    sdpa = import_module("torch").nn.functional.scaled_dot_product_attention
+    return _fused(w, lambda q, k, v: sdpa(q, k, v, is_causal=True))
+
+
+def _sdpa_masked(w: Workload) -> Any:
+    torch = import_module("torch")
+    past = torch.ones(w.length, w.length, dtype=torch.bool, device=_device()).tril()
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return _fused(w, lambda q, k, v: sdpa(q, k, v, attn_mask=past))
+
+
+def _torchs_own(w: Workload, **how: Any) -> Any:
+    torch = import_module("torch")
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(w.features, w.heads, batch_first=True)
+            future = torch.ones(w.length, w.length, dtype=torch.bool).triu(1)
+            self.register_buffer("future", future)
+
+        def forward(self, x):
+            return self.attention(x, x, x, attn_mask=self.future, **how)[0]
+
+    return SelfAttention()
+
+
+def _flex(w: Workload) -> Any:
+    torch = import_module("torch")
+    flex = import_module("torch.nn.attention.flex_attention")
+    compiled = torch.compile(flex.flex_attention)
+    past = flex.create_block_mask(
+        lambda b, n, t, s: t >= s, None, None, w.length, w.length, device=_device()
+    )
+    return _fused(w, lambda q, k, v: compiled(q, k, v, block_mask=past))
+
+
+def no_backward_of_flex(w: Workload, which: str) -> str | None:
+    """Why FlexAttention cannot be run, or None."""
+    if which == BOTH and _device() == "cpu":
+        return "FlexAttention has no backward pass on a CPU"
+    return None
+
+
+def _device() -> str:
+    return "cuda" if import_module("torch").cuda.is_available() else "cpu"
+
+
+def _of_three(w: Workload) -> Layout:
+    return separate(("W_query", "W_key", "W_value", "out_proj"), "weight", True)
+
+
+def _of_qkv(w: Workload) -> Layout:
+    return combined("qkv.weight", "qkv.bias", "out_proj", "weight", True)
+
+
+def _of_fused(w: Workload) -> Layout:
+    return combined("qkv.weight", "qkv.bias", "proj", "weight", True)
+
+
+def _of_packed(w: Workload) -> Layout:
+    names = ("attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj")
+    return combined(*names, "weight", True)
+
+
+EAGER, OWN = "torch.eager", "nn.MultiheadAttention"
+NINE = (  # name, family, module, layout, how many arrays of weights it holds
+    (
+        "wrapper of causal heads",
+        EAGER,
+        _wrapped,
+        lambda w: wrapper(w.heads, "0", "1", "weight", True),
+        (3, 5),
+    ),
+    ("weight splits", EAGER, _split, _of_three, (3, 5)),
+    ("combined qkv", EAGER, _combined, _of_qkv, (3, 5)),
+    ("einsum", EAGER, _einsum, lambda w: einsum("out_proj", "weight", True), (3, 5)),
+    ("SDPA with flash", "torch", _sdpa, _of_fused, (0, 0)),
+    ("SDPA with a mask", "torch", _sdpa_masked, _of_fused, (0, 0)),
+    ("nn.MultiheadAttention", OWN, _torchs_own, _of_packed, (3, 5)),
+    (
+        "nn.MultiheadAttention, need_weights=False",
+        OWN,
+        lambda w: _torchs_own(w, need_weights=False),
+        _of_packed,
+        (0, 0),
+    ),
+    ("FlexAttention", "torch.compile", _flex, _of_fused, (0, 0)),
+)
+
+
+def with_weights(module: Any, weights: Mapping[str, Any], like: Any) -> Any:
+    """The module in eval mode, on the device and in the dtype of `like`, with these weights."""
+    torch = import_module("torch")
+    module = module.to(device=like.device, dtype=like.dtype).eval()
+    named = dict(module.named_parameters())
+    if named.keys() != weights.keys():
+        raise ValueError(f"weights {sorted(weights)} do not fit {sorted(named)}.")
+    with torch.no_grad():
+        for path, parameter in named.items():
+            parameter.copy_(torch.from_numpy(weights[path].copy()))
+    return module
+
+
+def weights_of(module: Any, layout: Layout) -> list[Any]:
+    """The parameters, in the order of the layout's paths."""
+    named = dict(module.named_parameters())
+    return [named[path] for piece in layout for path in piece.paths]

@@ -1,0 +1,121 @@
+"""The contenders for any variant: this library's layer against its whiteboard twin in torch.
+
+The weights are carried by `flax_attn.parity.port`, the proof is `flax_attn.parity.compare`.
+"""
+
+import inspect
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from .. import layers as own
+from ..parity import compare, port
+from .contender import OURS, Contender
+from .program import JaxProgram, Program, TorchProgram, tensor
+from .proof import Proof
+from .workload import BOTH, Workload
+
+REF = "torch_ref"  # where the twins are
+PROVEN = 2**20  # weights: more are proven on fewer
+
+
+def variants() -> dict[str, type[nnx.Module]]:
+    """Every layer of this library, by the name of its file."""
+    found = (getattr(own, name) for name in vars(own))
+    modules = [x for x in found if isinstance(x, type) and issubclass(x, nnx.Module)]
+    return {module.__module__.rsplit(".", 1)[1]: module for module in modules}
+
+
+def contenders(variant: str) -> list[Contender]:
+    """The layer, its twin, and its twin compiled."""
+    name = variants()[variant].__name__
+    return [
+        Contender(f"{OURS}.{name}", OURS, _flax, prove=_prove),
+        Contender("torch_ref", "torch.eager", partial(_torch, False), prove=_prove),
+        Contender("torch_ref, compiled", "torch.compile", partial(_torch, True), prove=_prove),
+    ]
+
+
+@cache
+def _prove(w: Workload, which: str) -> Proof:
+    small = w.cut(PROVEN)
+    x = small.arrays()["x"].astype(np.float64)
+    report = compare(
+        twin(small),
+        layer(small),
+        *([x] * _inputs(small)),
+        dtypes=("float64", w.dtype),
+        grads=which == BOTH,
+        taps=False,
+        eager=False,
+    )
+    worst = max((row.verdict for row in report.rows), key=lambda v: v.error / (v.limit or 1.0))
+    return Proof(worst.error, worst.limit, "" if report.ok else report.summary())
+
+
+def _kind(w: Workload) -> type[nnx.Module]:
+    return variants()[w.layer or ""]
+
+
+def _inputs(w: Workload) -> int:
+    """How many arrays the call needs."""
+    given = list(inspect.signature(_kind(w).__call__).parameters.values())[1:]
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+
+
+def config(w: Workload) -> dict[str, Any]:
+    """What the constructor must be given, by the sizes of the workload."""
+    width, halves = w.features, w.heads // 2 if w.heads % 2 == 0 else w.heads
+    known = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
+    known |= dict.fromkeys(("d_decoder", "units", "head_size"), width)
+    known |= {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads}
+    known |= {"num_kv_heads": halves, "head_dim": w.width}
+    given = inspect.signature(_kind(w).__init__).parameters
+    return {
+        name: known[name] for name, p in given.items() if name in known and p.default is p.empty
+    }
+
+
+def layer(w: Workload) -> nnx.Module:
+    """This library's."""
+    kind = _kind(w)
+    module = kind(**config(w), rngs=nnx.Rngs(w.seed))  # pyright: ignore[reportCallIssue]
+    module.eval()
+    return module
+
+
+def twin(w: Workload) -> Any:
+    """The whiteboard's."""
+    kind = _kind(w)
+    module = getattr(import_module(f"{REF}.{w.layer}"), kind.__name__)(**config(w))
+    return module.eval()
+
+
+def _flax(w: Workload, which: str) -> Program:
+    module, dtype = layer(w), w.dtype
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+
+    def call(held: Any) -> Any:
+        return nnx.merge(graph, held[0], rest)(*[held[1]] * _inputs(w))
+
+    return JaxProgram(call, lambda arrays: (params, arrays["x"]), lambda grads: {}, which)
+
+
+def _torch(compiled: bool, w: Workload, which: str) -> Program:
+    torch = import_module("torch")
+    module = port(layer(w), twin(w))
+    like = tensor(w.arrays()["x"])
+    module = module.to(device=like.device, dtype=like.dtype)
+    run = torch.compile(module) if compiled else module
+
+    def pack(tensors: Any) -> Any:
+        return [tensors["x"], *module.parameters()]
+
+    return TorchProgram(
+        lambda held: run(*[held[0]] * _inputs(w)), pack, lambda held: held, lambda grads: {}, which
+    )

@@ -1,0 +1,147 @@
+"""A workload: the sizes, mask and dtype that all contenders share, its inputs and its costs."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..masks import CAUSAL, FULL, Mask, Window
+
+FORWARD, BOTH = "fwd", "fwd+bwd"
+PASSES = (FORWARD, BOTH)
+DTYPES = ("float32", "bfloat16", "float16")
+WHOLE = 2**25  # weights that are proven one by one; of more, some rows, and all of a smaller one
+CUT_LENGTH, CUT_HEADS = 1024, 2
+COTANGENT = "cotangent"
+LAYER = "multi_head"  # the layer whose implementations are compared
+PROJECTIONS = ("query", "key", "value", "out")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One attention, or one whole layer of width `heads * width`, and what it is run on.
+
+    Attributes:
+      length: T, and S.
+      width: H, and h: of one head.
+      heads: N.
+      batch: B.
+      dtype: of inputs and weights.
+      mask: "causal", "full" or "window", which is causal too.
+      window: how many keys a query of a window sees, its own included.
+      layer: None for the function of q, k and v; for a whole layer `LAYER` or another variant.
+      seed: of the inputs and weights.
+
+    >>> causal = Workload(length=1024, width=64, heads=2)
+    >>> causal.pairs, causal.flops("fwd")
+    (524800, 268697600)
+    """
+
+    length: int
+    width: int = 64
+    heads: int = 8
+    batch: int = 1
+    dtype: str = "float32"
+    mask: str = "causal"
+    window: int | None = None
+    layer: str | None = None
+    seed: int = 0
+
+    @property
+    def rule(self) -> Mask:
+        """The mask as `attend` takes it."""
+        if self.window is not None:
+            return Window(self.window - 1, 0)
+        return CAUSAL if self.mask == "causal" else FULL
+
+    @property
+    def pairs(self) -> int:
+        """The query-key pairs of a head that are visible."""
+        if self.mask == "full":
+            return self.length**2
+        seen = min(self.length, self.window or self.length)
+        return seen * (seen + 1) // 2 + (self.length - seen) * seen
+
+    @property
+    def cells(self) -> int:
+        """The query-key pairs of all heads and batch entries, hidden ones too."""
+        return self.batch * self.heads * self.length**2
+
+    @property
+    def features(self) -> int:
+        """The model width D of a layer."""
+        return self.heads * self.width
+
+    def flops(self, which: str) -> int:
+        """`2 B N pairs (H + h)`, and 2.5 times as much backward; a layer's projections 1 and 2."""
+        if self.layer not in (None, LAYER):
+            return 0  # another function, whose operations nobody has counted
+        attention = 2 * self.batch * self.heads * self.pairs * 2 * self.width
+        tokens = self.batch * self.length
+        projections = 4 * 2 * tokens * self.features**2 if self.layer else 0
+        if which == FORWARD:
+            return attention + projections
+        return attention * 7 // 2 + projections * 3
+
+    def bytes(self, which: str) -> int:
+        """What must be moved at least: q, k, v, o; backward these, and as many gradients."""
+        tensor = self.batch * self.length * self.features * jnp.dtype(self.dtype).itemsize
+        return tensor * (4 if which == FORWARD else 12)
+
+    def arrays(self, turn: int = 0) -> dict[str, np.ndarray]:
+        """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name."""
+        draw = np.random.default_rng((self.seed, turn)).standard_normal
+        tokens = (self.batch, self.length)
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.layer is None:
+            heads = (*tokens, self.heads, self.width)
+            shapes = dict.fromkeys(("q", "k", "v", COTANGENT), heads)
+        else:
+            D = self.features
+            shapes = {"x": (*tokens, D), COTANGENT: (*tokens, D)}
+            names = PROJECTIONS if self.layer == LAYER else ()
+            shapes |= {f"{name}.weight": (D, D) for name in names}
+            shapes |= {f"{name}.bias": (D,) for name in names}
+        kind = jnp.dtype(self.dtype)
+        found = {name: draw(shape, np.float32) for name, shape in shapes.items()}
+        return {
+            name: (x * len(x) ** -0.5 if name.endswith("weight") else x).astype(kind)
+            for name, x in found.items()
+        }
+
+    def cut(self, whole: int | None = None) -> "Workload":
+        """The same on so few weights that all of them can be proven."""
+        if self.cells <= (WHOLE if whole is None else whole):
+            return self
+        heads = min(self.heads, CUT_HEADS)
+        return replace(self, batch=1, heads=heads, length=min(self.length, CUT_LENGTH))
+
+    def rows(self) -> np.ndarray:
+        """The queries that are proven on this very shape: all, or the ends and some between."""
+        if self.cells <= WHOLE:
+            return np.arange(self.length)
+        draw = np.random.default_rng(self.seed).integers
+        return np.unique([0, 1, self.length // 2, self.length - 1, *draw(self.length, size=12)])
+
+    def only(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """`arrays` with a cotangent that asks for `rows` alone, so that only these matter."""
+        cotangent = np.zeros_like(arrays[COTANGENT])
+        cotangent[:, rows] = arrays[COTANGENT][:, rows]
+        return {**arrays, COTANGENT: cotangent}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        seen = f"window {self.window}" if self.window is not None else self.mask
+        return (
+            f"B {self.batch}, T {self.length}, N {self.heads}, H {self.width}, {seen}, {self.dtype}"
+        )
+
+
+def platform() -> str:
+    """Where JAX computes: "cpu", "gpu" or "tpu"."""
+    return jax.devices()[0].platform

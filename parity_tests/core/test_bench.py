@@ -1,0 +1,307 @@
+"""The benchmark on tiny shapes: what is proven, what gets no time, what an interrupt leaves."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from flax_attn import attend, cli
+from flax_attn._types import Sizes
+from flax_attn.bench import command, functions, page, plot, presets, proof, race, result, table
+from flax_attn.bench import workload as workloads
+from flax_attn.bench.contender import Contender
+from flax_attn.bench.options import dtypes, lengths
+from flax_attn.bench.program import JaxProgram
+from flax_attn.bench.settings import Settings
+from flax_attn.bench.workload import BOTH, FORWARD, Workload
+
+TINY = Workload(length=6, width=4, heads=3, batch=2)
+MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
+MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}
+ONCE = Settings(rounds=2, seconds=0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_peak(monkeypatch):
+    monkeypatch.setattr(command, "machine", lambda dtypes: dict(MACHINE))
+
+
+def contender(call, name="somebody"):
+    """One that computes `call(q, k, v)`."""
+    return Contender(name, "jax.nn", partial(functions._jax, lambda w: lambda held: call(*held)))
+
+
+def honest(q, k, v):
+    return attend(q, k, v, mask=TINY.rule)
+
+
+def run(*contenders, w=TINY, which=BOTH, settings=ONCE):
+    rows = []
+    race.Race(contenders, settings).run(w, which, rows)
+    return rows
+
+
+def bench(*arguments):
+    return cli.main(["bench", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("mask", ["causal", "full", "window"])
+@pytest.mark.parametrize("length", [1, 7, 11])
+@pytest.mark.parametrize("window", [1, 5, 30])
+def test_only_visible_pairs_are_counted(mask, length, window):
+    w = Workload(length, mask=mask, window=window if mask == "window" else None)
+    seen = w.rule.static(Sizes((), 1, length, length))
+    assert w.pairs == seen.sum()
+
+
+def test_operations_are_counted_as_agreed():
+    w = replace(TINY, mask="full")
+    forward = 2 * w.batch * w.heads * 36 * (w.width + w.width)
+    assert w.flops(FORWARD) == forward and w.flops(BOTH) == forward + 2.5 * forward
+
+
+def test_lists_of_numbers_and_dtypes():
+    assert lengths("1k:4k") == (1024, 2048, 4096) and lengths("96,2K,7") == (7, 96, 2048)
+    assert lengths("300:1000") == (300, 600) and dtypes("bf16,float32") == ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--preset", "books"], "--preset takes flash, window, memory, book; got 'books'."),
+        (["--seq", "1k:"], "--seq takes lengths such as 512,1024 or a range"),
+        (["--seq", "4k:1k"], "got '4k:1k'"),
+        (["--seq", "12,x"], "--seq takes whole numbers"),
+        (["--seq", "0"], "--seq takes whole numbers"),
+        (["--heads", "1,2"], "--heads takes one whole number; got '1,2'."),
+        (["--dtype", "float8"], "--dtype takes float32, bfloat16, float16; got 'float8'."),
+        (["--against", "numpy"], "--against takes jax.nn, flax.nnx"),
+        (["--backend", "quick"], "--backend takes auto, "),
+        (["--variant", "nobody"], "--variant takes "),
+        (["--preset", "book", "--backend", "all"], "--backend is for attention alone"),
+        (["--preset", "book", "--full"], "--full is for attention alone"),
+        (["--seconds", "-1"], "--seconds takes a number above 0; got '-1'."),
+        (["--compare", "nowhere.json"], "nowhere.json cannot be read"),
+        (["--json", "no/folder/x.json"], "there is no folder no/folder"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_sentence(given, said, capsys):
+    assert bench(*given) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flax-attn bench: ") and said in " ".join(told.split())
+
+
+@pytest.mark.parametrize("whole", [2**25, 0], ids=["all rows", "some rows"])
+def test_who_is_wrong_gets_no_time(whole, monkeypatch):
+    monkeypatch.setattr(workloads, "WHOLE", whole)
+    proof.references.cache_clear()
+
+    @jax.custom_vjp
+    def backward_wrong(q, k, v):
+        return honest(q, k, v)
+
+    def back(kept, given):
+        dq, dk, dv = jax.vjp(honest, *kept)[1](given)
+        return dq, dk, dv * 1.01
+
+    backward_wrong.defvjp(lambda q, k, v: (honest(q, k, v), (q, k, v)), back)
+    right, off, turned = run(
+        contender(honest),
+        contender(lambda q, k, v: honest(q * 1.01, k, v)),
+        contender(backward_wrong),
+    )
+    proof.references.cache_clear()
+    assert right.status == "timed" and right.seconds and right.median and right.reason == ""
+    assert right.compile_seconds and right.first_seconds and right.temporary is not None
+    assert off.status == turned.status == "wrong" and not off.seconds and not turned.seconds
+    assert "output is off by" in off.reason and "gradient of v is off by" in turned.reason
+
+
+def test_of_many_weights_some_rows_and_a_smaller_workload_are_proven():
+    large = Workload(length=2**15, heads=5, batch=3)
+    assert large.cut() == replace(large, batch=1, heads=2, length=1024)
+    rows = large.rows()
+    assert {0, large.length - 1} < set(rows) and len(rows) < 20
+    assert list(TINY.rows()) == [*range(6)] and TINY.cut() == TINY
+
+
+def test_only_the_smaller_workload_is_wrong(monkeypatch):
+    """A fault in a row that is not looked at on the real shape."""
+    monkeypatch.setattr(workloads, "WHOLE", 2 * 3 * 6**2 - 1)
+    proof.references.cache_clear()
+
+    def fault(q, k, v):
+        o = honest(q, k, v)
+        return o if q.shape[0] > 1 else o * 1.01
+
+    (row,) = run(contender(fault), which=FORWARD)
+    proof.references.cache_clear()
+    assert row.status == "wrong"
+
+
+def test_an_error_is_a_reason_and_no_end():
+    def broken(q, k, v):
+        raise RuntimeError("no such kernel.\nlong story")
+
+    failed, fine = run(contender(broken), contender(honest), which=FORWARD)
+    assert failed.status == "left out" and failed.reason == "RuntimeError: no such kernel"
+    assert fine.status == "timed"
+
+
+def test_who_would_take_too_long_or_too_much_is_left_out():
+    slow = race.Race([contender(honest)], replace(ONCE, call=1.0))
+    rows = []
+    slow.run(TINY, FORWARD, rows)
+    slow.rate = {key: 1e9 for key in slow.rate}
+    slow.run(TINY, FORWARD, rows)
+    assert rows[0].status == "timed" and "a call would take about" in rows[1].reason
+    (row,) = run(replace(contender(honest), quadratic=(2**50, 2**50)))
+    assert row.status == "left out" and "GiB" in row.reason
+
+
+def test_memory_alone_is_measured():
+    (row,) = run(contender(honest), settings=replace(ONCE, timed=False))
+    assert row.status == "measured" and row.temporary and not row.seconds and row.proof
+    (row,) = run(contender(lambda q, k, v: v), settings=replace(ONCE, timed=False))
+    assert row.status == "wrong"
+
+
+def test_calls_can_be_chained():
+    calls = []
+
+    def call(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x + 1
+
+    program = JaxProgram(call, lambda arrays: arrays["x"], dict, FORWARD)
+    placed = program.place({"x": np.zeros(3, np.float32), workloads.COTANGENT: np.zeros(3)})
+    run = program.chained(placed, 4)
+    assert run is not None and not calls
+    run()
+    jax.effects_barrier()
+    assert len(calls) == 4
+
+
+def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(monkeypatch):
+    heard = []
+
+    def call(q, k, v):
+        heard.append(jax.config.jax_default_matmul_precision)
+        return honest(q, k, v)
+
+    monkeypatch.setattr(race, "platform", lambda: "gpu")
+    monkeypatch.setattr(race, "DISPATCH", 1e9)
+    (row,) = run(contender(call))
+    assert row.status == "timed" and row.seconds and heard[0] == "highest" and None in heard
+
+
+def test_every_backend_runs_or_refuses_by_name(monkeypatch):
+    names = functions.names_of_backends()
+    rows = run(*functions.ours(names), which=FORWARD)
+    assert [row.contender for row in rows] == ["flax_attn", *(f"flax_attn:{n}" for n in names[1:])]
+    by_name = {row.contender: row for row in rows}
+    assert by_name["flax_attn"].backend == "reference"
+    assert by_name["flax_attn:blockwise"].status == "timed"
+    assert by_name["flax_attn:cudnn"].status == "left out" and by_name["flax_attn:cudnn"].reason
+
+
+def test_the_command_writes_reads_and_compares(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(functions, "others", lambda: [contender(honest, "honest")])
+    given = ["--seq", "6", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
+    given += ["--no-grad", "--causal"]
+    assert bench(*given, "--against", "jax.nn", "--out", tmp_path) == 0
+    told = capsys.readouterr().out
+    assert told.index("time over that of flax_attn") < told.index("every figure")
+    kept = result.read(tmp_path / "bench.json")
+    assert kept.complete and [row.contender for row in kept.rows] == ["flax_attn", "honest"]
+    assert all(row.workload == replace(TINY) and row.seconds for row in kept.rows)
+    again = tmp_path / "again.json"
+    kept.write(again)
+    assert result.read(again) == kept
+    assert "| T | B x N | pass | flax_attn | honest |" in (tmp_path / "bench.md").read_text()
+    assert (tmp_path / "bench.png").exists() == (plot.absent() is None)
+    old = tmp_path / "bench.json"
+    assert bench(*given, "--against", "none", "--compare", old) == 0
+    assert "old over new" in capsys.readouterr().out
+    assert bench(*given, "--against", "none", "--batch", "1", "--compare", old) == 0
+    assert "was run here too" in capsys.readouterr().out
+
+
+def test_ratios_of_old_to_new():
+    def with_times(*seconds):
+        row = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed")
+        return result.Results("", "", MACHINE, [replace(row, seconds=list(seconds))])
+
+    found = table.compared(with_times(1.0, 2.0, 9.0), with_times(6.0))
+    assert [cells[0] for cells in found.rows] == ["3x"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", json.dumps({"format": result.FORMAT, "rows": [{}]})]
+)
+def test_only_our_files_are_read(text, tmp_path, capsys):
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    assert bench("--compare", path) == 2
+    assert "flax-attn bench" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    def stop(q, k, v):
+        if q.shape[1] == 12:
+            raise KeyboardInterrupt
+        return honest(q, k, v)
+
+    monkeypatch.setattr(functions, "others", lambda: [contender(stop, "stopping")])
+    path = tmp_path / "kept.json"
+    given = ["--seq", "6,12", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
+    assert bench(*given, "--no-grad", "--against", "jax.nn", "--json", path) == 130
+    assert "stopped; what was measured before" in capsys.readouterr().out
+    rows = result.read(path).rows
+    assert [(r.workload.length, r.contender, r.status) for r in rows] == [
+        (6, "flax_attn", "timed"),
+        (6, "stopping", "timed"),
+        (12, "flax_attn", "left out"),
+        (12, "stopping", "left out"),
+    ]
+    assert rows[2].reason == rows[3].reason == "stopped before it was measured"
+    assert not result.read(path).complete
+
+
+def test_a_page_keeps_what_people_wrote(tmp_path):
+    path = Path(tmp_path, "page.md")
+    path.write_text("# Page\n\nwritten by hand\n")
+    first, last = marks = page.marks(result.Results("", "", MACHINE), "flash")
+    page.write(path, "one\n", marks)
+    page.write(path, "other\n", ("<!-- a -->", "<!-- b -->"))
+    page.write(path, "two\n", marks)
+    assert path.read_text() == (
+        f"# Page\n\nwritten by hand\n\n{first}\ntwo\n{last}\n\n<!-- a -->\nother\n<!-- b -->\n"
+    )
+
+
+def test_slow_16_bits_on_a_gpu_are_told():
+    row = result.Row(replace(TINY, dtype="bfloat16"), FORWARD, "flax_attn", "flax_attn")
+    row = replace(row, status="timed", seconds=[1.0], backend="reference")
+    on = {**MACHINE, "platform": "gpu"}
+    told = table.remarks(result.Results("", "", on, [row], complete=True))
+    assert len(told) == 1 and "'reference'" in told[0] and "explain" in told[0]
+    assert not table.remarks(result.Results("", "", MACHINE, [row], complete=True))
+
+
+def test_presets_have_the_sizes_that_were_promised():
+    found = presets.presets()
+    assert set(found) == {"", "flash", "window", "memory", "book"}
+    flash = found["flash"].workloads()
+    assert {w.width for w in flash} == {64, 128, 256} and {w.mask for w in flash} == {
+        "causal",
+        "full",
+    }
+    assert {512, 16384} < {w.length for w in flash}
+    assert found["memory"].workloads()[-1] == Workload(65536, heads=1)
+    (book,) = found["book"].workloads()
+    assert (book.batch, book.length, book.features, book.heads) == (8, 1024, 768, 12)
