@@ -53,8 +53,8 @@ def attend(
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
-        `explain` lists. `use_backend` says what "auto" means. Forward-mode and higher derivatives need "reference", which "auto" takes
-        below 128 x 128 weights a head.
+        `explain` lists; `use_backend` says it for all inside. Forward-mode and higher derivatives
+        need "reference", which "auto" takes below 128 x 128 weights a head.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:

@@ -221,7 +221,7 @@ def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
 def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
     """Segment ids of queries and keys for the part of a mask that is not static, if there is any.
 
-    What lies beyond a length has ids of its own, which the other side has not.
+    Keys beyond a length have an id that no query has; queries beyond one are silenced outside.
     """
     parts = [part for part in parts_of(mask) if not part.is_static]
     if not parts:
@@ -230,16 +230,12 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
     for part in parts:
         if isinstance(part, Segments):
             q, k = part.q_ids, part.kv_ids
-    least = jnp.minimum(q.min(), k.min())
+    nobodys = q.min() - 1
     for part in parts:
         band = band_of(part)
         if band is not None:
-            at = (jnp.arange(n, dtype=jnp.int32)[None] for n in (sizes.T, sizes.S))
-            inside = [
-                True if n is None else x < jnp.asarray(n)[:, None]
-                for x, n in zip(at, (band.rows, band.kv), strict=True)
-            ]
-            q, k = jnp.where(inside[0], q, least - 1), jnp.where(inside[1], k, least - 2)
+            lengths = jnp.asarray(band.kv, jnp.int32)[:, None]
+            k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] < lengths, k, nobodys)
     return q, k
 
 
