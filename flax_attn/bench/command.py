@@ -44,7 +44,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     old = None if options.compare is None else read(Path(options.compare))
     files = _files(options)
     works = preset.workloads(
-        want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch
+        want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
     command = f"flax-attn bench {shlex.join(sys.argv[2:])}".strip()
     results = Results(preset.title, command, machine(want.dtypes), absent=absent)
@@ -178,6 +178,10 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
         if want.backends != ("auto",):
             raise ValueError(
                 "--backend is for attention alone; whole layers choose for themselves."
+            )
+        if want.extras != ("plain",):
+            raise ValueError(
+                "the layers that are compared are plain; --with is for attention alone."
             )
         if want.masks == ("full",):
             raise ValueError(

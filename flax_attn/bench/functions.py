@@ -29,7 +29,7 @@ def ours(backends: Sequence[str]) -> list[Contender]:
 
 def _ours(backend: str) -> Contender:
     def make(w: Workload) -> Call:
-        return lambda held: attend(*held, mask=w.rule, backend=backend)
+        return lambda held: attend(*held, mask=w.rule, backend=backend, **w.options)
 
     def refusal(w: Workload, which: str) -> str | None:
         return None if backend == "auto" else _verdict(w, backend)
@@ -57,7 +57,7 @@ def chosen(w: Workload) -> str:
 def _explained(w: Workload) -> Any:
     found = []
     x = jax.ShapeDtypeStruct((w.batch, w.length, w.heads, w.width), w.dtype)
-    jax.eval_shape(lambda x: found.append(explain(x, x, x, mask=w.rule)), x)
+    jax.eval_shape(lambda x: found.append(explain(x, x, x, mask=w.rule, **w.options)), x)
     return found[0]
 
 
@@ -163,7 +163,12 @@ def _tokamax(w: Workload) -> Call:
     flags = import_module("absl.flags").FLAGS
     if not flags.is_parsed():
         flags.mark_as_parsed()  # or tokamax reads the options of this command as its own
-    return _jax_nn(import_module("tokamax").dot_product_attention, w)
+    more = {"logits_soft_cap": 50.0} if w.extra == "softcap" else {}
+    return _jax_nn(partial(import_module("tokamax").dot_product_attention, **more), w)
+
+
+def _plain(w: Workload, which: str) -> str | None:
+    return None if w.extra == "plain" else f"it has no {w.extra}"
 
 
 def _layer(w: Workload, which: str) -> Program:
@@ -172,15 +177,23 @@ def _layer(w: Workload, which: str) -> Program:
 
 def others() -> list[Contender]:
     """Everybody else's attention of q, k and v."""
+    jax_nn = partial(_jax_nn, jax.nn.dot_product_attention)
+    builds = {
+        "jax.nn": partial(_jax, jax_nn),
+        "flax.nnx": partial(_jax, _nnx),
+        "equinox": partial(_jax, _equinox),
+        "torch": partial(_torch, _sdpa),
+        "torch.eager": partial(_torch, _eager),
+        "torch.compile": partial(_torch, _compiled),
+        "nn.MultiheadAttention": _layer,
+        "tokamax": partial(_jax, _tokamax),
+    }
+    held = {"torch.eager": (3, 5), "torch.compile": (3, 5)}
+    refusals = {
+        "nn.MultiheadAttention": lambda *_: LAYER,
+        "tokamax": lambda w, which: "it has no sinks" if w.extra == "sinks" else None,
+    }
     return [
-        Contender(
-            "jax.nn", "jax.nn", partial(_jax, partial(_jax_nn, jax.nn.dot_product_attention))
-        ),
-        Contender("flax.nnx", "flax.nnx", partial(_jax, _nnx)),
-        Contender("equinox", "equinox", partial(_jax, _equinox)),
-        Contender("torch", "torch", partial(_torch, _sdpa)),
-        Contender("torch.eager", "torch.eager", partial(_torch, _eager), quadratic=(3, 5)),
-        Contender("torch.compile", "torch.compile", partial(_torch, _compiled), quadratic=(3, 5)),
-        Contender("nn.MultiheadAttention", "nn.MultiheadAttention", _layer, lambda *_: LAYER),
-        Contender("tokamax", "tokamax", partial(_jax, _tokamax)),
+        Contender(name, name, build, refusals.get(name, _plain), quadratic=held.get(name, (0, 0)))
+        for name, build in builds.items()
     ]

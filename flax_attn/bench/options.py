@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .workload import BOTH, DTYPES, FORWARD, PASSES
+from .workload import BOTH, DTYPES, EXTRAS, FORWARD, PASSES
 
 TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 NUMBER = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
@@ -36,6 +36,7 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="the causal mask alone")
     masks.add_argument("--full", action="store_true", help="no mask alone")
+    add("--with", metavar="NAMES", help=f"{','.join(EXTRAS)}, each apart; default plain")
     add("--against", metavar="NAMES", help="contenders: jax.nn,flax.nnx,equinox,torch,... or none")
     add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
     add("--rounds", metavar="N", help="how often each is timed, at most")
@@ -61,6 +62,7 @@ class Asked:
     dtypes: tuple[str, ...] = ("float32",)
     passes: tuple[str, ...] = PASSES
     masks: tuple[str, ...] | None = None
+    extras: tuple[str, ...] = ("plain",)
     against: tuple[str, ...] | None = None
     backends: tuple[str, ...] = ("auto",)
     rounds: int | None = None
@@ -85,6 +87,7 @@ def asked(options: argparse.Namespace) -> Asked:
         dtypes=("float32",) if options.dtype is None else dtypes(options.dtype),
         passes=passes,
         masks=masks,
+        extras=extras(getattr(options, "with") or "plain"),
         against=None if options.against is None else _names(options.against),
         backends=("auto",) if options.backend is None else _names(options.backend),
         rounds=None if options.rounds is None else _count("--rounds", options.rounds),
@@ -120,6 +123,14 @@ def dtypes(text: str) -> tuple[str, ...]:
         if name not in DTYPES:
             raise ValueError(f"--dtype takes {', '.join(DTYPES)}; got {name!r}.")
     return found
+
+
+def extras(text: str) -> tuple[str, ...]:
+    """What comes with the mask, by name."""
+    for name in _names(text):
+        if name not in EXTRAS:
+            raise ValueError(f"--with takes {', '.join(EXTRAS)}; got {name!r}.")
+    return _names(text)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from .settings import Settings
 from .workload import LAYER, Workload, platform
@@ -42,18 +43,16 @@ class Preset:
         dtypes: Sequence[str] = ("float32",),
         heads: int | None = None,
         batch: int | None = None,
+        extras: Sequence[str] = ("plain",),
     ) -> list[Workload]:
         """The workloads, with what is given in place of the preset's own, longest last."""
         found = []
-        for dtype in dtypes:
-            for mask in masks or self.masks:
-                for width in widths or self.widths:
-                    for length in lengths or self.lengths:
-                        own = self.shape(length, width)
-                        work = Workload(length, width, own[0], own[1], dtype, mask)
-                        work = replace(work, window=self.window, layer=self.layer)
-                        work = replace(work, heads=heads or own[0], batch=batch or own[1])
-                        found.append(work)
+        kinds = product(dtypes, masks or self.masks, extras, widths or self.widths)
+        for dtype, mask, extra, width in kinds:
+            for length in lengths or self.lengths:
+                own = self.shape(length, width)
+                work = Workload(length, width, heads or own[0], batch or own[1], dtype, mask, extra)
+                found.append(replace(work, window=self.window, layer=self.layer))
         return found
 
 

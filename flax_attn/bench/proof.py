@@ -119,7 +119,7 @@ def _run(w: Workload, arrays: Found) -> Found:
 
 def function(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
     """The judged rows of the attention of q, k and v, one batch entry at a time."""
-    return _entries(held["q"][:, rows], held["k"], held["v"], seen)
+    return _entries(held["q"][:, rows], held["k"], held["v"], seen, w.options)
 
 
 def layer(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
@@ -134,13 +134,13 @@ def layer(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Arra
 
     x, (query, key, value, out) = held["x"], PROJECTIONS
     q = heads(project(query, x[:, rows]))
-    o = _entries(q, heads(project(key, x)), heads(project(value, x)), seen)
+    o = _entries(q, heads(project(key, x)), heads(project(value, x)), seen, {})
     return project(out, o.reshape(*o.shape[:2], w.features))
 
 
-def _entries(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+def _entries(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, options: Any) -> jax.Array:
     def one(given: Any) -> jax.Array:
-        return attend(*given, mask=seen, backend="reference")
+        return attend(*given, mask=seen, backend="reference", **options)
 
     entry: Callable = jax.checkpoint(one)
     return jax.lax.map(entry, (q, k, v))

@@ -17,7 +17,7 @@ from .workload import BOTH, Workload, platform
 
 SHORT = 2e-3  # seconds: what is shorter is run several times for one timing
 SETTLED = 0.5  # seconds: what took longer in its first call needs no trial to be timed
-WARM = 50e-3  # seconds: what is shorter is run once untimed before each timing
+WARM = 1.0  # seconds: what is shorter is run once untimed before each timing
 DISPATCH = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
 Told = Callable[[str], None]
 
@@ -189,4 +189,4 @@ def _spent(entry: Entry) -> float:
 
 def _kind(row: Row) -> tuple:
     w = row.workload
-    return row.contender, row.which, w.mask, w.dtype, w.width, w.layer
+    return row.contender, row.which, w.seen, w.dtype, w.width, w.layer

@@ -56,7 +56,7 @@ def times(factor: float) -> str:
 
 
 def _group_of(w: Workload) -> tuple:
-    return w.layer or "", w.dtype, w.mask, w.window or 0, w.width
+    return w.layer or "", w.dtype, w.seen, w.width
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -68,11 +68,10 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 def heading(w: Workload) -> str:
     """What the workloads of one group share."""
-    seen = f"window {w.window}" if w.window is not None else w.mask
     if w.layer not in (None, LAYER):
         return f"{w.layer}, width {w.features}, {w.dtype}"
     what = f"whole layer, width {w.features}" if w.layer else f"head width {w.width}"
-    return f"{what}, {seen}, {w.dtype}"
+    return f"{what}, {w.seen}, {w.dtype}"
 
 
 def races(rows: Sequence[Row]) -> list[list[Row]]:

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..masks import CAUSAL, FULL, Mask, Window
+from ..scores import softcap
 
 FORWARD, BOTH = "fwd", "fwd+bwd"
 PASSES = (FORWARD, BOTH)
+EXTRAS = ("plain", "softcap", "sinks")
 DTYPES = ("float32", "bfloat16", "float16")
 WHOLE = 2**25  # weights that are proven one by one; of more, some rows, and all of a smaller one
 CUT_LENGTH, CUT_HEADS = 1024, 2
@@ -30,6 +32,7 @@ class Workload:
       batch: B.
       dtype: of inputs and weights.
       mask: "causal", "full" or "window", which is causal too.
+      extra: "softcap", logits capped at 50, or "sinks", one a head from -1 to 1; else "plain".
       window: how many keys a query of a window sees, its own included.
       layer: None for the function of q, k and v; for a whole layer `LAYER` or another variant.
       seed: of the inputs and weights.
@@ -45,6 +48,7 @@ class Workload:
     batch: int = 1
     dtype: str = "float32"
     mask: str = "causal"
+    extra: str = "plain"
     window: int | None = None
     layer: str | None = None
     seed: int = 0
@@ -55,6 +59,19 @@ class Workload:
         if self.window is not None:
             return Window(self.window - 1, 0)
         return CAUSAL if self.mask == "causal" else FULL
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `attend` takes beside the mask."""
+        if self.extra == "softcap":
+            return {"score": softcap(50.0)}
+        return {"sinks": jnp.linspace(-1.0, 1.0, self.heads)} if self.extra == "sinks" else {}
+
+    @property
+    def seen(self) -> str:
+        """The mask and what comes with it, in words."""
+        mask = self.mask if self.window is None else f"window {self.window}"
+        return mask if self.extra == "plain" else f"{mask}, {self.extra}"
 
     @property
     def pairs(self) -> int:
@@ -136,10 +153,8 @@ class Workload:
         return asdict(self)
 
     def __str__(self) -> str:
-        seen = f"window {self.window}" if self.window is not None else self.mask
-        return (
-            f"B {self.batch}, T {self.length}, N {self.heads}, H {self.width}, {seen}, {self.dtype}"
-        )
+        sizes = f"B {self.batch}, T {self.length}, N {self.heads}, H {self.width}"
+        return f"{sizes}, {self.seen}, {self.dtype}"
 
 
 def platform() -> str:
