@@ -23,6 +23,7 @@ from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .layers import SingleHeadAttention as SingleHeadAttention
 from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .layers import UniformCausalAverage as UniformCausalAverage
+from .machine import aim as aim
 from .masks import CAUSAL as CAUSAL
 from .masks import FULL as FULL
 from .masks import Causal as Causal

@@ -19,11 +19,13 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from .. import taps
+from .._arrays import varying_alike
 from .._types import Sizes
 from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
 from ..rules import Rules, sizes_of
 
 SMALL = 256 * 256  # query-key pairs of a head
+ROWS = 256  # queries that are asked at once what they see
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -39,6 +41,12 @@ def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
 def is_number(x: Any) -> bool:
     """Whether `x` is known while a function is traced: a number, no array."""
     return isinstance(x, int | float | np.number)
+
+
+def of_shard_map(x: jax.Array) -> str | None:
+    """Why a Pallas kernel, which does not say over which axes its output varies, cannot run."""
+    varies = jax.typeof(x).manual_axis_type.varying
+    return "needs check_vma=False in the shard_map around it" if varies else None
 
 
 # What a mask is.
@@ -122,13 +130,31 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
     """
     band = band_of(mask)
     if band is None:
-        seen = jnp.asarray(mask(*sizes._replace(N=1).grid()))  # reduced as it is made
-        return seen.any(axis=3)[:, 0], seen.any(axis=2)[:, 0]
+        return _alive_by_rows(mask, sizes)
     rows, keys = (
         None if isinstance(x, np.ndarray) and x.all() else jnp.asarray(x)
         for x in alive_in(band, sizes)
     )
     return rows, keys
+
+
+def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """The same for any mask, a few queries at a time: never an array of T x S."""
+    b, n, _, k = (jnp.asarray(x) for x in sizes._replace(N=1).grid())
+    rows = min(ROWS, sizes.T)
+
+    def step(keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q = jnp.minimum(at * rows, sizes.T - rows) + jnp.arange(rows, dtype=jnp.int32)
+        seen = jnp.asarray(mask(b, n, q.reshape(1, 1, rows, 1), k))
+        seen = jnp.broadcast_to(seen, (sizes.B, 1, rows, sizes.S))[:, 0]
+        return keys | seen.any(axis=1), seen.any(axis=2)
+
+    count = -(-sizes.T // rows)
+    keys = varying_alike((jnp.zeros((sizes.B, sizes.S), bool), mask))[0]
+    keys, found = jax.lax.scan(step, keys, jnp.arange(count, dtype=jnp.int32))
+    whole = jnp.moveaxis(found[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
+    last = found[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
+    return jnp.concatenate([whole, last], axis=1), keys
 
 
 def alive_in(band: Band, sizes: Sizes) -> tuple[Any, Any]:
@@ -188,20 +214,7 @@ def serve(
         q = jnp.where(rows[:, :, None, None], q, 0)
     if keys is not None:
         k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
-    return _run(kernel, *_alike((q, k, v, given, rules.sinks, rows)))
-
-
-def _alike(args: Any) -> Any:
-    """All arrays vary over the same axes of a `shard_map`; nothing changes outside of one."""
-    args = jax.tree.map(jnp.asarray, args)
-    axes = [jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(args)]
-    every = frozenset().union(*axes)
-    return jax.tree.map(lambda x: _varying(x, every), args)
-
-
-def _varying(x: jax.Array, axes: frozenset) -> jax.Array:
-    more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-    return jax.lax.pcast(x, more, to="varying") if more else x
+    return _run(kernel, *varying_alike((q, k, v, given, rules.sinks, rows)))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -21,11 +21,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ... import reference, taps
+from ..._arrays import varying_alike
 from ..._types import wide
 from ...machine import platform_of
 from ...rules import Rules, sizes_of
 from .block import leaves_of
-from .hoist import hoist, varying_alike
+from .hoist import hoist
 from .plan import Plan, plan_of
 from .units import backward_units, forward_units
 

@@ -119,18 +119,3 @@ def _over_block(one: Callable[..., jax.Array], *logits: jax.Array) -> Callable[.
         return f(b, n, q, k, *logits)
 
     return over
-
-
-def varying_alike(tree: Any) -> Any:
-    """All leaves as arrays that vary over the same axes of a `shard_map`; nothing outside one."""
-    tree = jax.tree.map(jnp.asarray, tree)
-    axes = frozenset().union(
-        *(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(tree))
-    )
-    return jax.tree.map(lambda x: varying(x, axes), tree)
-
-
-def varying(x: jax.Array, axes: frozenset) -> jax.Array:
-    """`x`, varying over these axes of a `shard_map` too."""
-    more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-    return jax.lax.pcast(x, more, to="varying") if more else x

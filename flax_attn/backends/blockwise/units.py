@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..._arrays import varying_alike
 from ..._types import wide
 from ...rules import Rules
 from ...scores import Identity
 from .block import Block, add, is_cut, kept, leaves_of, local, quiet, scored, visible
-from .hoist import varying_alike
 from .plan import Plan
 from .walk import over_keys, over_queries
 
@@ -58,8 +58,9 @@ def forward_units(
     v: Float[Array, "B S K h"],
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
-    """Output, in the dtype of q, and lse, in float32 or wider, without sinks."""
+    """Output and lse, before the sinks; where there are none the output is as narrow as q."""
     G, sizes = plan.groups, plan.sizes
+    kind = q.dtype if rules.sinks is None else wide(q.dtype)
 
     def one(q, k, v, b, n):
         at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
@@ -71,7 +72,7 @@ def forward_units(
 
     if plan.batched:
         o, lse = jax.vmap(one)(split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], *_places(plan))
-        return join(o, sizes.B).astype(q.dtype), lse.reshape(sizes.B, sizes.N, sizes.T)
+        return join(o, sizes.B).astype(kind), lse.reshape(sizes.B, sizes.N, sizes.T)
 
     def step(whole, place):
         b, n = place
@@ -80,7 +81,7 @@ def forward_units(
         o = jnp.moveaxis(o, 0, 1)[None]
         return (put(whole[0], o, b, 0, n, 0), put(whole[1], lse[None], b, n, 0)), None
 
-    o = jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    o = jnp.zeros((*q.shape[:3], v.shape[3]), kind)
     lse = jnp.zeros((sizes.B, sizes.N, sizes.T), wide(q.dtype))
     return jax.lax.scan(step, varying_alike((o, lse, q))[:2], _places(plan))[0]
 

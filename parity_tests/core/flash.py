@@ -1,0 +1,97 @@
+"""A fused kernel, played in plain JAX: what stands in for those that need another machine.
+
+It does what they do and no more: queries that see nothing give NaN, hidden NaN is multiplied by
+zero, and the backward pass knows the cotangent of the log-sum-exp only through rowsum(do * o).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flax_attn import reference
+from flax_attn.parity import judge
+from flax_attn.rules import sizes_of
+
+
+def logits_of(q, k, scale, cap=None, bias=None):
+    s = scale * jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, q.shape[2] // k.shape[2], axis=2))
+    s = s if bias is None else s + bias
+    return s if cap is None else cap * jnp.tanh(s / cap)
+
+
+def forward(q, k, v, seen, *logits):
+    """Output and lse; `seen` broadcasts to B N T S, `logits` are scale, cap and bias."""
+    s = jnp.where(seen, logits_of(q, k, *logits), -jnp.inf)
+    lse = jax.nn.logsumexp(s, axis=-1)
+    p = jnp.exp(s - lse[..., None])
+    v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
+    return jnp.einsum("bnts,bsnh->btnh", p, v), jnp.where(jnp.isneginf(lse), jnp.nan, lse)
+
+
+def backward(q, k, v, seen, o, lse, do, *logits):
+    """The gradients of q, k, v and, if there is one, of the bias."""
+    scale, cap, bias = (*logits, None, None)[:3]
+    wide = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
+    s, pull = jax.vjp(lambda q, k, bias: logits_of(q, k, scale, cap, bias), q, k, bias)
+    p = jnp.where(seen, jnp.exp(s - lse[..., None]), 0)
+    delta = jnp.swapaxes(jnp.sum(do * o, axis=-1), 1, 2)[..., None]
+    ds = p * (jnp.einsum("btnh,bsnh->bnts", do, wide) - delta)
+    dv = jnp.einsum("bnts,btnh->bsnh", p, do)
+    dq, dk, dbias = pull(ds)
+    return dq, dk, dv.reshape(*v.shape[:3], -1, v.shape[3]).sum(3), dbias
+
+
+# How an adapter is held against the reference.
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
+
+
+def outcome(forward, q, k, v, rules, wanted=(True, True)):
+    """Output, lse and all gradients, by cotangents of the output, of the lse or of both."""
+    rules = rules.bind(sizes_of(q, k), q.shape[-1])
+
+    def chosen(*given):
+        return [x for x, is_wanted in zip(forward(*given), wanted, strict=True) if is_wanted]
+
+    @jax.jit
+    def run(*given):
+        out, back = jax.vjp(chosen, *given)
+        cotangents = [normal(8, *x.shape).astype(x.dtype) for x in out]
+        seen = zip(out, cotangents, strict=True)
+        grads = jax.tree.leaves(back([jnp.where(jnp.isneginf(x), 0, y) for x, y in seen]))
+        return out, [x for x in grads if x.dtype != jax.dtypes.float0]
+
+    out, grads = run(q, k, v, rules)
+    return [np.asarray(x) for x in (*out, *grads)]
+
+
+def check_same(got, want):
+    """In float64: one function, dtypes included."""
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        scale = judge.gradient_scale(want[2:], b) if i > 1 else None
+        verdict = judge.same_function(a, b, scale, zero=True)
+        assert verdict.ok and a.dtype == b.dtype, (i, verdict)
+
+
+def check_precision(forward, q, k, v, rules, wanted=(True, True)):
+    """In a narrow dtype: as near to the truth as the reference is, or nearly so."""
+    got, own = (outcome(f, q, k, v, rules, wanted) for f in (forward, reference.forward))
+    dtype = q.dtype.name
+    with jax.enable_x64(True):
+        wide = [x.astype(jnp.float64) for x in (q, k, v)]
+        truth = outcome(reference.forward, *wide, widened(rules), wanted)
+    for i, (a, b, true) in enumerate(zip(got, own, truth, strict=True)):
+        scale = judge.whole_gradient(truth[2:]) if i > 1 else None
+        verdict = judge.same_precision(a, b, true, dtype, scale, zero=True)
+        assert verdict.ok and a.dtype == b.dtype, (i, verdict)
+
+
+def widened(tree):
+    """All that is floating in float64."""
+
+    def widen(x):
+        return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(widen, tree)
