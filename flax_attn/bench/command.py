@@ -46,7 +46,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     works = preset.workloads(
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
-    command = f"flax-attn bench {shlex.join(sys.argv[2:])}".strip()
+    command = f"flax-attn bench {shlex.join(_told_apart(sys.argv[2:]))}".strip()
     results = Results(preset.title, command, machine(want.dtypes), absent=absent)
     console.print(page.machine_of(results), markup=False, highlight=False)
     try:
@@ -65,6 +65,15 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         console.print("stopped; what was measured before is shown and written")
         return 130
     return 1 if any(row.status == "wrong" for row in results.rows) else 0
+
+
+def _told_apart(args: Sequence[str]) -> list[str]:
+    """The options without those that name files, which are nobody else's."""
+    found, files = [], ("--json", "--markdown", "--png", "--out", "--compare")
+    for before, arg in zip(["", *args], args, strict=False):
+        if before not in files and arg.split("=")[0] not in files:
+            found.append(arg)
+    return found
 
 
 def run(

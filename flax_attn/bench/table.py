@@ -179,8 +179,8 @@ def remarks(results: Results) -> list[str]:
     load, cores = results.machine.get("load"), results.machine.get("cores")
     if load and cores and load > BUSY * cores:
         found.append(
-            f"The machine was busy when the run began (load {load:.1f} on {cores} cores): these "
-            "times are not to be relied on."
+            f"Other work ran when this began (load {load:.1f} on {cores} cores): trust the ratios "
+            "before the times."
         )
     if results.machine.get("compilation_cache"):
         found.append("A compilation cache is set: compile times may be those of reading it.")

@@ -10,22 +10,11 @@ from jax.extend.core import jaxprs_in_params
 from flax_attn import (
     CAUSAL,
     FULL,
-    Causal,
-    Chunked,
     Dropout,
-    Keep,
-    Lengths,
     MultiHeadAttention,
-    Segments,
-    Window,
-    additive,
-    alibi,
     attend,
     attention_weights,
-    modify,
-    softcap,
 )
-from flax_attn.backends import BACKENDS
 from flax_attn.parity import judge
 
 B, T, S, N, K, H, W = 2, 5, 7, 6, 3, 4, 8
@@ -117,41 +106,7 @@ def test_a_hidden_finite_value_changes_not_one_bit():
 
 
 # 3. A knob reaches the arithmetic or raises.
-
-KNOBS = {
-    "nothing": {},
-    "causal": {"mask": CAUSAL},
-    "causal from the end": {"mask": Causal("end")},
-    "window": {"mask": Window(1, 2)},
-    "chunks": {"mask": Chunked(3)},
-    "lengths": {"mask": Lengths(np.asarray([7, 2]))},
-    "segments": {"mask": Segments(np.arange(T) // 2, np.arange(S) // 3)},
-    "dense": {"mask": seen()},
-    "scale": {"scale": 0.3},
-    "softcap": {"score": softcap(1.5)},
-    "alibi": {"score": alibi(np.arange(N) / 7.0)},
-    "bias": {"score": additive(np.random.RandomState(5).standard_normal((N, T, S)))},
-    "function": {"score": modify(lambda x, b, n, q, k: x * (1 + 0.1 * k))},
-    "sinks": {"sinks": np.linspace(-1.0, 1.0, N)},
-    "keep": {"dropout": Keep(seen(6), 0.4)},
-}
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("knob", KNOBS)
-def test_every_backend_equals_the_reference_or_refuses_by_name(name, knob):
-    q, k, v = qkv()
-    rules = KNOBS[knob]
-    if BACKENDS[name].refusal(q, k, v, None) is not None:
-        with pytest.raises(NotImplementedError, match=name):
-            attend(q, k, v, backend=name, **rules)
-        return
-    want = outcome(q, k, v, backend="reference", **rules)
-    assert all(
-        same(a, b) for a, b in zip(outcome(q, k, v, backend=name, **rules), want, strict=True)
-    )
-    if rules:
-        assert not same(want[0], attend(q, k, v, backend="reference"))
+# Every backend with every knob: test_battery.py.
 
 
 def test_drawn_dropout_reaches_the_arithmetic():
