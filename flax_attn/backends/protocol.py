@@ -11,7 +11,7 @@ from these two and the output's cotangent. The rest is done around it, once for 
 
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +184,7 @@ def _least(a: np.ndarray, b: Any) -> Any:
 # The kernel.
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """A kernel for one kind of request; hashable, so that it compiles once.
 
