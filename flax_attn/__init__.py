@@ -1,5 +1,6 @@
 """Attention in JAX that can be trusted: every variant a Flax module, proven equal to PyTorch."""
 
+from . import taps as taps
 from .attend import attend as attend
 from .attend import attention_weights as attention_weights
 from .attend import explain as explain

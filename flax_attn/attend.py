@@ -95,8 +95,17 @@ def attention_weights(
 ) -> Float[Array, "*B N T S"]:
     """The weights that `attend` gives the values, before dropout, by the plain formula.
 
-    In float32 or wider. Arguments and errors are those of `attend`; rows that may look at nothing
-    are zero, the others sum to one, less what goes to the sink.
+    In float32 or wider; rows that may look at nothing are zero, the others sum to one, less what
+    goes to the sink.
+
+    Args:
+      q, k: queries `*B T N H` and keys `*B S K H`.
+      mask, score, scale, sinks: as of `attend`.
+
+    Raises:
+      ValueError, TypeError: as `attend` does.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import CAUSAL, attention_weights
@@ -114,6 +123,9 @@ def use_backend(name: str) -> Any:
 
     It raises where that one cannot serve a request; "auto" gives the choice back. `jax.jit` traces
     anew for another backend. The environment variable FLAX_ATTN_BACKEND says it for a process.
+
+    Args:
+      name: "auto", or a backend that `explain` lists.
 
     Raises:
       ValueError: for a name that is no backend's.
@@ -143,7 +155,14 @@ def explain(
 ) -> Explanation:
     """Every backend's verdict on a request: accepted, or the reason why it refuses.
 
-    Arguments and errors are those of `attend`; nothing is computed. Prints as a table.
+    Nothing is computed. Prints as a table; `.chosen` is the name of the one that `attend` takes.
+
+    Args:
+      q, k, v: `*B T N H`, `*B S K H`, `*B S K h`.
+      mask, score, scale, sinks, dropout: as of `attend`.
+
+    Raises:
+      ValueError, TypeError: as `attend` does; a backend that refuses is no error here.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import explain

@@ -15,8 +15,10 @@ import jax
 from rich.console import Console
 from rich.progress import Progress
 
+from .attend import use_backend
+from .backends import BACKENDS
 from .bench.options import add_to as add_bench
-from .parity import ParityError, Report, certificate
+from .parity import Case, ParityError, Report, certificate
 from .parity.case import has_torch
 from .parity.collect import select
 from .parity.compare import versions
@@ -123,7 +125,8 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     if options.html:
         Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
-        _write_markdown(Path(options.markdown), certificate.markdown(lines))
+        backends = _backends(wanted) if live else {}
+        _write_markdown(Path(options.markdown), certificate.markdown(lines, backends))
     return 0 if proofs and all(line.ok for line in lines) else 1
 
 
@@ -164,6 +167,26 @@ def _proofs(wanted: Sequence[Job], progress: Progress) -> Iterator[Proof]:
     for job, report in zip(wanted, prove(wanted), strict=True):
         progress.update(task, description=job.case.variant, advance=1)
         yield job.case.variant, job.case.proven_equal_to, report
+
+
+def _backends(wanted: Sequence[Job]) -> dict[str, str]:
+    """By variant, the backends of this machine on which its first case of each witness is equal."""
+    found: dict[str, list[str]] = {}
+    for case in (job.case for job in wanted if job.eager):
+        chooses = hasattr(sys.modules[case.flax_class.__module__], "attend")
+        before = found.get(case.variant, [*BACKENDS] if chooses else ["its own steps"])
+        found[case.variant] = [name for name in before if not chooses or _equal_on(name, case)]
+    return {variant: ", ".join(names) for variant, names in found.items()}
+
+
+def _equal_on(backend: str, case: Case) -> bool:
+    try:
+        with use_backend(backend):
+            return case.report(live=True, eager=False).ok
+    except ParityError as error:
+        if isinstance(error.__cause__, NotImplementedError):  # it refuses: another machine's, say
+            return False
+        raise
 
 
 def _real(progress: Progress) -> Iterable[Proof]:

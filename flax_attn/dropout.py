@@ -52,6 +52,8 @@ class Dropout(Drop):
       TypeError: if `key` is no random key.
       ValueError: if `rate` lies outside [0, 1].
 
+    Source: Srivastava et al., "Dropout", 2014.
+
     >>> import jax
     >>> Dropout(0.5, jax.random.key(0)).keep(0, 0, jnp.arange(3)[:, None], jnp.arange(4)).shape
     (3, 4)
@@ -83,6 +85,16 @@ class Keep(Drop):
     Args:
       mask: boolean, broadcasts to `*B N T S`; True is kept.
       rate: the rate it was drawn with, from 0 to 1.
+
+    Raises:
+      TypeError: if `mask` is not boolean.
+      ValueError: if `rate` lies outside [0, 1]; in use, if the mask does not broadcast.
+
+    Source: Srivastava et al., "Dropout", 2014, with a draw that is given.
+
+    >>> keep = jnp.asarray([[[[True, False]]]])
+    >>> Keep(keep, 0.5).apply(jnp.ones((1, 1, 1, 2)), keep).ravel().tolist()
+    [2.0, 0.0]
     """
 
     mask: Any

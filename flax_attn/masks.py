@@ -15,89 +15,30 @@ flash-attention does.
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arrays import (
-    check_boolean,
-    check_integers,
-    check_offset,
-    clip,
-    is_count,
-    larger,
-    look_up,
-    per_entry,
-    smaller,
-    to_grid,
-)
+from ._arrays import check_boolean, check_integers, check_offset, clip, is_count, per_entry
 from ._types import Sizes, frozen
+from .mask_algebra import And as And
+from .mask_algebra import Dense as Dense
+from .mask_algebra import Mask as Mask
+from .mask_algebra import Not as Not
+from .mask_algebra import Or as Or
+from .mask_algebra import as_mask as as_mask
 
-Range = tuple[Any, Any]
 Offset = int | Literal["end"]
-
-
-class Mask:
-    """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults."""
-
-    __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the mask is known without any array, batch entry or head."""
-        parts = (part for part in vars(self).values() if isinstance(part, Mask))
-        return not jax.tree.leaves(self) and all(part.is_static for part in parts)
-
-    def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
-        """Whether query q of head n in batch entry b may look at key k; index arrays broadcast."""
-        raise NotImplementedError
-
-    def bind(self, sizes: Sizes) -> "Mask":
-        """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        return self
-
-    def grid(self, sizes: Sizes) -> jax.Array:
-        """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""
-        return jnp.asarray(self(*sizes.grid()))
-
-    def key_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
-        """`lo, hi`: no query of `range(*q)` may look at a key outside it. Conservative."""
-        return 0, sizes.S
-
-    def row_ranges(self, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-        """`lo, hi` of each query, if the mask is static and each row one run of keys, else None."""
-        seen = self.static(sizes)
-        if seen is None:
-            return None
-        count = seen.sum(-1)
-        lo = np.where(count > 0, seen.argmax(-1) if sizes.S else 0, 0)
-        k = np.arange(sizes.S)
-        runs = (seen == ((k >= lo[:, None]) & (k < (lo + count)[:, None]))).all()
-        return (lo, lo + count) if runs else None
-
-    def static(self, sizes: Sizes) -> np.ndarray | None:
-        """The mask as a T S numpy array, if it is static."""
-        if not self.is_static:
-            return None
-        _, _, q, k = sizes.grid()
-        seen = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
-        return np.broadcast_to(np.asarray(seen), (sizes.T, sizes.S))
-
-    def __and__(self, other: "Mask | jax.Array") -> "Mask":
-        return And(self, as_mask(other))
-
-    def __or__(self, other: "Mask | jax.Array") -> "Mask":
-        return Or(self, as_mask(other))
-
-    __rand__, __ror__ = __and__, __or__
-
-    def __invert__(self) -> "Mask":
-        return Not(self)
 
 
 @frozen
 class Full(Mask):
-    """Every query may look at every key."""
+    """Every query may look at every key; `FULL` is one. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> bool(Full()(0, 0, 1, 4))
+    True
+    """
 
     def __call__(self, b, n, q, k):
         return np.True_
@@ -105,7 +46,19 @@ class Full(Mask):
 
 @frozen
 class Causal(Mask):
-    """`k <= q + offset`: no looking ahead."""
+    """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
+
+    Args:
+      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key.
+
+    Raises:
+      ValueError: if `offset` is neither an integer nor "end".
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> Causal()(0, 0, 1, np.arange(4)).tolist()  # which of four keys query 1 sees
+    [True, True, False, False]
+    """
 
     offset: Offset = 0
 
@@ -127,6 +80,18 @@ class Window(Mask):
     """`q + offset - left <= k <= q + offset + right`: counts of keys beside self, None unlimited.
 
     Hugging Face's `sliding_window=W` counts self: it is `Window(W - 1, 0)`.
+
+    Args:
+      left, right: how many keys before and after its own a query sees.
+      offset: as of `Causal`.
+
+    Raises:
+      ValueError: for a count that is no integer of 0 or more, or an offset that is none.
+
+    Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020.
+
+    >>> Window(1, 0)(0, 0, 2, np.arange(4)).tolist()
+    [False, True, True, False]
     """
 
     left: int | None
@@ -156,7 +121,19 @@ class Window(Mask):
 
 @frozen
 class Chunked(Mask):
-    """`q // size == k // size`: chunks of positions that see only themselves."""
+    """`q // size == k // size`: chunks of positions that see only themselves.
+
+    Args:
+      size: positions in a chunk.
+
+    Raises:
+      ValueError: if `size` is no integer of 1 or more.
+
+    Source: Child et al., "Generating Long Sequences with Sparse Transformers", 2019.
+
+    >>> Chunked(2)(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, True]
+    """
 
     size: int
 
@@ -177,7 +154,17 @@ class Chunked(Mask):
 class Prefix(Mask):
     """`k < length`: keys that everybody sees; `Causal() | Prefix(p)` is a prefix language model.
 
-    `length` is an integer or an array of integers that broadcasts to `*B`.
+    Args:
+      length: an integer, or an array of integers that broadcasts to `*B`.
+
+    Raises:
+      TypeError: if `length` is no integer.
+      ValueError: in use, if it does not broadcast to `*B`.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
+
+    >>> (Causal() | Prefix(2))(0, 0, 0, np.arange(4)).tolist()
+    [True, True, False, False]
     """
 
     length: Any
@@ -197,7 +184,20 @@ class Prefix(Mask):
 
 @frozen
 class Lengths(Mask):
-    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right. Integers, `*B`."""
+    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right.
+
+    Args:
+      kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.
+
+    Raises:
+      TypeError: if they are no integers.
+      ValueError: in use, if they do not broadcast to `*B`.
+
+    Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where hidden.
+
+    >>> Lengths(jnp.asarray([4, 1]))(1, 0, 0, np.arange(4)).tolist()
+    [True, False, False, False]
+    """
 
     kv: Any
     q: Any = None
@@ -223,7 +223,22 @@ class Lengths(Mask):
 
 @frozen
 class Segments(Mask):
-    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves. Integers, `*B T`, `*B S`."""
+    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves.
+
+    Args:
+      q_ids, kv_ids: the document of each token, integers, `*B T` and `*B S`; `kv_ids` is `q_ids`
+        unless given.
+
+    Raises:
+      TypeError: if they are no integers.
+      ValueError: in use, if their shapes do not fit.
+
+    Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+
+    >>> ids = jnp.asarray([[7, 7, 8, 8]])
+    >>> Segments(ids, ids)(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, True]
+    """
 
     q_ids: Any
     kv_ids: Any = None
@@ -241,30 +256,22 @@ class Segments(Mask):
 
 
 @frozen
-class Dense(Mask):
-    """A boolean array that broadcasts to `*B N T S`; True may look."""
-
-    array: Any
-
-    def __post_init__(self):
-        check_boolean(self.array)
-
-    def bind(self, sizes):
-        return Dense(to_grid("A mask", self.array, sizes))
-
-    def __call__(self, b, n, q, k):
-        return look_up(self.array, b, n, q, k)
-
-    def grid(self, sizes):
-        return jnp.asarray(self.array)
-
-
-@frozen
 class Fn(Mask):
     """`mask_mod(b, n, q, k)` on index arrays, as torch's flex attention writes it.
 
     Batch entries are numbered through when there are several batch axes. Functions are told apart
     by identity: define one once, outside the call, or every call traces anew.
+
+    Args:
+      mask_mod: from four integer arrays that broadcast against each other to booleans.
+
+    Raises:
+      TypeError: in use, if what it returns is not boolean.
+
+    Source: Dong et al., "Flex Attention", 2024.
+
+    >>> Fn(lambda b, n, q, k: (q + k) % 2 == 0)(0, 0, 1, np.arange(4)).tolist()
+    [False, True, False, True]
     """
 
     mask_mod: Callable[[Any, Any, Any, Any], Any]
@@ -277,69 +284,6 @@ class Fn(Mask):
         seen = self.mask_mod(b, n, q, k)
         check_boolean(np.asarray(seen) if isinstance(seen, bool) else seen)
         return seen
-
-
-@frozen
-class And(Mask):
-    """Both let it look."""
-
-    a: Mask
-    b: Mask
-
-    def bind(self, sizes):
-        return And(self.a.bind(sizes), self.b.bind(sizes))
-
-    def __call__(self, b, n, q, k):
-        return self.a(b, n, q, k) & self.b(b, n, q, k)
-
-    def grid(self, sizes):
-        return self.a.grid(sizes) & self.b.grid(sizes)
-
-    def key_range(self, b, n, q, sizes):
-        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
-        return larger(one[0], two[0]), smaller(one[1], two[1])
-
-
-@frozen
-class Or(Mask):
-    """Either lets it look."""
-
-    a: Mask
-    b: Mask
-
-    def bind(self, sizes):
-        return Or(self.a.bind(sizes), self.b.bind(sizes))
-
-    def __call__(self, b, n, q, k):
-        return self.a(b, n, q, k) | self.b(b, n, q, k)
-
-    def grid(self, sizes):
-        return self.a.grid(sizes) | self.b.grid(sizes)
-
-    def key_range(self, b, n, q, sizes):
-        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
-        return smaller(one[0], two[0]), larger(one[1], two[1])
-
-
-@frozen
-class Not(Mask):
-    """What the other hides."""
-
-    a: Mask
-
-    def bind(self, sizes):
-        return Not(self.a.bind(sizes))
-
-    def __call__(self, b, n, q, k):
-        return ~self.a(b, n, q, k)
-
-    def grid(self, sizes):
-        return ~self.a.grid(sizes)
-
-
-def as_mask(mask: Any) -> Mask:
-    """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
-    return mask if isinstance(mask, Mask) else Dense(mask)
 
 
 def _steps(offset: Offset, sizes: Sizes) -> int:

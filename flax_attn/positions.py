@@ -60,7 +60,14 @@ class Rotary:
       layout: "half" or "interleaved", see `rotate`.
       width: how many components are turned; None turns all of them.
 
-    Angles are computed in float32, or in float64 for float64 inputs.
+    Angles are computed in float32, or in float64 for float64 inputs. x is `*B T N H`, positions are
+    integers that broadcast to `*B T`.
+
+    Raises:
+      ValueError: for another layout, an odd width, a base of zero or less; in use, if the width
+        exceeds H or the positions do not fit.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 
     >>> import jax.numpy as jnp
     >>> Rotary()(jnp.ones((5, 3, 4))).shape
@@ -108,10 +115,15 @@ def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     """`2 ** (-8 i / n)`, i = 1 ... n; where N is no power of two, the odd ones of 2 n fill up.
 
-    n is the largest power of two that is at most N. Source: Press et al., 2022, and its code.
+    n is the largest power of two that is at most N.
+
+    Args:
+      num_heads: N.
 
     Raises:
       ValueError: if `num_heads` is no whole number of at least 1.
+
+    Source: Press et al., "Train Short, Test Long", 2022, and its code.
 
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]

@@ -21,6 +21,13 @@ class Rules:
       scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
       sinks: one logit a query head that joins the softmax's denominator, shape N, or None.
       dropout: `Dropout`, `Keep` or None.
+
+    Raises:
+      ValueError: by `bind`, where a part does not fit the sizes.
+
+    >>> from flax_attn import CAUSAL, softcap
+    >>> Rules(CAUSAL, softcap(30.0)) == Rules(CAUSAL, softcap(30.0))
+    True
     """
 
     mask: Mask = FULL

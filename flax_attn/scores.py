@@ -37,7 +37,13 @@ class Score:
 
 @frozen
 class Identity(Score):
-    """The logit as it is."""
+    """The logit as it is; `IDENTITY` is one. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, which changes no logit.
+
+    >>> float(IDENTITY(jnp.asarray(1.5), 0, 0, 0, 0))
+    1.5
+    """
 
     def __call__(self, logits, b, n, q, k):
         return logits
@@ -136,7 +142,7 @@ IDENTITY = Identity()
 
 
 def softcap(cap: float | jax.Array) -> Score:
-    """`cap * tanh(logit / cap)`: logits kept within +-cap (Gemma 2).
+    """`cap * tanh(logit / cap)`: logits kept within +-cap.
 
     Args:
       cap: the bound, above zero.
@@ -144,6 +150,8 @@ def softcap(cap: float | jax.Array) -> Score:
     Raises:
       TypeError: if `cap` is no number.
       ValueError: if it is not one finite number above zero.
+
+    Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
 
     >>> float(softcap(2.0)(jnp.asarray(100.0), 0, 0, 0, 0))
     2.0
@@ -155,13 +163,18 @@ def softcap(cap: float | jax.Array) -> Score:
 
 
 def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
-    """`logit - slope * |q + offset - k|`: attention with linear biases (Press et al., 2022).
+    """`logit - slope * |q + offset - k|`: attention with linear biases.
 
     Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
 
     Args:
       slopes: one slope a query head, shape N; `positions.alibi_slopes(N)` gives the paper's.
       offset: how far the first query stands from the first key; `"end"` aligns the last ones.
+
+    Raises:
+      ValueError: if `offset` is neither an integer nor "end"; in use, unless N slopes are given.
+
+    Source: Press et al., "Train Short, Test Long", 2022.
 
     >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
     0.0
@@ -178,6 +191,9 @@ def additive(array: jax.Array) -> Score:
 
     Raises:
       TypeError: if `array` is not floating.
+      ValueError: in use, if it does not broadcast to `*B N T S`.
+
+    Source: Raffel et al., 2020, whose position bias it carries; `attn_mask` of torch's functions.
 
     >>> float(additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
     2.0
@@ -193,9 +209,15 @@ def additive(array: jax.Array) -> Score:
 def modify(fn: Callable[..., jax.Array], params: Any = None) -> Score:
     """Any function of a logit and its place: `fn(logits, b, n, q, k)`.
 
-    With `params`, a pytree of arrays that should receive gradients, it is called as
-    `fn(params, logits, b, n, q, k)`. The four indices are integer arrays that broadcast against the
-    logits. Functions are told apart by identity: define one once, outside the call.
+    Args:
+      fn: from logits and four integer arrays that broadcast against them to logits of the same
+        shape and dtype. Functions are told apart by identity: define one once, outside the call.
+      params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
+
+    Raises:
+      ValueError: in use, if `fn` changes the shape or the dtype.
+
+    Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.
 
     >>> float(modify(lambda x, b, n, q, k: 2 * x)(jnp.asarray(3.0), 0, 0, 0, 0))
     6.0

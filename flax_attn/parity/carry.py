@@ -20,8 +20,17 @@ M = TypeVar("M")
 def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> Plan:
     """The mapping that `port` would use, to be read: `print(plan(torch_module, flax_module))`.
 
+    Args:
+      torch_module, flax_module: the two; neither is changed.
+      rules: what names and types do not say.
+
     Raises:
       ParityError: with every problem at once, if the two do not fit.
+
+    >>> import torch
+    >>> print(plan(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))))
+    weight -> kernel  o i -> i o
+    bias -> bias
     """
     return make_plan(describe(torch_module), flax_module, rules)
 
@@ -46,9 +55,11 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
         destination's dtype (float64 into float32).
       TypeError: unless one is a torch and the other an nnx module.
 
-    Example (needs torch):
-
-        port(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    >>> import torch
+    >>> theirs = torch.nn.Linear(3, 2)
+    >>> mine = port(theirs, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    >>> bool((mine.kernel[...] == theirs.weight.detach().numpy().T).all())
+    True
     """
     if isinstance(source, nnx.Module) and not isinstance(destination, nnx.Module):
         mapping = plan(destination, source, rules)

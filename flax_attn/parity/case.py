@@ -39,9 +39,13 @@ class Case:
     Attributes:
       eager: whether float64 runs eagerly too, not only under jit.
 
-    Example (needs torch):
+    Raises:
+      ParityError: by `check`, with the report, unless all is equal.
 
-        Case(MultiHeadAttention, dict(d_in=3, d_out=2, ...), x=(2, 6, 3)).check()
+    >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, witness="torch.nn.Linear",
+    ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
+    >>> case.report(live=True).ok
+    True
     """
 
     def __init__(

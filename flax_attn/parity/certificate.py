@@ -1,6 +1,6 @@
 """The certificate: one line for each variant and witness, from the reports of its cases."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -69,14 +69,22 @@ def table(found: list[Line]) -> Table:
     return shown
 
 
-def markdown(found: list[Line]) -> str:
-    """The certificate as a Markdown table, one row a variant with all its witnesses."""
+def markdown(found: list[Line], backends: Mapping[str, str]) -> str:
+    """The certificate as a Markdown table, one row a variant with all its witnesses.
+
+    Args:
+      found: the lines.
+      backends: by variant, on which backends it is equal; without any, the column is left out.
+    """
     variants: dict[str, Line] = {}
     for line in found:
         whole = variants.setdefault(line.variant, Line(line.variant, ""))
         whole.proven_equal_to += "; " * bool(whole.reports) + line.proven_equal_to
         whole.reports += line.reports
     rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in variants.values())]
+    if backends:
+        column = ["backends", "---", *(backends.get(variant, "") for variant in variants)]
+        rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, column, strict=True)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 

@@ -78,9 +78,10 @@ def compare(
       ParityError: if the two cannot be mapped onto each other.
       ValueError: for a dtype or a kind of weights that does not exist.
 
-    Example (needs torch):
-
-        compare(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0)), np.ones((4, 3)))
+    >>> import torch
+    >>> theirs, mine = torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> compare(theirs, mine, np.ones((4, 3)), dtypes=("float64",)).ok
+    True
     """
     _check_knobs(dtypes, weights, eager or jit, steps)
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
@@ -153,8 +154,20 @@ def assert_parity(
 ) -> Report:
     """`compare`, with the same arguments, raising unless all is equal.
 
+    Args:
+      torch_module, flax_module, inputs, options: as of `compare`.
+
+    Returns:
+      The report.
+
     Raises:
       ParityError: an AssertionError whose text is the report, which is its `report` too.
+
+    >>> import torch
+    >>> theirs, mine = torch.nn.Tanh(), nnx.Sequential(nnx.relu)
+    >>> assert_parity(theirs, mine, np.ones((4, 3)), dtypes=("float64",))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    flax_attn.parity.errors.ParityError: ...
     """
     report = compare(torch_module, flax_module, *inputs, **options)
     if not report.ok:

@@ -52,6 +52,9 @@ class Plan:
       constants: buffers that Flax computes where it needs them, not carried.
       skipped: tensors left out by `Rule.skip`.
       tied: torch's second names of tensors that are carried once.
+
+    >>> Plan((), ("mask",), (), ()).constants
+    ('mask',)
     """
 
     moves: tuple[Move, ...]
@@ -206,10 +209,8 @@ class Draft:
         return self._move(Move((name,), (target,), None))
 
     def _owner(self, there: str, kind: str) -> tuple[str, str, Any, str]:
-        """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by.
-
-        The output projection of `nn.MultiheadAttention` is a part of `nnx.MultiHeadAttention`.
-        """
+        """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by."""
+        # nn.MultiheadAttention's output projection is a part of nnx.MultiHeadAttention.
         owner, _, role = there.rpartition(".")
         above, _, last = owner.rpartition(".")
         held, parent = held_at(self.module, owner), held_at(self.module, above)

@@ -26,6 +26,11 @@ class Row:
       dtype: in which both sides ran.
       mode: "eager" or "jit"; "" for facts that have none.
       verdict: the judgement.
+
+    >>> from .judge import same_function
+    >>> row = Row("output", "output", "float64", "jit", same_function(np.ones(2), np.ones(2)))
+    >>> row.verdict.ok
+    True
     """
 
     name: str
@@ -55,6 +60,10 @@ class Divergence:
       hint: what it looks like, where that is known, else "".
       kind: "value", "gradient", or the kind of the row where no place could be found.
       got, want: Flax's and torch's value at `index`.
+
+    >>> print(Divergence("scores", 0.25, 1e-12, "same function", None, "a scale left out"))
+    scores, value: error 0.25, limit 1e-12
+          looks like a scale left out
     """
 
     tap: str
@@ -98,6 +107,9 @@ class Report:
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
       inside: whether taps decide too, as they do for a twin.
+
+    >>> Report("nothing was compared", ()).ok
+    False
     """
 
     title: str

@@ -53,9 +53,17 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
       torch_module, flax_module: as `port` takes them.
       rules: those that are known already.
 
-    Example (needs torch): once read, the rules to add to `port`'s
+    Raises:
+      ParityError: if a rule of `rules` does not fit.
 
-        rules += suggest(torch_module, flax_module, rules)
+    >>> import torch
+    >>> class Mine(nnx.Module):
+    ...     def __init__(self):
+    ...         self.proj = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> theirs = torch.nn.Sequential()
+    >>> theirs.project = torch.nn.Linear(3, 2)
+    >>> print(*suggest(theirs, Mine()))
+    Rule("project -> proj")
     """
     return propose(Draft(describe(torch_module), flax_module, rules))
 

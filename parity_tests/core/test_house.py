@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-_types < taps, door, _arrays, machine < masks, positions, dropout < scores < rules < reference
-< backends < choice < attend, pooling, projection, heads < drop_in, layers < bench < cli
+_types < taps, door, _arrays, machine < mask_algebra < masks, positions, dropout < scores < rules
+< reference < backends < choice < attend, pooling, projection, heads < drop_in, layers < bench < cli
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}

@@ -21,7 +21,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.json")
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    """All mutants of "reference", "masks", "scores" or "judge"."""
+    """All mutants of one of `worker.FILES`, "masks" say."""
     return mutants(file, source_of(file))
 
 

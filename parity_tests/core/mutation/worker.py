@@ -20,10 +20,12 @@ from .operators import Mutant, mutated
 ROOT = Path(__file__).parents[3]
 FILES = {
     "reference": "flax_attn/reference.py",
+    "mask_algebra": "flax_attn/mask_algebra.py",
     "masks": "flax_attn/masks.py",
     "scores": "flax_attn/scores.py",
     "judge": "flax_attn/parity/judge.py",
 }
+BELOW = {"mask_algebra": "masks"}  # whose classes must be made anew, and whose laws hold for both
 SECONDS, SECONDS_TO_WARM = 20, 300
 
 
@@ -31,14 +33,27 @@ def source_of(file: str) -> str:
     return (ROOT / FILES[file]).read_text("utf-8")
 
 
+def module_of(file: str) -> ModuleType:
+    return importlib.import_module(FILES[file].removesuffix(".py").replace("/", "."))
+
+
+def put_in_place(module: ModuleType, source: str) -> None:
+    """The module's names replaced by those that `source` makes."""
+    names = vars(module)
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    exec(compile(source, "mutant", "exec"), names)
+
+
 class Trial:
     """One module, its source and its laws, all of which hold while nothing is changed."""
 
     def __init__(self, file: str):
         self.source = source_of(file)
-        name = FILES[file].removesuffix(".py").replace("/", ".")
-        self.module: ModuleType = importlib.import_module(name)
-        files = sorted(Path(__file__).parents[1].glob(f"test_laws_{file}*.py"))
+        self.module = module_of(file)
+        below = BELOW.get(file)
+        self.below = {} if below is None else {module_of(below): source_of(below)}
+        files = sorted(Path(__file__).parents[1].glob(f"test_laws_{below or file}*.py"))
         books = [vars(importlib.import_module(f"parity_tests.core.{path.stem}")) for path in files]
         self.laws = [book[name] for book in books for name in book if name.startswith("test_")]
         broken = self.broken(None)  # by the same road as any mutant, so that no law fails for that
@@ -47,15 +62,16 @@ class Trial:
 
     def broken(self, number: int | None) -> str | None:
         """The law that fails, with the change of that number made or none; None if all hold."""
-        names = vars(self.module)
-        held, at = dict(names), "at import"
+        held, at = (
+            [(vars(module), dict(vars(module))) for module in (self.module, *self.below)],
+            "at import",
+        )
+        source = self.source if number is None else mutated(self.source, number)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                for name in [name for name in names if not name.startswith("__")]:
-                    del names[name]
-                source = self.source if number is None else mutated(self.source, number)
-                exec(compile(source, "mutant", "exec"), names)
+                for module, text in {self.module: source, **self.below}.items():
+                    put_in_place(module, text)
                 for law in self.laws:
                     at = law.__name__
                     law()
@@ -65,8 +81,9 @@ class Trial:
             text = str(fault).strip().partition("\n")[0]
             return f"{at}: {type(fault).__name__} {text}"
         finally:
-            names.clear()
-            names.update(held)
+            for names, before in held:
+                names.clear()
+                names.update(before)
         return None
 
 

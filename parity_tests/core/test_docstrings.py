@@ -1,0 +1,49 @@
+"""Every public name has an example that runs, its errors, and the source of its arithmetic."""
+
+import inspect
+
+import pytest
+
+import flax_attn
+from flax_attn import parity
+from flax_attn.parity import ParityError
+
+PUBLIC = {
+    f"{module.__name__}.{name}": thing
+    for module in (flax_attn, parity)
+    for name, thing in vars(module).items()
+    if not name.startswith("_") and callable(thing)
+}
+RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
+OURS = ("aim", "explain", "use_backend", "Rules")  # no paper wrote them
+
+of_all_public = pytest.mark.parametrize("name", PUBLIC)
+
+
+def text_of(name: str) -> str:
+    """The docstring; a constant's is its class's."""
+    thing = PUBLIC[name]
+    of = thing if inspect.isclass(thing) or inspect.isfunction(thing) else type(thing)
+    return of.__doc__ or ""
+
+
+@of_all_public
+def test_it_has_an_example_that_runs(name):
+    assert ">>> " in text_of(name)
+
+
+@of_all_public
+def test_it_says_what_it_raises(name):
+    assert "Raises" in text_of(name) or PUBLIC[name] in RESULTS
+
+
+@of_all_public
+def test_arithmetic_names_its_source(name):
+    if name.startswith("flax_attn.parity") or name.endswith(OURS):
+        return  # our own idea
+    assert "Source:" in text_of(name)
+
+
+def test_every_layer_states_its_shapes():
+    for name in (name for name in PUBLIC if name.endswith("Attention")):
+        assert "*B" in text_of(name), name
