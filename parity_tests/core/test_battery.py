@@ -41,14 +41,6 @@ B, T, S, N, K, H, h = 2, 11, 13, 6, 3, 8, 16
 MACHINES = {"cpu": ("cpu",), "a100": ("gpu", (8, 0)), "h200": ("gpu", (9, 0)), "tpu": ("tpu",)}
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def drawn(*shape):
     return np.random.RandomState(3).rand(*shape) < 0.6
 

@@ -178,11 +178,8 @@ def played(self, phase, q, k, v, given, *more, **how):
 @pytest.fixture
 def stand_in(monkeypatch):
     monkeypatch.setattr(cudnn.Cudnn, "_call", played)
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 COMPUTED = {name: mask for name, (mask, *_) in CALLS.items()} | {

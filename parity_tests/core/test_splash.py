@@ -36,14 +36,6 @@ B, K = 2, 2
 interpreted = partial(splash.forward, interpret=True)
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def arrays(T, S, H, h=None, N=4, dtype=jnp.float32):
     shapes = (B, T, N, H), (B, S, K, H), (B, S, K, h or H)
     return [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
