@@ -35,9 +35,15 @@ class Sizes(NamedTuple):
         """The shape of the attention weights, `*B N T S`."""
         return (*self.batch, self.N, self.T, self.S)
 
-    def grid(self) -> tuple[np.ndarray, ...]:
-        """Open index arrays b, n, q, k that broadcast to B N T S."""
-        return np.ix_(*(np.arange(n, dtype=np.int32) for n in (self.B, self.N, self.T, self.S)))
+    def grid(self) -> tuple[Any, ...]:
+        """Open index arrays b, n, q, k that broadcast to B N T S; numpy's if the size is known."""
+        shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
+        counts = (self.B, self.N, self.T, self.S)
+        return tuple(_steps(n).reshape(shape) for n, shape in zip(counts, shapes, strict=True))
+
+
+def _steps(count: Any) -> Any:
+    return (np if isinstance(count, int) else jnp).arange(count, dtype=np.int32)
 
 
 def wide(dtype: Any) -> Any:

@@ -182,18 +182,14 @@ def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explana
     request, wanted = (q, k, v, rules), _wanted.value
     if wanted != "auto":
         _check_backend(wanted)
-    return Explanation(
-        Verdict(
-            name,
-            backend.refusal(*request),
-            backend.aside(*request) if wanted == "auto" else _passed_over(name, wanted),
-        )
-        for name, backend in BACKENDS.items()
-    )
-
-
-def _passed_over(name: str, wanted: str) -> str | None:
-    return None if name == wanted else f"{wanted} is asked for"
+    found = []
+    for name, backend in BACKENDS.items():
+        refusal = backend.refusal(*request)
+        aside = None if wanted in (name, "auto") else f"{wanted} is asked for"
+        if refusal is None and wanted == "auto":
+            aside = backend.aside(*request)
+        found.append(Verdict(name, refusal, aside))
+    return Explanation(found)
 
 
 def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:

@@ -83,7 +83,9 @@ the mask is not static); backend='plain' asks for it without this warning."
 
 def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
     """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
-    sentence = slow_path(platform_of(q), found, q.shape[-3] * k.shape[-3])
+    pairs = q.shape[-3] * k.shape[-3]
+    known = isinstance(pairs, int)  # else `jax.export` left a length open
+    sentence = slow_path(platform_of(q), found, pairs if known else SMALL + 1)
     if sentence is not None:
         _warn(sentence)
 

@@ -14,6 +14,10 @@ Forward = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, ja
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 
 
+def _never(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    return None
+
+
 class Backend(NamedTuple):
     """`forward(q, k, v, rules) -> (o, lse)` on B T N H arrays and bound rules.
 
@@ -23,15 +27,16 @@ class Backend(NamedTuple):
 
     forward: Forward
     refusal: Refusal
-    aside: Refusal = lambda q, k, v, rules: None
+    aside: Refusal = _never
 
 
+_known = protocol.with_known_lengths
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "cudnn": Backend(cudnn.forward, cudnn.refusal, protocol.aside),
-        "tokamax": Backend(tokamax.forward, tokamax.refusal, protocol.aside),
-        "splash": Backend(splash.forward, splash.refusal, protocol.aside),
-        "blockwise": Backend(blockwise.forward, lambda q, k, v, rules: None, blockwise.aside),
-        "reference": Backend(reference.forward, lambda q, k, v, rules: None),
+        "cudnn": Backend(cudnn.forward, _known(cudnn.refusal), protocol.aside),
+        "tokamax": Backend(tokamax.forward, _known(tokamax.refusal), protocol.aside),
+        "splash": Backend(splash.forward, _known(splash.refusal), protocol.aside),
+        "blockwise": Backend(blockwise.forward, _known(_never), blockwise.aside),
+        "reference": Backend(reference.forward, _never),
     }
 )

@@ -38,6 +38,17 @@ def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     return None
 
 
+def with_known_lengths(refusal: Callable[..., str | None]) -> Callable[..., str | None]:
+    """`refusal`, which also refuses lengths left open, as `jax.export` may leave them."""
+
+    def refuses(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+        if not all(isinstance(x.shape[1], int) for x in (q, k)):
+            return "needs lengths that are known when it is compiled"
+        return refusal(q, k, v, rules)
+
+    return refuses
+
+
 def is_number(x: Any) -> bool:
     """Whether `x` is known while a function is traced: a number, no array."""
     return isinstance(x, int | float | np.number)

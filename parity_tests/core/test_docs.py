@@ -3,39 +3,28 @@
 `python -m parity_tests.core.test_docs` writes what they print into the page.
 """
 
-import io
 import re
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from flax_attn.parity.case import has_torch
+from parity_tests.core.pages import BLOCK, ROOT, blocks, run, text_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
-BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
+PAGE = "docs/porting.md"
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?x?")
-
-if not PAGE.exists():
-    pytest.skip("the pages are not part of an installed package", allow_module_level=True)
-TEXT = PAGE.read_text("utf-8")
+TEXT = text_of(PAGE)
 
 
 def printed(text: str) -> list[str]:
     """What each text block of the page should show: what the block before it prints."""
     known: dict[str, Any] = {"__name__": "porting"}
     out, shown = "", []
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for kind, block in BLOCK.findall(text):
-            if kind == "text":
-                shown.append(out)
-                continue
-            heard = io.StringIO()
-            with redirect_stdout(heard):
-                exec(compile(block, PAGE.name, "exec"), known)
-            out = heard.getvalue()
+    for kind, block in BLOCK.findall(text):
+        if kind == "text":
+            shown.append(out)
+        else:
+            out = run(block, PAGE, known)
     return shown
 
 
@@ -46,7 +35,7 @@ def shape(text: str) -> list[str]:
 
 @pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
 def test_its_blocks_run_and_print_what_it_shows():
-    wanted = [block for kind, block in BLOCK.findall(TEXT) if kind == "text"]
+    wanted = blocks(TEXT, "text")
     found = printed(TEXT)
     assert len(found) == len(wanted) > 2
     for got, want in zip(found, wanted, strict=True):
@@ -65,4 +54,4 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(TEXT), "utf-8")
+    (ROOT / PAGE).write_text(written(TEXT), "utf-8")

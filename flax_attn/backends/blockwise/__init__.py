@@ -114,5 +114,7 @@ def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array], dsinks: Any) 
 
 
 def _zero(x: jax.Array) -> Any:
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    return jnp.zeros_like(x) if is_float else np.zeros(x.shape, jax.dtypes.float0)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.zeros_like(x)
+    known = all(isinstance(n, int) for n in x.shape)  # else `jax.export` left a size open
+    return np.zeros(x.shape, jax.dtypes.float0) if known else None
