@@ -126,7 +126,8 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
         Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
         backends = _backends(wanted) if live else {}
-        _write_markdown(Path(options.markdown), certificate.markdown(lines, backends))
+        table = certificate.markdown(lines, backends)
+        _write_markdown(Path(options.markdown), table, whole=not options.names)
     return 0 if proofs and all(line.ok for line in lines) else 1
 
 
@@ -198,9 +199,12 @@ def _as_dict(proof: Proof) -> dict[str, object]:
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
 
 
-def _write_markdown(path: Path, text: str) -> None:
+def _write_markdown(path: Path, table: str, whole: bool) -> None:
+    """Writes the table; between the marks if there are some, where a part leaves other rows be."""
     old = path.read_text("utf-8") if path.exists() else ""
     if all(mark in old for mark in MARKS):
         before, rest = old.split(MARKS[0], 1)
-        text = f"{before}{MARKS[0]}\n{text}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
-    path.write_text(text, "utf-8")
+        held, after = rest.split(MARKS[1], 1)
+        table = table if whole else certificate.joined(held.strip(), table)
+        table = f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}"
+    path.write_text(table, "utf-8")

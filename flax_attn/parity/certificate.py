@@ -88,6 +88,20 @@ def markdown(found: list[Line], backends: Mapping[str, str]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
+def joined(held: str, new: str) -> str:
+    """A Markdown table with new rows in the places of their variants, or in alphabetical order.
+
+    >>> print(joined("| v |\\n| --- |\\n| b | 1 |", "| v |\\n| --- |\\n| a | 2 |"), end="")
+    | v |
+    | --- |
+    | a | 2 |
+    | b | 1 |
+    """
+    head, lines = new.splitlines()[:2], [*held.splitlines()[2:], *new.splitlines()[2:]]
+    rows = {line.split("|")[1]: line for line in lines}
+    return "\n".join((*head, *(rows[name] for name in sorted(rows)))) + "\n"
+
+
 def footer(found: list[Line], versions: dict[str, str], seconds: float) -> str:
     """How many variants and cases, how many different, by which versions, in what time."""
     variants = len({line.variant for line in found})

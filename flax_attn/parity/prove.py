@@ -90,8 +90,10 @@ def _spread(work, items):
     pool = ProcessPoolExecutor(count, get_context("spawn"), _start)
     try:
         yield from pool.map(work, items)
-    finally:
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _start() -> None:

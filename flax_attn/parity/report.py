@@ -151,8 +151,13 @@ class Report:
         return Divergence.of(row, "value" if row.kind in ("tap", "output") else row.kind)
 
     def worst(self, dtype: str, *kinds: str) -> float | None:
-        """The largest error in one dtype among rows of these kinds; None if there are none."""
-        found = [r.verdict.error for r in self.rows if r.dtype == dtype and r.kind in kinds]
+        """The largest error in one dtype among rows of these kinds; None if there are none.
+
+        Taps that are computed another way, with the same result, are left out.
+        """
+        other = self.rewritten
+        rows = (r for r in self.rows if r.kind != "tap" or r.name not in other)
+        found = [r.verdict.error for r in rows if r.dtype == dtype and r.kind in kinds]
         return max(found, key=badness) if found else None
 
     def ratio(self, dtype: str) -> float | None:

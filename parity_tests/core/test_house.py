@@ -136,8 +136,8 @@ def test_twins_have_the_same_classes_and_arguments(layer):
 def test_every_layer_is_exported(layer):
     for name in modules_of(ROOT / f"flax_attn/layers/{layer}.py"):
         found = getattr(flax_attn, name, None)
-        line = f"from .layers.{layer} import {name} as {name}"
-        assert found is not None, f"flax_attn/__init__.py lacks `{line}`."
+        lines = f"from .{layer} import {name} as {name}", f"from .layers import {name} as {name}"
+        assert found is not None, f"flax_attn/layers/__init__.py and flax_attn/__init__.py: {lines}"
         assert found.__module__ == f"flax_attn.layers.{layer}"
 
 

