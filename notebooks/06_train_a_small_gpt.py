@@ -581,8 +581,9 @@ plt.show()
 
 # %% [markdown]
 # Nobody asked for a head that copies the character before. A model that only counts pairs knows
-# one character; a head like this hands the second one to all that come after it. The spaces say
-# where the word began.
+# one character; a head like this hands the next block the second one. The last picture is less
+# tidy: a head that gives much of its weight to spaces, the seams between words, and not always to
+# the nearest.
 
 # %% [markdown]
 # ## Exercise
