@@ -6,7 +6,11 @@ these first cases are compiled with little effort, since most programs run once;
 compiles them all as users do.
 """
 
+import os
 from collections.abc import Iterator
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: processes then do not fight for processors
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jax
 import pytest
