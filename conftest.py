@@ -1,12 +1,12 @@
 """Examples in docstrings that need torch are skipped where it is missing."""
 
-from importlib.util import find_spec
-
 import pytest
+
+from flax_attn.parity.case import has_torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if find_spec("torch") is None:
+    if not has_torch():
         for item in items:
             if isinstance(item, pytest.DoctestItem) and any(
                 "import torch" in example.source for example in item.dtest.examples

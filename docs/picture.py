@@ -16,11 +16,11 @@ from matplotlib.colors import LogNorm
 
 import torch_ref
 from flax_attn import CausalAttention
-from flax_attn.parity import compare, port
+from flax_attn.parity import compare, judge, port
 from flax_attn.taps import listen
 
 TOKENS = "Your journey starts with one step".split()
-LIMIT = 1e-12
+LIMIT = judge.SAME_FUNCTION
 
 
 def of_torch(module: torch.nn.Module, x: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -106,7 +106,7 @@ def draw(path: Path) -> None:
             cmap="YlOrRd",
             norm=LogNorm(1e-17, LIMIT),
         )
-        bar.ax.set_yticks([1e-17, 1e-15, 1e-12], ["0", "1e-15", "limit 1e-12"])
+        bar.ax.set_yticks([1e-17, 1e-15, LIMIT], ["0", "1e-15", f"limit {LIMIT:.0e}"])
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
     print(f"{path}: largest error of any output, tap or gradient {worst:.1e}")

@@ -21,6 +21,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: what CI leaves out for its length")  # in a wheel too
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen = set()
     for item in items:
@@ -37,7 +41,7 @@ def _case_of(item: pytest.Item) -> Case | None:
 
 @pytest.fixture(autouse=True)
 def _little_effort(request: pytest.FixtureRequest) -> Iterator[None]:
-    case = _case_of(request.node)
+    case, before = _case_of(request.node), jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", case is None or not case.eager)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)

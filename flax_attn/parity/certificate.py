@@ -74,7 +74,7 @@ def markdown(found: list[Line], backends: Mapping[str, str]) -> str:
 
     Args:
       found: the lines.
-      backends: by variant, on which backends it is equal; without any, the column is left out.
+      backends: by variant, on which backends it is equal; "-" stands where none was tried.
     """
     variants: dict[str, Line] = {}
     for line in found:
@@ -82,9 +82,8 @@ def markdown(found: list[Line], backends: Mapping[str, str]) -> str:
         whole.proven_equal_to += "; " * bool(whole.reports) + line.proven_equal_to
         whole.reports += line.reports
     rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in variants.values())]
-    if backends:
-        column = ["backends", "---", *(backends.get(variant, "") for variant in variants)]
-        rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, column, strict=True)]
+    column = ["backends", "---", *(backends.get(variant, "-") for variant in variants)]
+    rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, column, strict=True)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 

@@ -61,6 +61,9 @@ def test_it_was_run_from_top_to_bottom(path):
 def test_it_stands_on_the_public_surface(path):
     code = "\n\n".join(source for kind, source in cells(path) if kind == "code")
     for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names if alias.name.startswith("flax_attn")}
+            assert names <= {*PUBLIC}, f"{names} are not all public."
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flax_attn"):
             assert node.module in PUBLIC, f"{node.module} is not public."
             for alias in node.names:

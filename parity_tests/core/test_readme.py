@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+import torch_ref
+from flax_attn.parity.case import has_torch
 from flax_attn.parity.collect import collect
 from parity_tests.core.pages import ROOT, blocks, missing, run, text_of
 
@@ -27,6 +29,16 @@ def test_the_table_names_every_variant_and_witness():
         assert case.proven_equal_to in rows[case.variant].split("; ")
     assert {*rows} == {case.variant for case in cases}
     assert "DIFFERENT" not in TEXT
+
+
+@pytest.mark.skipif(not has_torch(), reason="torch_ref is written in torch")
+def test_an_original_is_found_under_the_name_in_the_table():
+    names = {*re.findall(r"torch_ref\.(\w+)", TEXT)}
+    assert len(names) > 15
+    for name in names:
+        assert getattr(torch_ref, name).__name__ == name
+    with pytest.raises(AttributeError, match="torch_ref has no 'Tensor'"):
+        _ = torch_ref.Tensor
 
 
 def test_the_front_door_is_short():
