@@ -2,7 +2,7 @@
 
 import pytest
 
-from flax_attn.parity.case import has_torch
+from flax_attn.parity.cases.case import has_torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs a test that asks for `case` over its module's `CASES`, unless the suite itself does."""
     if "case" not in metafunc.fixturenames or _is_parametrised(metafunc):
         return
-    kind = _loaded("case", "Case")
+    kind = _loaded("parity.cases.case", "Case")
     cases = getattr(metafunc.module, "CASES", None)
     if kind is None or not isinstance(cases, list | tuple) or not _any(cases, kind):
         return
@@ -116,8 +116,8 @@ def _is_parametrised(metafunc: pytest.Metafunc) -> bool:
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of flax_attn.parity, if the suite has imported it; nobody holds one otherwise."""
-    return getattr(sys.modules.get(f"flax_attn.parity.{module}"), name, None)
+    """A class of flax_attn, if the suite has imported it; nobody holds one otherwise."""
+    return getattr(sys.modules.get(f"flax_attn.{module}"), name, None)
 
 
 def _any(cases: Any, kind: type) -> bool:

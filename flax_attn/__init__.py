@@ -5,6 +5,7 @@ from .attend import attend as attend
 from .attend import attention_weights as attention_weights
 from .attend import explain as explain
 from .attend import use_backend as use_backend
+from .backends.platform import aim as aim
 from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
 from .dropout import Keep as Keep
@@ -24,7 +25,6 @@ from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .layers import SingleHeadAttention as SingleHeadAttention
 from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .layers import UniformCausalAverage as UniformCausalAverage
-from .machine import aim as aim
 from .masks import CAUSAL as CAUSAL
 from .masks import FULL as FULL
 from .masks import Causal as Causal

@@ -11,7 +11,7 @@ from . import reference
 from ._arrays import check_number
 from ._types import Sizes
 from .backends import BACKENDS
-from .choice import Explanation, Verdict, warn_if_slow
+from .backends.choice import Explanation, Verdict, warn_if_slow
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .rules import Rules, sizes_of

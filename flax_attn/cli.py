@@ -18,13 +18,14 @@ from rich.progress import Progress
 from .attend import use_backend
 from .backends import BACKENDS
 from .bench.options import add_to as add_bench
-from .parity import Case, ParityError, Report, certificate
-from .parity.case import has_torch
-from .parity.collect import select
+from .parity import Case, ParityError, Report
+from .parity.cases import certificate
+from .parity.cases.case import has_torch
+from .parity.cases.collect import select
+from .parity.cases.prove import Job, cases_of, jobs, prove, record
 from .parity.compare import versions
-from .parity.page import pages
-from .parity.prove import Job, cases_of, jobs, prove, record
 from .parity.report import plain
+from .parity.show import pages
 
 OWN = "parity_tests"
 WIDTH = 128

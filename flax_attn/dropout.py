@@ -9,8 +9,8 @@ from flax import nnx
 from jax.extend.random import threefry2x32_p
 
 from ._arrays import check_boolean, look_up, to_grid
+from ._checks import check_rate
 from ._types import Sizes, frozen
-from .door import check_rate
 
 
 class Drop:

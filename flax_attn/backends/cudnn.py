@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import reference
-from ..machine import capability_of, platform_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity
+from .platform import capability_of, platform_of
 from .protocol import (
     Band,
     Grads,

@@ -16,10 +16,10 @@ import numpy as np
 
 from .. import reference
 from .._types import Sizes
-from ..machine import platform_of
 from ..masks import FULL, Full, Mask, Segments
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
+from .platform import platform_of
 from .protocol import alive_in, band_of, blank, is_number, of_shard_map, parts_of, serve
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"

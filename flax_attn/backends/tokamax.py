@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from .. import reference
 from .._types import Sizes
-from ..machine import capability_of, platform_of
 from ..masks import And, Chunked, Mask
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
+from .platform import capability_of, platform_of
 from .protocol import band_of, blank, is_number, of_shard_map, parts_of, serve, with_dlse
 
 HOME = "tokamax._src.ops.attention."

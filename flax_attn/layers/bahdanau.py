@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..door import check_input, check_positive
+from .._checks import check_input, check_positive
 from ..masks import FULL, Mask
 from ..pooling import pool, silence, visible
 from ..projection import torch_linear

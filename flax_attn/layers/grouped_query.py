@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..door import check_divides, check_input, check_positive
 from ..heads import merge_heads, split_heads
 from ..masks import CAUSAL, Mask
 from ..projection import torch_linear

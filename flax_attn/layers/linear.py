@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .._checks import check_input, check_positive
 from .._types import wide
-from ..door import check_input, check_positive
 from ..heads import merge_heads, split_heads
 from ..projection import torch_linear
 from ..taps import tap

@@ -7,7 +7,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from ..door import check_context, check_divides, check_input, check_positive, check_rate
+from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..projection import torch_linear, torch_uniform
 from ..reference import softmax
 from ..taps import tap

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..door import check_positive
+from .._checks import check_positive
 from .causal_attention import CausalAttention
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from ..door import check_input, check_positive
+from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ..door import check_input, check_positive
+from .._checks import check_input, check_positive
 from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..door import check_divides, check_input, check_positive
 from ..dropout import AttentionDropout
 from ..heads import merge_heads, split_heads
 from ..masks import FULL, Mask

@@ -7,7 +7,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from ..door import check_input
+from .._checks import check_input
 from ..reference import softmax
 from ..taps import tap
 

@@ -4,16 +4,16 @@ It knows jax, flax, numpy and (imported late) torch, and of this library only th
 anybody's port.
 """
 
+from ..errors import ParityError as ParityError
+from ..weights.rule import Rule as Rule
 from . import judge as judge
-from .carry import plan as plan
-from .carry import port as port
-from .case import Case as Case
+from .cases.case import Case as Case
 from .compare import assert_parity as assert_parity
 from .compare import compare as compare
-from .errors import ParityError as ParityError
 from .mapping import Plan as Plan
+from .port import plan as plan
+from .port import port as port
 from .report import Divergence as Divergence
 from .report import Report as Report
 from .report import Row as Row
-from .rule import Rule as Rule
 from .suggest import suggest as suggest

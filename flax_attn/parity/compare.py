@@ -8,18 +8,18 @@ import jax
 import numpy as np
 from flax import nnx
 
+from ..errors import ParityError
+from ..weights.rule import Rule
 from . import draw, judge
-from .carry import flax_values, set_flax
-from .errors import ParityError
-from .judged import judged, unpaired
-from .local import diagnosed
+from .diagnosis.local_error import diagnosed
 from .mapping import Plan, make_plan
-from .pair import Names, Pair
+from .port import flax_values, set_flax
 from .report import Report, Row
-from .rule import Rule
-from .run import Request, Run
-from .source import Source, describe, read
-from .training import statistics, stepped
+from .rows.training import statistics, stepped
+from .rows.values import judged, unpaired
+from .sides.pair import Names, Pair
+from .sides.run import Request, Run
+from .torch_module import Source, describe, read
 
 Weights = Literal["random", "given", "as_is"]
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -167,7 +167,7 @@ def assert_parity(
     >>> theirs, mine = torch.nn.Tanh(), nnx.Sequential(nnx.relu)
     >>> assert_parity(theirs, mine, np.ones((4, 3)), dtypes=("float64",))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    flax_attn.parity.errors.ParityError: ...
+    flax_attn.errors.ParityError: ...
     """
     report = compare(torch_module, flax_module, *inputs, **options)
     if not report.ok:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from .errors import ParityError
+from ..errors import ParityError
+from ..weights.rule import Rule, axis_sizes, backwards, lay_out
 from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place, refusal
 from .pairs import flax_params as flax_params
 from .pairs import flax_path as flax_path
 from .pairs import flax_state as flax_state
-from .rule import Rule, axis_sizes, backwards, lay_out
-from .source import Source
+from .torch_module import Source
 
 
 @dataclass(frozen=True)

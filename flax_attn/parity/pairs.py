@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from .source import Source
+from .torch_module import Source
 
 RECURRENT = ("RNN", "GRU", "LSTM")
 NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm", "BatchNorm")

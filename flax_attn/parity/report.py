@@ -193,7 +193,7 @@ class Report:
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes one self-contained page: error by depth, heat maps, every comparison."""
-        from .page import page
+        from .show import page
 
         Path(path).write_text(page(self), "utf-8")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from flax import nnx
 
+from ..weights.rule import Rule, axis_sizes, backwards
 from .mapping import Draft
 from .pairs import PAIRS, RECURRENT, held_at, place
-from .rule import Rule, axis_sizes, backwards
-from .source import describe
+from .torch_module import describe
 
 MOST = 12  # proposals; more would not be read
 MANY = 60  # names looked at one by one

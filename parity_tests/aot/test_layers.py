@@ -8,7 +8,7 @@ import pytest
 
 import flax_attn.layers
 from flax_attn.parity import Case
-from flax_attn.parity.collect import collect
+from flax_attn.parity.cases.collect import collect
 from parity_tests.core.cases import smallest
 
 from .programs import of_cases

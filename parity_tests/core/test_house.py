@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-_types < taps, door, _arrays, machine < mask_algebra < masks, positions, dropout < scores < rules
-< reference < backends < choice < attend, pooling, projection, heads < drop_in, layers < bench < cli
+errors, _types < taps, _checks, _arrays < masks, positions, dropout < scores < rules
+< reference < backends < attend, pooling, projection, heads < drop_in, layers < bench < cli
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
@@ -183,16 +183,18 @@ def test_imports_run_one_way(path):
     if part in (("__init__",), ("__main__",)):
         allowed = {*LEVEL} - {"cli"} if part == ("__init__",) else {"cli"}
     elif part[0] == "parity":
-        allowed = {"parity", "taps"}
+        allowed = {"parity", "weights", "errors", "taps"}
+    elif part[0] == "weights":
+        allowed = {"weights", "errors"}
     else:
         assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
-        allowed |= {"layers", "backends", "bench"} & {part[0]}
+        allowed |= {"layers", "backends", "bench", "masks"} & {part[0]}
         allowed |= {"parity"} if part[0] in ("bench", "cli") else set()
     for name, of in ours(path):
         assert of in allowed, f"imports {name}, which stands above it or aside."
         if part[0] == of == "backends" and part[-1] != "__init__":
-            known = ([], ["protocol"], [part[1]])
+            known = ([], ["protocol"], ["platform"], [part[1]])
             assert name.split(".")[2:3] in known, f"imports {name}: another backend."
 
 

@@ -16,14 +16,14 @@ from flax import nnx
 import flax_attn
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity import ParityError, Report, Row, judge
+from flax_attn.parity.cases.golden import sketch
 from flax_attn.parity.compare import versions
-from flax_attn.parity.flax_side import Flax
-from flax_attn.parity.golden import sketch
-from flax_attn.parity.judged import gradients
 from flax_attn.parity.mapping import make_plan
-from flax_attn.parity.pair import Names, canonical
-from flax_attn.parity.run import Request, Run, rounded
-from flax_attn.parity.source import Source, describe
+from flax_attn.parity.rows.values import gradients
+from flax_attn.parity.sides.flax import Flax
+from flax_attn.parity.sides.pair import Names, canonical
+from flax_attn.parity.sides.run import Request, Run, rounded
+from flax_attn.parity.torch_module import Source, describe
 
 from . import anarcii
 from .fetch import ANARCII, read
@@ -42,8 +42,8 @@ def record_golden(path: Path = GOLDEN, wheel: Path | None = None) -> Path:
       ParityError: if the layer differs.
       RealError: if the wheel cannot be had.
     """
-    from flax_attn.parity.source import read as read_weights
-    from flax_attn.parity.torch_side import run_torch
+    from flax_attn.parity.sides.torch import run_torch
+    from flax_attn.parity.torch_module import read as read_weights
 
     model = anarcii.Model(anarcii.load(wheel))
     model.number(anarcii.tokens(anarcii.CHAINS[:2]))

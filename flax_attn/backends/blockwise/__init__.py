@@ -23,8 +23,8 @@ from jaxtyping import Array, Float
 from ... import reference, taps
 from ..._arrays import varying_alike
 from ..._types import wide
-from ...machine import platform_of
 from ...rules import Rules, sizes_of
+from ..platform import platform_of
 from .block import leaves_of
 from .hoist import hoist
 from .plan import Plan, plan_of

@@ -2,7 +2,7 @@
 
 `python -m parity_tests.core.mutation [FILE ...] [--sample N]` changes one operator, constant,
 argument or statement at a time in the files that everything else is measured against, and runs the
-laws of that file (`parity_tests/core/test_laws_*.py`) on the changed code. A mutant that no law
+laws of that file (`parity_tests/core/*/test_laws_*.py`) on the changed code. A mutant that no law
 fails is a hole in the laws, unless `equivalent.json` says why nothing can be seen of it.
 """
 

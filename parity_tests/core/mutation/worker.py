@@ -20,8 +20,8 @@ from .operators import Mutant, mutated
 ROOT = Path(__file__).parents[3]
 FILES = {
     "reference": "flax_attn/reference.py",
-    "mask_algebra": "flax_attn/mask_algebra.py",
-    "masks": "flax_attn/masks.py",
+    "mask_algebra": "flax_attn/masks/algebra.py",
+    "masks": "flax_attn/masks/nodes.py",
     "scores": "flax_attn/scores.py",
     "judge": "flax_attn/parity/judge.py",
 }
@@ -53,8 +53,9 @@ class Trial:
         self.module = module_of(file)
         below = BELOW.get(file)
         self.below = {} if below is None else {module_of(below): source_of(below)}
-        files = sorted(Path(__file__).parents[1].glob(f"test_laws_{below or file}*.py"))
-        books = [vars(importlib.import_module(f"parity_tests.core.{path.stem}")) for path in files]
+        files = sorted(Path(__file__).parents[1].glob(f"*/test_laws_{below or file}*.py"))
+        names = [f"parity_tests.core.{path.parent.name}.{path.stem}" for path in files]
+        books = [vars(importlib.import_module(name)) for name in names]
         self.laws = [book[name] for book in books for name in book if name.startswith("test_")]
         broken = self.broken(None)  # by the same road as any mutant, so that no law fails for that
         if broken is not None:

@@ -1,0 +1,95 @@
+"""The choice among backends: what each says of a request, and when "auto" has only a slow one."""
+
+import functools
+import warnings
+from typing import NamedTuple
+
+import jax
+
+from .platform import platform_of
+from .protocol import SMALL
+
+KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
+
+
+class Verdict(NamedTuple):
+    """What one backend says of a request.
+
+    Attributes:
+      backend: its name.
+      refusal: the reason why it cannot serve the request, or None.
+      aside: the reason why "auto" passes it over although it could, or None.
+    """
+
+    backend: str
+    refusal: str | None
+    aside: str | None = None
+
+    def __str__(self) -> str:
+        if self.refusal is not None:
+            return f"refuses: {self.refusal}"
+        return "accepts" if self.aside is None else f"stands aside: {self.aside}"
+
+
+class Explanation(tuple[Verdict, ...]):
+    """All backends' verdicts, in the order "auto" tries them; shown and printed as a table.
+
+    >>> Explanation([Verdict("cudnn", "needs float16 or bfloat16"), Verdict("reference", None)])
+    backend    verdict
+    cudnn      refuses: needs float16 or bfloat16
+    reference  chosen
+    """
+
+    @property
+    def chosen(self) -> str | None:
+        """The backend that "auto" takes; None if the only one asked for refuses."""
+        fit = (v.backend for v in self if v.refusal is None and v.aside is None)
+        return next(fit, None)
+
+    def __str__(self) -> str:
+        said = ("chosen" if v.backend == self.chosen else str(v) for v in self)
+        rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
+
+    __repr__ = __str__
+
+
+def slow_path(platform: str, found: Explanation, pairs: int) -> str | None:
+    """The sentence that tells of a slow choice where the platform has kernels, or None.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu"; a CPU has no kernels.
+      found: what the backends say.
+      pairs: T * S; up to `SMALL` of them the plain formula is a good choice.
+
+    >>> found = Explanation([Verdict("splash", "the mask is not static"), Verdict("plain", None)])
+    >>> slow_path("tpu", found, 4096 * 4096)
+    "attend takes the backend 'plain', slow on a tpu, since no kernel serves the request (splash: \
+the mask is not static); backend='plain' asks for it without this warning."
+    >>> slow_path("cpu", found, 4096 * 4096), slow_path("tpu", found, 128 * 128)
+    (None, None)
+    """
+    kernels, chosen = KERNELS.get(platform, ()), found.chosen
+    refusals = {v.backend: v.refusal for v in found if v.backend in kernels}
+    if not kernels or None in refusals.values() or pairs <= SMALL:
+        return None  # a kernel serves, or stands aside for a better choice
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    return (
+        f"attend takes the backend {chosen!r}, slow on a {platform}, since no kernel serves the "
+        f"request ({reasons}); backend={chosen!r} asks for it without this warning."
+    )
+
+
+def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
+    """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
+    pairs = q.shape[-3] * k.shape[-3]
+    known = isinstance(pairs, int)  # else `jax.export` left a length open
+    sentence = slow_path(platform_of(q), found, pairs if known else SMALL + 1)
+    if sentence is not None:
+        _warn(sentence)
+
+
+@functools.cache  # which makes it once
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=5)

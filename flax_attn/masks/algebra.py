@@ -1,0 +1,181 @@
+"""What every mask can do: the base of all masks, `&`, `|` and `~`, and boolean arrays as masks.
+
+The masks themselves are in `masks`, which brings these names too.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import check_boolean, larger, look_up, smaller, to_grid
+from .._types import Sizes, frozen
+
+Range = tuple[Any, Any]
+
+
+class Mask:
+    """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
+
+    A subclass is made by `_types.frozen`, so that it is a pytree and hashes by value. `&`, `|` and
+    `~` combine masks, and masks with boolean arrays.
+
+    Raises:
+      NotImplementedError: in use, by a subclass that does not say what it hides.
+
+    Source: `mask_mod` of torch's flex attention; the algebra is our own.
+
+    >>> from flax_attn import CAUSAL, Window
+    >>> (CAUSAL & ~Window(0, 0))(0, 0, 2, np.arange(4)).tolist()  # the past alone
+    [True, True, False, False]
+    """
+
+    __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the mask is known without any array, batch entry or head."""
+        parts = (part for part in vars(self).values() if isinstance(part, Mask))
+        return not jax.tree.leaves(self) and all(part.is_static for part in parts)
+
+    def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
+        """Whether query q of head n in batch entry b may look at key k; index arrays broadcast."""
+        raise NotImplementedError
+
+    def bind(self, sizes: Sizes) -> "Mask":
+        """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
+        return self
+
+    def grid(self, sizes: Sizes) -> jax.Array:
+        """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""
+        return jnp.asarray(self(*sizes.grid()))
+
+    def key_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
+        """`lo, hi`: no query of `range(*q)` may look at a key outside it. Conservative."""
+        return 0, sizes.S
+
+    def row_ranges(self, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+        """`lo, hi` of each query, if the mask is static and each row one run of keys, else None."""
+        seen = self.static(sizes)
+        if seen is None:
+            return None
+        count = seen.sum(-1)
+        lo = np.where(count > 0, seen.argmax(-1) if sizes.S else 0, 0)
+        k = np.arange(sizes.S)
+        runs = (seen == ((k >= lo[:, None]) & (k < (lo + count)[:, None]))).all()
+        return (lo, lo + count) if runs else None
+
+    def static(self, sizes: Sizes) -> np.ndarray | None:
+        """The mask as a T S numpy array, if it is static."""
+        if not self.is_static:
+            return None
+        _, _, q, k = sizes.grid()
+        seen = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
+        return np.broadcast_to(np.asarray(seen), (sizes.T, sizes.S))
+
+    def __and__(self, other: "Mask | jax.Array") -> "Mask":
+        return And(self, as_mask(other))
+
+    def __or__(self, other: "Mask | jax.Array") -> "Mask":
+        return Or(self, as_mask(other))
+
+    __rand__, __ror__ = __and__, __or__
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+@frozen
+class Dense(Mask):
+    """A boolean array that broadcasts to `*B N T S`; True may look.
+
+    Args:
+      array: booleans. What hides with True, as torch's `key_padding_mask`, is `~Dense(array)`.
+
+    Raises:
+      TypeError: if `array` is not boolean.
+      ValueError: in use, if it does not broadcast to `*B N T S`.
+
+    Source: `attn_mask` of torch's scaled_dot_product_attention.
+
+    >>> Dense(np.eye(4, dtype=bool)[None, None])(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, False]
+    """
+
+    array: Any
+
+    def __post_init__(self):
+        check_boolean(self.array)
+
+    def bind(self, sizes):
+        return Dense(to_grid("A mask", self.array, sizes))
+
+    def __call__(self, b, n, q, k):
+        return look_up(self.array, b, n, q, k)
+
+    def grid(self, sizes):
+        return jnp.asarray(self.array)
+
+
+@frozen
+class And(Mask):
+    """Both let it look."""
+
+    a: Mask
+    b: Mask
+
+    def bind(self, sizes):
+        return And(self.a.bind(sizes), self.b.bind(sizes))
+
+    def __call__(self, b, n, q, k):
+        return self.a(b, n, q, k) & self.b(b, n, q, k)
+
+    def grid(self, sizes):
+        return self.a.grid(sizes) & self.b.grid(sizes)
+
+    def key_range(self, b, n, q, sizes):
+        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
+        return larger(one[0], two[0]), smaller(one[1], two[1])
+
+
+@frozen
+class Or(Mask):
+    """Either lets it look."""
+
+    a: Mask
+    b: Mask
+
+    def bind(self, sizes):
+        return Or(self.a.bind(sizes), self.b.bind(sizes))
+
+    def __call__(self, b, n, q, k):
+        return self.a(b, n, q, k) | self.b(b, n, q, k)
+
+    def grid(self, sizes):
+        return self.a.grid(sizes) | self.b.grid(sizes)
+
+    def key_range(self, b, n, q, sizes):
+        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
+        return smaller(one[0], two[0]), larger(one[1], two[1])
+
+
+@frozen
+class Not(Mask):
+    """What the other hides."""
+
+    a: Mask
+
+    def bind(self, sizes):
+        return Not(self.a.bind(sizes))
+
+    def __call__(self, b, n, q, k):
+        return ~self.a(b, n, q, k)
+
+    def grid(self, sizes):
+        return ~self.a.grid(sizes)
+
+
+def as_mask(mask: Any) -> Mask:
+    """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
+    return mask if isinstance(mask, Mask) else Dense(mask)

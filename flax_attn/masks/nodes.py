@@ -1,0 +1,293 @@
+"""Masks: what may look at what. Data, combined with `&`, `|` and `~`; True means "may look".
+
+A mask is a frozen pytree that hashes by value. It answers for index arrays (`mask(b, n, q, k)`),
+for a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`), so
+that a backend may skip what nobody sees. With T != S the diagonal is stated: `offset=0` is
+upper-left, as torch and jax have it; `offset="end"` lets the last query see the last key, as
+flash-attention does.
+
+    >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [0, 1, 1]])
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import check_boolean, check_integers, check_offset, clip, is_count, per_entry
+from .._types import Sizes, frozen
+from .algebra import And as And
+from .algebra import Dense as Dense
+from .algebra import Mask as Mask
+from .algebra import Not as Not
+from .algebra import Or as Or
+from .algebra import as_mask as as_mask
+
+Offset = int | Literal["end"]
+
+
+@frozen
+class Full(Mask):
+    """Every query may look at every key; `FULL` is one. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> bool(Full()(0, 0, 1, 4))
+    True
+    """
+
+    def __call__(self, b, n, q, k):
+        return np.True_
+
+
+@frozen
+class Causal(Mask):
+    """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
+
+    Args:
+      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key.
+
+    Raises:
+      ValueError: if `offset` is neither an integer nor "end".
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> Causal()(0, 0, 1, np.arange(4)).tolist()  # which of four keys query 1 sees
+    [True, True, False, False]
+    """
+
+    offset: Offset = 0
+
+    def __post_init__(self):
+        check_offset("Causal", self.offset)
+
+    def bind(self, sizes):
+        return Causal(_steps(self.offset, sizes))
+
+    def __call__(self, b, n, q, k):
+        return k <= q + self.offset
+
+    def key_range(self, b, n, q, sizes):
+        return 0, clip(q[1] + self.offset, sizes.S)
+
+
+@frozen
+class Window(Mask):
+    """`q + offset - left <= k <= q + offset + right`: counts of keys beside self, None unlimited.
+
+    Hugging Face's `sliding_window=W` counts self: it is `Window(W - 1, 0)`.
+
+    Args:
+      left, right: how many keys before and after its own a query sees.
+      offset: as of `Causal`.
+
+    Raises:
+      ValueError: for a count that is no integer of 0 or more, or an offset that is none.
+
+    Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020.
+
+    >>> Window(1, 0)(0, 0, 2, np.arange(4)).tolist()
+    [False, True, True, False]
+    """
+
+    left: int | None
+    right: int | None
+    offset: Offset = 0
+
+    def __post_init__(self):
+        for name, count in (("left", self.left), ("right", self.right)):
+            if count is not None and not is_count(count, 0):
+                text = "must be a count of keys, 0 or more, or None"
+                raise ValueError(f"Window.{name} {text}; got {count!r}.")
+        check_offset("Window", self.offset)
+
+    def bind(self, sizes):
+        return Window(self.left, self.right, _steps(self.offset, sizes))
+
+    def __call__(self, b, n, q, k):
+        beside = k - q - self.offset
+        seen = np.True_ if self.left is None else beside >= -self.left
+        return seen if self.right is None else seen & (beside <= self.right)
+
+    def key_range(self, b, n, q, sizes):
+        lo = 0 if self.left is None else clip(q[0] + self.offset - self.left, sizes.S)
+        hi = sizes.S if self.right is None else clip(q[1] + self.offset + self.right, sizes.S)
+        return lo, hi
+
+
+@frozen
+class Chunked(Mask):
+    """`q // size == k // size`: chunks of positions that see only themselves.
+
+    Args:
+      size: positions in a chunk.
+
+    Raises:
+      ValueError: if `size` is no integer of 1 or more.
+
+    Source: Child et al., "Generating Long Sequences with Sparse Transformers", 2019.
+
+    >>> Chunked(2)(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, True]
+    """
+
+    size: int
+
+    def __post_init__(self):
+        if not is_count(self.size, 1):
+            text = "must be a count of positions, 1 or more"
+            raise ValueError(f"Chunked.size {text}; got {self.size!r}.")
+
+    def __call__(self, b, n, q, k):
+        return q // self.size == k // self.size
+
+    def key_range(self, b, n, q, sizes):
+        lo, hi = q[0] // self.size * self.size, ((q[1] - 1) // self.size + 1) * self.size
+        return clip(lo, sizes.S), clip(hi, sizes.S)
+
+
+@frozen
+class Prefix(Mask):
+    """`k < length`: keys that everybody sees; `Causal() | Prefix(p)` is a prefix language model.
+
+    Args:
+      length: an integer, or an array of integers that broadcasts to `*B`.
+
+    Raises:
+      TypeError: if `length` is no integer.
+      ValueError: in use, if it does not broadcast to `*B`.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
+
+    >>> (Causal() | Prefix(2))(0, 0, 0, np.arange(4)).tolist()
+    [True, True, False, False]
+    """
+
+    length: Any
+
+    def __post_init__(self):
+        check_integers("Prefix", length=self.length)
+
+    def bind(self, sizes):
+        return self if self.is_static else Prefix(per_entry("Prefix.length", self.length, sizes))
+
+    def __call__(self, b, n, q, k):
+        return k < (self.length if self.is_static else self.length[b])
+
+    def key_range(self, b, n, q, sizes):
+        return 0, clip(self.length if self.is_static else self.length[b], sizes.S)
+
+
+@frozen
+class Lengths(Mask):
+    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right.
+
+    Args:
+      kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.
+
+    Raises:
+      TypeError: if they are no integers.
+      ValueError: in use, if they do not broadcast to `*B`.
+
+    Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where hidden.
+
+    >>> Lengths(jnp.asarray([4, 1]))(1, 0, 0, np.arange(4)).tolist()
+    [True, False, False, False]
+    """
+
+    kv: Any
+    q: Any = None
+
+    def __post_init__(self):
+        check_integers("Lengths", kv=self.kv, q=self.q)
+
+    @property
+    def is_static(self):
+        return False
+
+    def bind(self, sizes):
+        kv = per_entry("Lengths.kv", self.kv, sizes)
+        return Lengths(kv, None if self.q is None else per_entry("Lengths.q", self.q, sizes))
+
+    def __call__(self, b, n, q, k):
+        seen = k < jnp.asarray(self.kv)[b]
+        return seen if self.q is None else seen & (q < jnp.asarray(self.q)[b])
+
+    def key_range(self, b, n, q, sizes):
+        return 0, clip(self.kv[b], sizes.S)
+
+
+@frozen
+class Segments(Mask):
+    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves.
+
+    Args:
+      q_ids, kv_ids: the document of each token, integers, `*B T` and `*B S`; `kv_ids` is `q_ids`
+        unless given.
+
+    Raises:
+      TypeError: if they are no integers.
+      ValueError: in use, if their shapes do not fit.
+
+    Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+
+    >>> ids = jnp.asarray([[7, 7, 8, 8]])
+    >>> Segments(ids, ids)(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, True]
+    """
+
+    q_ids: Any
+    kv_ids: Any = None
+
+    def __post_init__(self):
+        check_integers("Segments", q_ids=self.q_ids, kv_ids=self.kv_ids)
+
+    def bind(self, sizes):
+        kv_ids = self.q_ids if self.kv_ids is None else self.kv_ids
+        q_ids = per_entry("Segments.q_ids", self.q_ids, sizes, sizes.T)
+        return Segments(q_ids, per_entry("Segments.kv_ids", kv_ids, sizes, sizes.S))
+
+    def __call__(self, b, n, q, k):
+        return jnp.asarray(self.q_ids)[b, q] == jnp.asarray(self.kv_ids)[b, k]
+
+
+@frozen
+class Fn(Mask):
+    """`mask_mod(b, n, q, k)` on index arrays, as torch's flex attention writes it.
+
+    Batch entries are numbered through when there are several batch axes. Functions are told apart
+    by identity: define one once, outside the call, or every call traces anew.
+
+    Args:
+      mask_mod: from four integer arrays that broadcast against each other to booleans.
+
+    Raises:
+      TypeError: in use, if what it returns is not boolean.
+
+    Source: Dong et al., "Flex Attention", 2024.
+
+    >>> Fn(lambda b, n, q, k: (q + k) % 2 == 0)(0, 0, 1, np.arange(4)).tolist()
+    [False, True, False, True]
+    """
+
+    mask_mod: Callable[[Any, Any, Any, Any], Any]
+
+    @property
+    def is_static(self):
+        return False
+
+    def __call__(self, b, n, q, k):
+        seen = self.mask_mod(b, n, q, k)
+        check_boolean(np.asarray(seen) if isinstance(seen, bool) else seen)
+        return seen
+
+
+def _steps(offset: Offset, sizes: Sizes) -> int:
+    return sizes.S - sizes.T if offset == "end" else offset
+
+
+FULL, CAUSAL = Full(), Causal()

@@ -1,0 +1,1 @@
+"""Cases: lists of pairs to prove, how they are found, recorded, proven and written down."""

@@ -1,0 +1,191 @@
+"""Cases: one comparison as data, the same for pytest, the command line and the benchmark."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from ...errors import ParityError
+from ...weights.rule import Rule
+from .. import draw
+from ..compare import compare
+from ..report import Report
+from . import golden
+
+Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+class Case:
+    """A Flax class, its configuration, its witness and its inputs.
+
+    Args:
+      flax_class: an nnx module class; gets `rngs` if it takes it.
+      config: its constructor's arguments, or a function that returns them.
+      witness: None for the twin `torch_ref.<same file>.<same class>`, or the import path of a torch
+        module class or function.
+      witness_config: the witness's arguments where they differ, or a function that returns them.
+      torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
+      rules: for the mapping of weights.
+      train: whether dropout draws, in both worlds the same.
+      seed: of weights, inputs and cotangents.
+      dtypes: in which it is compared.
+      name: instead of the one made of configuration and inputs.
+      inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
+
+    Attributes:
+      eager: whether float64 runs eagerly too, not only under jit.
+
+    Raises:
+      ParityError: by `check`, with the report, unless all is equal.
+
+    >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, witness="torch.nn.Linear",
+    ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
+    >>> case.report(live=True).ok
+    True
+    """
+
+    def __init__(
+        self,
+        flax_class: type[nnx.Module],
+        config: Config,
+        *,
+        witness: str | None = None,
+        witness_config: Config | None = None,
+        torch_call: Callable[..., Any] | None = None,
+        flax_call: Callable[..., Any] | None = None,
+        rules: Sequence[Rule] = (),
+        train: bool = False,
+        seed: int = 0,
+        dtypes: Sequence[str] = ("float64", "float32", "bfloat16"),
+        name: str = "",
+        **inputs: tuple[int, ...] | np.ndarray,
+    ):
+        self.flax_class, self.config, self.inputs = flax_class, config, inputs
+        self.witness = witness or _twin_of(flax_class)
+        self.witness_config = config if witness_config is None else witness_config
+        self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
+        self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
+        self.name, self.eager = name, True
+
+    @property
+    def variant(self) -> str:
+        """The file that holds the Flax class."""
+        return self.flax_class.__module__.rpartition(".")[2]
+
+    @property
+    def proven_equal_to(self) -> str:
+        """The witness as a table shows it: its package and name."""
+        package, _, name = self.witness.rpartition(".")
+        return (
+            f"{package.split('.')[0]}.{name}" if package.startswith("torch_ref") else self.witness
+        )
+
+    @property
+    def reproduce(self) -> str:
+        """The command that runs this case alone."""
+        package = self.flax_class.__module__.partition(".")[0]
+        return f"flax-attn parity {'' if package == 'flax_attn' else f'{package} '}'{self}'"
+
+    def __str__(self) -> str:
+        parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _given(self.config).items())
+        inputs = ",".join(
+            f"{k}={'x'.join(map(str, v if isinstance(v, tuple) else v.shape))}"
+            for k, v in self.inputs.items()
+        )
+        end = ",train" if self.train else ""
+        return f"{self.variant}[{parts}|{inputs}{end}|{self.proven_equal_to}]"
+
+    def flax_module(self) -> nnx.Module:
+        """A new Flax module."""
+        config = dict(_given(self.config))
+        if "rngs" in inspect.signature(self.flax_class.__init__).parameters:
+            config["rngs"] = nnx.Rngs(self.seed)
+        return self.flax_class(**config)
+
+    def torch_module(self) -> Any:
+        """A new torch module; a function as a witness is wrapped in one without parameters."""
+        package, _, name = self.witness.rpartition(".")
+        witness = getattr(import_module(package), name)
+        return (
+            witness(**_given(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The inputs, drawn where only a shape was given."""
+        return {
+            name: draw.normal(self.seed, name, x) if isinstance(x, tuple) else np.asarray(x)
+            for name, x in self.inputs.items()
+        }
+
+    def report(self, live: bool | None = None, eager: bool | None = None) -> Report:
+        """The comparison: live against torch, or against what torch gave when it was recorded.
+
+        A twin must agree in its taps too, another witness may compute its result in another way.
+
+        Args:
+          live: None for live where torch is installed.
+          eager: None as the case says.
+        """
+        live = has_torch() if live is None else live
+        eager = self.eager if eager is None else eager
+        report = self._live(eager) if live else golden.replay(self, self.dtypes, eager)
+        return replace(report, inside=self.witness == _twin_of(self.flax_class))
+
+    def _live(self, eager: bool) -> Report:
+        return compare(
+            self.torch_module(),
+            self.flax_module(),
+            kwargs=self.arrays(),
+            dtypes=self.dtypes,
+            eager=eager,
+            train=self.train,
+            rules=self.rules,
+            seed=self.seed,
+            torch_call=self.torch_call,
+            flax_call=self.flax_call,
+            title=str(self),
+            reproduce=self.reproduce,
+        )
+
+    def check(self) -> None:
+        """Raises ParityError, with the report, unless all is equal."""
+        report = self.report()
+        if not report.ok:
+            raise ParityError(str(report), report)
+
+
+def has_torch() -> bool:
+    """Whether torch can be imported."""
+    return find_spec("torch") is not None
+
+
+def _call(module: Any, **inputs: Any) -> Any:
+    return module(**inputs)
+
+
+def _given(config: Config) -> Mapping[str, Any]:
+    return config() if callable(config) else config
+
+
+def _show(value: Any) -> str:
+    plain = isinstance(value, bool | int | float | str | type(None))
+    return str(value) if plain else type(value).__name__
+
+
+def _twin_of(flax_class: type) -> str:
+    return f"torch_ref.{flax_class.__module__.rpartition('.')[2]}.{flax_class.__name__}"
+
+
+def _wrap(function: Callable[..., Any]) -> Any:
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+    return Wrapped()

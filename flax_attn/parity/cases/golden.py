@@ -1,0 +1,175 @@
+"""Goldens: what torch gave, recorded small, so that parity can be replayed without torch.
+
+Weights and inputs are drawn again. A small result is kept as it is; of a large one 48 random
+projections are kept, each of a random part of it, so that a wrong result cannot meet them.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ParityError
+from .. import draw, judge
+from ..compare import draw_weights, make_pair, versions
+from ..mapping import make_plan
+from ..report import Report, Row
+from ..rows.values import gradients, same_structure, structure
+from ..sides.flax import Flax
+from ..sides.match import hidden, point_of
+from ..sides.pair import Names, canonical, matches
+from ..sides.run import Request, Run, is_floating, rounded
+from ..torch_module import Source, describe
+
+if TYPE_CHECKING:
+    from .case import Case
+
+SKETCH = 48
+
+
+def sketch(name: str, array: np.ndarray) -> np.ndarray:
+    """The array itself, flat, or 48 sums of its elements times random numbers; -inf counts as 0."""
+    flat = np.where(np.isfinite(array), array, 0).astype(np.float64).ravel()
+    if not np.isfinite(array).all():
+        flat = np.append(flat, zlib.crc32(np.isfinite(array).tobytes()) / 2**32)
+    if flat.size <= SKETCH:
+        return flat
+    flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
+    return np.pad(flat, (0, -flat.size % SKETCH)).reshape(-1, SKETCH).sum(axis=0)
+
+
+def path_of(case: "Case") -> Path:
+    """The file that holds a variant's goldens, in the package of its Flax class."""
+    package = case.flax_class.__module__.split(".")[0]
+    return Path(str(files(package))) / "goldens" / f"{case.variant}.npz"
+
+
+def record(cases: Sequence["Case"]) -> Path:
+    """Writes what torch gives for the cases of one variant into its file, and returns its path.
+
+    Raises:
+      ParityError: if two cases have one name.
+    """
+    names = [str(case) for case in cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
+    arrays, entries, path = {}, {}, path_of(cases[0])
+    for i, case in enumerate(cases):
+        entry, pieces = _record(case)
+        entries[str(case)] = {**entry, "at": i}
+        arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps({"versions": versions(), "cases": entries}).encode()
+    np.savez_compressed(path, meta=np.frombuffer(zlib.compress(text, 9), np.uint8), **arrays)
+    return path
+
+
+def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
+    """The Flax side of a case against its golden.
+
+    Raises:
+      ParityError: if the case was not recorded.
+    """
+    stored, meta = _load(path_of(case))
+    if str(case) not in meta["cases"]:
+        raise ParityError(
+            f"{case} is not recorded in {path_of(case).name}: run "
+            f"`flax-attn parity --record {case.variant}` where torch is installed."
+        )
+    entry = meta["cases"][str(case)]
+    sources = [Source.from_json(fields) for fields in entry["sources"]]
+    module = case.flax_module()
+    plan = make_plan(sources, module, case.rules)
+    values = draw_weights(sources, case.seed)
+    rows: list[Row] = []
+    for dtype in [d for d in dtypes if d in entry["results"]]:
+        weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
+        request = _request(case, dtype)
+        for mode in ("eager", "jit") if eager and dtype == "float64" else ("jit",):
+            run = Flax(module, case.flax_call, request, dtype, mode == "jit").run(weights)
+            rows += _judge(
+                run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
+            )
+    recorded = meta["versions"]
+    return Report(
+        str(case),
+        tuple(rows),
+        params=sum(len(move.sources) for move in plan.moves),
+        constants=plan.constants,
+        versions={**versions(), "torch": f"{recorded['torch']} (recorded)"},
+        reproduce=case.reproduce,
+    )
+
+
+def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """A file's arrays and what is written about them; nothing if there is no file."""
+    if not path.exists():
+        return {}, {"cases": {}}
+    with np.load(path, allow_pickle=False) as file:
+        stored = dict(file)
+    return stored, json.loads(zlib.decompress(stored["meta"].tobytes()))
+
+
+def _request(case: "Case", dtype: str) -> Request:
+    inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
+    return Request((), inputs, case.seed, case.train, True, dtype == "float64")
+
+
+def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    torch_module, module = case.torch_module(), case.flax_module()
+    calls, results, arrays = (case.torch_call, case.flax_call), {}, {}
+    request = _request(case, "float64")
+    pair = make_pair(torch_module, module, calls, request, "random", case.rules)
+    for dtype in case.dtypes:
+        got, own, truth = pair.run(dtype, ["jit"])["jit"]
+        facts, pieces = [], []
+        for kind, name, want, scale, error in _results(got, own, truth, pair.names, dtype):
+            pieces.append(sketch(name, want))
+            facts.append([kind, name, int(pieces[-1].size), scale, error])
+        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
+        arrays[dtype] = np.concatenate(pieces)
+    sources = [source.to_json() for source in describe(torch_module)]
+    return {"sources": sources, "results": results}, arrays
+
+
+def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
+    """Kind, name, value, scale and torch's own error of all that is kept."""
+    if dtype == "float64":
+        for _, there, match in matches(got, truth, names):
+            yield "tap", there, match.value, None, None
+    for name, want in truth.outputs.items():
+        if is_floating(want):
+            sketches = sketch(name, own.outputs[name]), sketch(name, want)
+            yield "output", name, want, None, judge.error(*sketches)
+    for name, want, scale, error in gradients(own, truth, names, dtype):
+        yield "gradient", name, want, scale, error
+
+
+def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mode: str):
+    """Compares sketches; the dropout masks must be the ones that were drawn then."""
+    if _print_of(run) != stored["keeps"]:
+        note = "this jax draws other dropout masks than the one that recorded: record again"
+        yield Row(
+            "keep", "exact", dtype, mode, judge.Verdict("exact", float("inf"), 0.0, note=note)
+        )
+        return
+    yield same_structure(structure(run), stored["outputs"], dtype, mode)
+    taps = {k: hidden(x) if point_of(k) == "scores" else x for k, x in run.taps.items()}
+    found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
+    for kind, name, size, scale, own in stored["facts"]:
+        want, at = numbers[at : at + size], at + size
+        got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)
+        if dtype == "float64":
+            verdict = judge.same_function(got, want, scale)
+        else:
+            verdict = judge.within_precision(got, own, want, dtype, scale)
+        yield Row(name, kind, dtype, mode, verdict)
+
+
+def _print_of(run: Run) -> list[int]:
+    return [zlib.crc32(np.packbits(keep).tobytes()) for keep in run.keeps]

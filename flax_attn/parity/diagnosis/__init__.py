@@ -1,0 +1,1 @@
+"""After a failure: which step introduced it, and what it looks like."""

@@ -1,0 +1,243 @@
+"""Faults inside attention: scale, score, mask, softmax, heads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from ...sides.run import Step
+from .chain import apply, is_mask, is_scalar, product, replay
+from .evidence import Evidence, Guesses
+
+
+def scores(evidence: Evidence) -> Guesses:
+    """What scores look like when a step between the product and the softmax is another."""
+    query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
+    if query is None or key is None:
+        return
+    raw, steps = product(query, key), evidence.call.steps
+    yield from _hidden_otherwise(evidence, raw, steps)
+    yield from _scaled_otherwise(evidence, raw, steps)
+    yield from _steps_changed(raw, steps)
+    yield from _other_products(evidence, query, key, steps)
+
+
+def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+    at = next((i for i, step in enumerate(steps) if is_scalar(step)), None)
+    scale = 1.0
+    if at is not None:
+        one = apply(steps[at], np.ones(steps[at].shape)).flat[0]
+        scale = float(one)
+    sizes = evidence.sizes()
+    factors = {"not scaled": 1.0}
+    for what, size in sizes.items():
+        factors |= {
+            f"scaled by the root of {what}": size**-0.5,
+            f"scaled by {what}, not its root": 1.0 / size,
+            f"multiplied with the root of {what}": size**0.5,
+        }
+    factors |= {"scaled twice": scale**2, "scaled by half": scale / 2, "scaled double": scale * 2}
+    for what, factor in factors.items():
+        if factor != scale:
+            made = _family(raw, steps, at, factor / scale)(1.0)
+            yield f"another scale: {what}", _whole(made)
+    family = _family(raw, steps, at, 2.0)
+    yield lambda share: f"another scale: {1 + share:.8g} times torch's", family
+
+
+def _whole(value: np.ndarray):
+    """A guess of all or nothing."""
+    return lambda share: value if share == 1.0 else None
+
+
+def _family(raw: np.ndarray, steps: Sequence[Step], at: int | None, ratio: float):
+    """Scores whose product is multiplied by 1 (share 0) to `ratio` (share 1)."""
+
+    def family(share: float) -> np.ndarray:
+        factor = 1 + share * (ratio - 1)
+        if at is None:
+            return replay(steps, raw * factor)
+        return replay(steps[at + 1 :], factor * replay(steps[: at + 1], raw))
+
+    return family
+
+
+def _hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+    """The mask: what is hidden, and with which number."""
+    bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
+    seen = np.isfinite(evidence.plain)
+    length, keys = seen.shape[-2:]
+    row, column = np.arange(length)[:, None], np.arange(keys)
+    masks = {
+        "the mask missing": np.ones_like(seen),
+        "the mask inverted: True and False are exchanged": ~seen,
+        "the mask shifted by one key": seen | np.roll(seen, 1, -1) & (column > 0),
+        "the mask shifted back by one key": seen & np.roll(seen, -1, -1),
+        "a mask aligned to the first key, not the last": seen | (row >= column),
+    }
+    if length == keys:
+        masks["the mask transposed: queries and keys exchanged"] = np.swapaxes(seen, -1, -2)
+    causal = row + (keys - length) >= column
+    masks["a mask without causality"] = seen | np.broadcast_to(
+        seen.any(-2, keepdims=True), seen.shape
+    )
+    masks["a mask without padding"] = seen | np.broadcast_to(causal, seen.shape)
+    for what, other in masks.items():
+        yield what, np.where(other, bare, -np.inf)
+    flax = evidence.got
+    there = evidence.layout.value(np.where(seen, 1.0, 0.0))
+    filled = flax[(there == 0) & np.isfinite(flax)]
+    if filled.size and (filled == filled[0]).all():
+        yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
+    if flax.shape == evidence.plain.shape:
+        other = np.isfinite(flax)
+        more, less = int((other & ~seen).sum()), int((seen & ~other).sum())
+        if more or less:
+            what = f"another mask: {more} places shown and {less} hidden that torch does not"
+            yield what, np.where(other, bare, -np.inf)
+
+
+def _steps_changed(raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+    """A step left out, turned round, done twice, or two of them exchanged."""
+    kinds = [step.name for step in steps]
+    at = kinds.index("tanh") if "tanh" in kinds else None
+    if at is not None:
+        before, after = steps[: max(at - 1, 0)], steps[at + 2 :]
+        cap = steps[max(at - 1, 0) : at + 2]
+        yield "the softcap missing", replay([*before, *after], raw)
+        yield "the softcap not multiplied back", replay([*before, *cap[:2], *after], raw)
+        yield "the softcap done twice", replay([*before, *cap, *cap, *after], raw)
+        yield "the softcap after all else, the mask too", replay([*before, *after, *cap], raw)
+        for i, step in enumerate(after):
+            what = "mask" if is_mask(step) else "bias"
+            moved = [*before, *after[: i + 1], *cap, *after[i + 1 :]]
+            yield f"the softcap after the {what}", replay(moved, raw)
+            again = [*before, *cap, *after[: i + 1], *cap, *after[i + 1 :]]
+            yield f"the softcap done again after the {what}", replay(again, raw)
+    for i, step in enumerate(steps):
+        if is_mask(step):
+            continue
+        others = [*steps[:i], *steps[i + 1 :]]
+        if not is_scalar(step) and step.name in ("add", "sub", "rsub", "mul"):
+            yield "the score's bias missing", replay(others, raw)
+            yield from _other_bias(raw, steps, i)
+    for (i, one), (j, two) in pairwise(enumerate(steps)):
+        swapped = [*steps[:i], two, one, *steps[j + 1 :]]
+        yield f"{one.name} and {two.name} in the other order", replay(swapped, raw)
+
+
+def _other_bias(raw: np.ndarray, steps: Sequence[Step], i: int) -> Guesses:
+    """The bias at step `i` with another sign, order of heads, direction or scale."""
+    step = steps[i]
+    place = next((n for n, x in enumerate(step.others) if isinstance(x, np.ndarray)), None)
+    if place is None:
+        return
+    bias = step.others[place]
+    others = {"with the other sign": -bias, "doubled": 2 * bias, "halved": bias / 2}
+    if bias.ndim > 2:
+        others["its heads reversed"] = np.flip(bias, -3)
+    if bias.ndim > 1:
+        others["its keys reversed"] = np.flip(bias, -1)
+    if bias.ndim > 1 and bias.shape[-1] == bias.shape[-2]:
+        others["transposed"] = np.swapaxes(bias, -1, -2)
+    for what, other in others.items():
+        operands = (*step.others[:place], other, *step.others[place + 1 :])
+        changed = [*steps[:i], replace(step, others=operands), *steps[i + 1 :]]
+        yield f"the score's bias, {what}", replay(changed, raw)
+
+
+def _other_products(
+    evidence: Evidence, query: np.ndarray, key: np.ndarray, steps: Sequence[Step]
+) -> Guesses:
+    """Queries and keys exchanged; keys of other heads."""
+    if query.shape == key.shape:
+        yield "queries and keys exchanged", replay(steps, product(key, query))
+    heads = evidence.plain.shape[-3] if evidence.plain.ndim > 3 else 1
+    for what, order in orders(heads):
+        batch = key.shape[0] // heads
+        other = key.reshape(batch, heads, *key.shape[1:])[:, order].reshape(key.shape)
+        yield f"keys of other heads: {what}", replay(steps, product(query, other))
+
+
+def orders(heads: int):
+    """Orders of heads that mistakes make."""
+    if heads < 2:
+        return
+    plain = np.arange(heads)
+    yield "reversed", plain[::-1]
+    yield "the next head's", np.roll(plain, -1)
+    yield "the head before's", np.roll(plain, 1)
+    for group in range(2, heads):
+        if heads % group == 0:
+            tiled = np.tile(plain[::group], group)
+            yield f"tiled, not repeated {group} times", tiled
+            yield f"in groups of {group}, turned", plain.reshape(-1, group).T.ravel()
+
+
+def weights(evidence: Evidence) -> Guesses:
+    """What weights look like when the softmax is another."""
+    score = evidence.call.inputs.get("scores")
+    if score is None:
+        return
+    finite = np.where(np.isfinite(score), score, -1e30)
+    for back in range(1, score.ndim + 1):
+        if back != 1:
+            what = {2: "queries", 3: "heads", 4: "the batch"}.get(back, f"axis -{back}")
+            yield f"a softmax over the wrong axis, {what}", _softmax(finite, -back)
+    narrow = _softmax(score.astype(np.float32), -1)
+    yield "a softmax in float32", narrow.astype(np.float64)
+    yield "a softmax in base 2", _softmax(score * np.log(2), -1)
+    for what, factor in {"half": 0.5, "double": 2.0, "1.1": 1 / 1.1, "0.9": 1 / 0.9}.items():
+        yield f"a softmax at temperature {what}", _softmax(score * factor, -1)
+    yield (
+        lambda share: f"another temperature: scores times {1 + share:.8g}",
+        lambda share: _softmax(score * (1 + share), -1),
+    )
+    most = score.max(-1, keepdims=True)
+    powers = np.exp(score - np.where(np.isfinite(most), most, 0.0))
+    total = powers.sum(-1, keepdims=True)
+    yield (
+        lambda share: f"{share:.3g} more in the softmax's denominator, as a sink adds",
+        lambda share: powers / (total + share),
+    )
+    with np.errstate(all="ignore"):
+        yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))
+        yield "a log-softmax", np.log(_softmax(score, -1))
+        yield "scores divided by their sum, no softmax", score / score.sum(-1, keepdims=True)
+        yield "softmax of unmasked scores", _softmax(np.where(np.isfinite(score), score, 0.0), -1)
+    yield "weights squared", _softmax(score, -1) ** 2
+    seen = np.isfinite(score)
+    yield (
+        "uniform weights: the scores do not arrive",
+        seen / np.maximum(seen.sum(-1, keepdims=True), 1),
+    )
+
+
+def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
+        return np.nan_to_num(powers / powers.sum(axis=axis, keepdims=True))
+
+
+def context(evidence: Evidence) -> Guesses:
+    """What contexts look like when values, their heads or the weights are others."""
+    weight, value = evidence.call.inputs.get("weights"), evidence.call.inputs.get("value")
+    if weight is None or value is None:
+        return
+    if weight.shape[-1] == weight.shape[-2]:
+        yield "the weights transposed", np.swapaxes(weight, -1, -2) @ value
+    for point, what in (("key", "keys"), ("query", "queries")):
+        other = evidence.near(point)
+        if other is not None and other.shape == value.shape:
+            yield f"{what} in the place of values", weight @ other
+    scored = evidence.near("scores")
+    heads = scored.shape[-3] if scored is not None and scored.ndim > 3 else 1
+    for what, order in orders(heads):
+        split = value.reshape(-1, heads, *value.shape[-2:])
+        yield f"values of other heads: {what}", weight @ split[:, order].reshape(value.shape)
+    yield "weights in float32", weight.astype(np.float32).astype(np.float64) @ value
+    sums = weight.sum(-1, keepdims=True)
+    yield "weights renormalised after dropout or mask", (weight / np.where(sums, sums, 1)) @ value
+    unweighted = np.ones_like(weight) / weight.shape[-1]
+    yield "a mean of the values, no weights", unweighted @ value

@@ -1,0 +1,83 @@
+"""Whether a guess explains what was seen: all of it, a part of it, or a little of it everywhere."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ... import judge
+from .evidence import Evidence, Guess
+
+FEW = 3
+
+
+def throughout(evidence: Evidence, guess: Guess) -> bool:
+    """Whether Flax's value is the guess."""
+    value = _laid(evidence, guess)(1.0)
+    return value is not None and judge.error(value, evidence.got) <= judge.SAME_FUNCTION
+
+
+def where_it_differs(evidence: Evidence, guess: Guess) -> bool:
+    """Whether Flax's value is the guess wherever it differs from torch's."""
+    value = _laid(evidence, guess)(1.0)
+    if value is None or value.shape != evidence.got.shape:
+        return False
+    apart = differing(evidence.got, evidence.want)
+    return judge.error(value[apart], evidence.got[apart]) <= judge.SAME_FUNCTION
+
+
+def partly(evidence: Evidence, guess: Guess) -> float | None:
+    """How much of the guess there is in Flax's value, if that explains the whole difference."""
+    laid = _laid(evidence, guess)
+    start = laid(0.0)
+    if start is None or start.shape != evidence.got.shape:
+        return None
+    finite = np.isfinite(evidence.got) & np.isfinite(evidence.want) & np.isfinite(start)
+    seen = differing(evidence.got, evidence.want) & finite
+    if seen.sum() < FEW or (differing(evidence.got, evidence.want) & ~finite).any():
+        return None
+    delta = (evidence.got - evidence.want)[seen]
+    share = 0.0
+    for step in (1e-3, 1e-5, 1e-5):
+        here, there = laid(share), laid(share + step)
+        if here is None or there is None:
+            return None
+        slope = (there - here)[seen] / step
+        size = float(np.vdot(slope, slope))
+        if not np.isfinite(size) or size == 0:
+            return None
+        share += float(np.vdot(slope, delta - (here - start)[seen])) / size
+    end = laid(share)
+    if end is None or not 0 < abs(share) < 1:
+        return None
+    return share if judge.alike((end - start)[seen], delta) else None
+
+
+def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Where two arrays differ by more than rounding."""
+    finite = np.isfinite(want)
+    scale = np.sqrt(np.mean(np.square(want[finite]))) if finite.any() else 1.0
+    with np.errstate(invalid="ignore"):
+        far = np.abs(got - want) > judge.SAME_FUNCTION * scale
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    return ~same & (far | ~np.isfinite(got) | ~finite)
+
+
+def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | None]:
+    """The guess by its share, in Flax's layout; None where it does not fit there."""
+    _, value = guess
+
+    def family(share: float) -> np.ndarray | None:
+        if callable(value):
+            found = value(share)
+            if found is None:
+                return None
+        else:
+            if value.shape != evidence.plain.shape:
+                return None
+            found = value if share == 1.0 else evidence.plain + share * (value - evidence.plain)
+        try:
+            return evidence.layout.value(found)
+        except ValueError:
+            return None
+
+    return family

@@ -1,0 +1,117 @@
+"""`port`: weights carried from torch to Flax, or back, bit for bit."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from ..errors import ParityError
+from ..weights.rule import Rule
+from .mapping import Plan, flax_state, make_plan
+from .torch_module import describe, read, write
+
+M = TypeVar("M")
+
+
+def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> Plan:
+    """The mapping that `port` would use, to be read: `print(plan(torch_module, flax_module))`.
+
+    Args:
+      torch_module, flax_module: the two; neither is changed.
+      rules: what names and types do not say.
+
+    Raises:
+      ParityError: with every problem at once, if the two do not fit.
+
+    >>> import torch
+    >>> print(plan(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))))
+    weight -> kernel  o i -> i o
+    bias -> bias
+    """
+    return make_plan(describe(torch_module), flax_module, rules)
+
+
+def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
+    """Copies every weight of a torch module into an nnx module, or the other way round.
+
+    Linear weights are transposed, everything goes by type and name, every torch tensor is used
+    once, every Flax Param filled once, and no memory is shared. If anything does not fit, nothing
+    changes.
+
+    Args:
+      source: `torch.nn.Module` or `flax.nnx.Module`, left as it is.
+      destination: the other kind; its weights are replaced.
+      rules: what names and types do not say, always written from torch to Flax.
+
+    Returns:
+      `destination`.
+
+    Raises:
+      ParityError: with every problem at once; also where a value would not survive the
+        destination's dtype (float64 into float32).
+      TypeError: unless one is a torch and the other an nnx module.
+
+    >>> import torch
+    >>> theirs = torch.nn.Linear(3, 2)
+    >>> mine = port(theirs, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    >>> bool((mine.kernel[...] == theirs.weight.detach().numpy().T).all())
+    True
+    """
+    if isinstance(source, nnx.Module) and not isinstance(destination, nnx.Module):
+        mapping = plan(destination, source, rules)
+        values = mapping.back(flax_values(source))
+        _check_dtypes(values, read(destination))
+        write(destination, values)
+    elif isinstance(destination, nnx.Module) and not isinstance(source, nnx.Module):
+        mapping = plan(source, destination, rules)
+        values = mapping.forward(read(source))
+        _check_dtypes(values, flax_values(destination))
+        set_flax(destination, values)
+    else:
+        kinds = f"{type(source).__name__} and {type(destination).__name__}"
+        raise TypeError(f"port needs one torch.nn.Module and one flax.nnx.Module; got {kinds}.")
+    return destination
+
+
+def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
+    """Every Param and statistic of an nnx module as a numpy copy, by dotted path."""
+    return {path: np.array(held.get_value()) for path, held in flax_state(module).items()}
+
+
+def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:
+    """Copies arrays into an nnx module's Params and statistics, in its dtypes or in `dtype`."""
+    state = flax_state(module)
+    for path, value in values.items():
+        kind = state[path].get_value().dtype if dtype is None else dtype
+        with jax.enable_x64(True):  # or a float64 value would be halved without a word
+            array = jnp.array(np.array(value, dtype=kind, order="C", copy=True))
+        state[path].set_value(array)
+
+
+def _check_dtypes(values: dict[str, np.ndarray], held: dict[str, np.ndarray]) -> None:
+    lost = [
+        f"{name}: {value.dtype} into {held[name].dtype}"
+        for name, value in values.items()
+        if not _holds(held[name].dtype, value.dtype)
+    ]
+    if lost:
+        raise ParityError(
+            "Weights would be rounded; give both sides one dtype "
+            f"(torch_module.float(), param_dtype=...): {'; '.join(lost)}."
+        )
+
+
+def _holds(wide: Any, narrow: Any) -> bool:
+    """Whether every value of one dtype is a value of the other."""
+    if (
+        wide == narrow
+        or not jnp.issubdtype(wide, jnp.floating)
+        or not jnp.issubdtype(narrow, jnp.floating)
+    ):
+        return bool(wide == narrow)
+    w, n = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
+    return w.nmant >= n.nmant and w.maxexp >= n.maxexp

@@ -1,0 +1,1 @@
+"""The rows of a report: values, training and optimizers."""

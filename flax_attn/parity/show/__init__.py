@@ -1,0 +1,249 @@
+"""Reports as web pages: one file that needs nothing else, to look at and to send around.
+
+No script, no address outside the page: a browser is told to refuse them.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..cases import certificate
+from ..report import Divergence, Report
+from . import chart as page_chart
+from .heat import heat_map
+from .html import Html, code, el, join, number, plural
+from .table import summary, tables, where
+
+MAPS = 12  # taps drawn for one report
+MANY_MAPS = 3  # and for each of many
+PLACES = 24  # named of one report
+FEW = 24  # so many reports are shown whole; of more, those that differ
+ROOM = 2_500_000  # characters for what is shown whole among many
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(report: Report) -> str:
+    """One report as HTML: the verdict, what differs, error by depth, heat maps, every comparison.
+
+    >>> "nothing is proven" in page(Report("a layer", ()))
+    True
+    """
+    return _document(
+        report.title,
+        el("h1", "Parity of ", code(report.title)),
+        _verdict(report),
+        *_body(report, "h2", MAPS),
+        el("h2", "Made by"),
+        _versions(report.versions),
+    )
+
+
+def pages(reports: Iterable[Report]) -> str:
+    """Many reports as one page: the table of variants, then a fold for each, failing ones first.
+
+    Those that differ are shown whole while there is room, the others by the worst of each kind.
+    """
+    found = [(*_variant(report.title), report) for report in reports]
+    lines = sorted(certificate.lines(found), key=lambda line: line.ok)
+    whole = _whole([report for line in lines for report in line.reports])
+    short = len(whole) < len(found)
+    return _document(
+        "Parity",
+        el("h1", "Parity of Flax with PyTorch"),
+        _verdict_of_many([report for *_, report in found]),
+        _contents(lines) if lines else None,
+        el("p", "One case alone is shown with every comparison.", class_="quiet")
+        if short
+        else None,
+        *(_section(line, f"v{i}", whole) for i, line in enumerate(lines)),
+        el("h2", "Made by"),
+        *(_versions(dict(v)) for v in dict.fromkeys(tuple(r.versions.items()) for *_, r in found)),
+    )
+
+
+def _document(title: str, *body: Html | None) -> str:
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        el("link", rel="icon", href="data:,"),
+        el("title", f"{title} - flax-attn parity"),
+        el("style", Html(Path(__file__).with_name("page.css").read_text("utf-8"))),
+    )
+    whole = el("html", head, el("body", page_chart.symbols(), *body), lang="en")
+    return f"<!doctype html>\n{whole}\n"
+
+
+def _verdict(report: Report) -> Html:
+    """The answer in one sentence."""
+    first = report.first
+    if not report.rows:
+        return _answer(False, "Nothing was compared, so nothing is proven.")
+    if report.ok or first is None:
+        count = plural(len(report.rows), "comparison")
+        inside = plural(len(report.rewritten), "tap")
+        also = f"; {inside} computed another way inside" if report.rewritten else ""
+        answer = _answer(True, f"Equal: {count}, all results within their limits{also}.")
+        return join([answer, el("p", report.summary(), class_="quiet")])
+    many = len(report.divergences)
+    place = f" ({first.kind}), the first of {many} places" if many > 1 else f" ({first.kind})"
+    error = f"{place}: error {number(first.error)} where {number(first.limit)} is allowed"
+    hint = f"; it looks like {first.hint}" if first.hint else ""
+    return _answer(False, "Different at ", code(first.tap), f"{error}{hint}.")
+
+
+def _answer(ok: bool, text: str, *more: Html | str) -> Html:
+    """A sentence whose first word is the answer."""
+    word, rest = text.split(" ", 1)
+    mark = "✓ " if ok else "✕ "
+    return el("p", el("b", mark, word), " ", rest, *more, class_="verdict" if ok else "verdict no")
+
+
+def _body(report: Report, heading: str, maps: int) -> list[Html]:
+    """All of a report below its verdict."""
+    parts = _differs(report, heading)
+    parts += _depth(report, heading)
+    parts += _maps(report, heading, maps)
+    if report.rows:
+        parts += [el(heading, "Every comparison"), *tables(report.rows, report.rewritten)]
+    if report.local:
+        parts += [el(heading, "Each place computed from torch's own values")]
+        parts += tables(report.local, ())
+    return parts + _facts(report, heading)
+
+
+def _short(report: Report) -> list[Html]:
+    """What a report found, without its comparisons."""
+    worst = [summary(report.rows, report.rewritten)] if report.rows else []
+    return [*_differs(report, "h3"), *worst, *_facts(report, "h3")]
+
+
+def _differs(report: Report, heading: str) -> list[Html]:
+    """The places at fault, and the command that shows them again."""
+    places = [] if report.ok else [*report.divergences] or [report.first]
+    parts = [_place(place) for place in places[:PLACES] if place]
+    left = len(places) - PLACES
+    parts += [el("li", f"and {plural(left, 'place')} more", class_="quiet")] if left > 0 else []
+    found = [el(heading, "What differs"), el("ol", *parts, class_="places")] if parts else []
+    again = [el(heading, "See it again"), el("pre", report.reproduce)] if report.reproduce else []
+    return found + again
+
+
+def _place(place: Divergence) -> Html:
+    values = where(place.index, place.got, place.want)
+    facts = f"error {number(place.error)}, limit {number(place.limit)} ({place.statement})"
+    return el(
+        "li",
+        el("span", place.tap, class_="tap mono"),
+        el("span", place.kind, class_="kind"),
+        el("p", "Looks like ", place.hint, class_="hint") if place.hint else None,
+        el("p", facts, class_="quiet"),
+        el("p", "worst ", code(values), class_="quiet") if values else None,
+    )
+
+
+def _depth(report: Report, heading: str) -> list[Html]:
+    """The chart of values, and that of gradients where one is over its limit."""
+    parts = []
+    charts = [("Error by depth", page_chart.values(report))]
+    slopes = page_chart.gradients(report)
+    if not all(v.ok for d in slopes for v in (d.so_far, d.made_here) if v is not None):
+        charts.append(("Error of gradients", slopes))
+    for title, depths in charts:
+        if depths:
+            parts += [el(heading, title), page_chart.legend(depths), page_chart.chart(depths)]
+    return parts
+
+
+def _maps(report: Report, heading: str, most: int) -> list[Html]:
+    if not report.maps:
+        return []
+    parts = [el(heading, "Where in each tap")]
+    for tap, difference in list(report.maps.items())[:most]:
+        parts += [el("h3", code(tap)), heat_map(tap, difference)]
+    left = list(report.maps)[most:]
+    if left:
+        parts.append(el("p", "Not drawn here: ", ", ".join(left), ".", class_="quiet wrap"))
+    return parts
+
+
+def _facts(report: Report, heading: str) -> list[Html]:
+    """What else a reader must know."""
+    told = [
+        ("Computed another way inside, with the same result", report.rewritten),
+        ("Constant, not carried", report.constants),
+        ("Seen on one side only", report.unpaired),
+    ]
+    lines = [el("p", f"{what}: ", code(", ".join(names))) for what, names in told if names]
+    lines += [el("p", note, class_="wrap") for note in report.notes]
+    if report.params:
+        lines.insert(0, el("p", plural(report.params, "weight tensor"), " carried."))
+    return [el(heading, "Notes"), *lines] if lines else []
+
+
+def _versions(versions: dict[str, str]) -> Html:
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return el("p", code(told or "unknown versions"))
+
+
+def _variant(title: str) -> tuple[str, str]:
+    """The variant and the witness that a case's title names: `variant[... |witness]`."""
+    variant, bracket, rest = title.partition("[")
+    witness = rest.removesuffix("]").rpartition("|")[2] if bracket else ""
+    return variant.strip(), witness
+
+
+def _verdict_of_many(reports: Sequence[Report]) -> Html:
+    bad = sum(not report.ok for report in reports)
+    if not reports:
+        return _answer(False, "Nothing was compared, so nothing is proven.")
+    if bad:
+        return _answer(False, f"Different: {bad:,} of {plural(len(reports), 'case')}.")
+    return _answer(True, f"Equal: {plural(len(reports), 'case')}, all results within their limits.")
+
+
+def _contents(lines: Sequence[certificate.Line]) -> Html:
+    """The table of variants, each with its worst errors and a link to its section."""
+    heads = [*certificate.HEADINGS[:2], "cases", *certificate.HEADINGS[2:]]
+    rows = []
+    for i, line in enumerate(lines):
+        name, witness, *cells = line.cells()
+        link = join(["✓ " if line.ok else "✕ ", el("a", name, href=f"#v{i}")])
+        all_cells = [link, witness, len(line.reports), *cells]
+        rows.append(el("tr", *(el("td", c) for c in all_cells), class_=None if line.ok else "bad"))
+    head = el("thead", el("tr", *(el("th", text) for text in heads)))
+    return el("div", el("table", head, el("tbody", *rows), class_="variants"), class_="scroll")
+
+
+def _whole(reports: Sequence[Report]) -> dict[int, Html]:
+    """All that is to say of the reports that are shown whole, by their identity."""
+    found, left = {}, ROOM
+    for report in sorted(reports, key=lambda report: report.ok):
+        if report.ok and len(reports) > FEW:
+            break
+        body = join(_body(report, "h3", MANY_MAPS))
+        left -= len(body)
+        if left < 0:
+            break
+        found[id(report)] = body
+    return found
+
+
+def _section(line: certificate.Line, name: str, whole: dict[int, Html]) -> Html:
+    """One variant and witness: a fold for each case, failing ones first."""
+    against = [" against ", code(line.proven_equal_to)] if line.proven_equal_to else []
+    folds = [_fold(report, whole) for report in sorted(line.reports, key=lambda r: r.ok)]
+    return el("section", el("h2", code(line.variant), *against), *folds, id=name)
+
+
+def _fold(report: Report, whole: dict[int, Html]) -> Html:
+    """One report of many; open where it differs and is shown whole."""
+    body = whole.pop(id(report), None)
+    mark = "✓ " if report.ok else "✕ "
+    return el(
+        "details",
+        el("summary", el("span", mark, class_=None if report.ok else "off"), code(report.title)),
+        _verdict(report),
+        body or join(_short(report)),
+        open="open" if body and not report.ok else None,
+    )

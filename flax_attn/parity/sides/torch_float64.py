@@ -1,0 +1,149 @@
+"""A torch run kept in float64 where its code asks for float32.
+
+Many torch classes hard-code float32: `x.float()`, `softmax(..., dtype=torch.float32)`, `arange(...,
+dtype=torch.float32)`. A module of them, moved to float64, still computes in float32 inside, and no
+port can agree with it beyond 5e-8. Lifted, it is the float64 function that it stands for.
+"""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+# These take a dtype to look at bits or to answer a question, not to compute in it.
+LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
+# These read Python numbers, which would be rounded before the dispatcher sees them.
+READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
+
+
+@contextmanager
+def lifted() -> Iterator[list[str]]:
+    """Every float narrower than float64 that torch code asks for meanwhile is float64.
+
+    Casts, factories and reductions with a dtype, integers made floats, complex numbers too; the
+    default dtype is float64 meanwhile. Weights and inputs are not touched: move the module and its
+    inputs to float64 first. Other dispatch modes may be active around it or inside it.
+
+    Yields:
+      One sentence for each source line that was lifted, growing as the code runs; also for each
+      line that stayed narrow since what it computes with was narrow before.
+
+    Example (needs torch):
+
+        with lifted() as notes:
+            out = module.double()(x)
+        assert out.dtype == torch.float64
+    """
+    import torch
+
+    notes = _Notes()
+    default = torch.get_default_dtype()
+    functions, dispatch = _modes(notes)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with dispatch, functions:
+            yield notes.sentences
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Notes:
+    """The sentences, one for each source line; and the torch function that is being called."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.seen: set[tuple[str, str]] = set()
+        self.calls: list[str] = []
+
+    def add(self, name: str, dtype: Any, what: str) -> None:
+        place = _place()
+        name = self.calls[0] if self.calls else name.strip("_").replace("to_copy", "cast")
+        if (place, what) not in self.seen:
+            self.seen.add((place, what))
+            self.sentences.append(f"{place} {name} in {str(dtype).removeprefix('torch.')}: {what}")
+
+
+def _modes(notes: _Notes) -> tuple[Any, Any]:
+    """One mode that knows torch functions by the names they are called by, one that lifts."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    wide = _wide()
+
+    def lift(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
+        asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
+        if not asked:
+            return args, kwargs
+        notes.add(name, asked[0], "lifted to float64")
+        args = tuple(wide.get(x, x) if _is_dtype(x) else x for x in args)
+        return args, {k: wide.get(x, x) if _is_dtype(x) else x for k, x in kwargs.items()}
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+            notes.calls.append(name)
+            try:
+                if name in READERS:
+                    args, kwargs = lift(name, args, kwargs)
+                return func(*args, **kwargs)
+            finally:
+                notes.calls.pop()
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name, kwargs = func.overloadpacket.__name__, kwargs or {}
+            if name not in LEFT:
+                args, kwargs = lift(name, args, kwargs)
+            out = func(*args, **kwargs)
+            _note_narrow(notes, func, name, out, wide)
+            return out
+
+    return Functions(), Dispatch()
+
+
+def _note_narrow(notes: _Notes, func: Any, name: str, out: Any, wide: dict) -> None:
+    """A sentence where a result is narrow all the same; views and empty copies compute nothing."""
+    import torch
+
+    if func.is_view or name in ("detach", "clone", "lift_fresh", "empty_like"):
+        return
+    for x in out if isinstance(out, tuple | list) else (out,):
+        if torch.is_tensor(x) and x.dtype in wide:
+            notes.add(name, x.dtype, "left so, since what it is computed from is")
+
+
+def _is_dtype(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.dtype)
+
+
+def _wide() -> dict[Any, Any]:
+    """What each narrow dtype is lifted to."""
+    import torch
+
+    floats = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
+    return floats | dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+
+
+def _place() -> str:
+    """ "file.py:line" of the innermost Python line that is not torch's or this package's own."""
+
+    frame = sys._getframe(1)
+    while frame is not None and _is_plumbing(frame.f_code):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else "torch"
+
+
+def _is_plumbing(code: CodeType) -> bool:
+    import torch
+
+    if code.co_name in ("__torch_dispatch__", "__torch_function__"):
+        return True
+    paths = sysconfig.get_paths()
+    own = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0], paths["stdlib"])
+    inside = next((root for root in own if code.co_filename.startswith(root + os.sep)), None)
+    return inside is not None and "site-packages" not in code.co_filename.removeprefix(inside)

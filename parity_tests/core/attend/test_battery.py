@@ -1,0 +1,195 @@
+"""Every backend with every knob: equal to the reference, or refused by name, never another thing.
+
+On the machine at hand those that run are held against the reference; the kernels of other machines
+are aimed at, where each knob is refused by name or traced, forward and backward.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dense,
+    Dropout,
+    Fn,
+    Keep,
+    Lengths,
+    Prefix,
+    Segments,
+    Window,
+    additive,
+    alibi,
+    attend,
+    explain,
+    modify,
+    reference,
+    softcap,
+)
+from flax_attn.backends import BACKENDS, splash
+from flax_attn.backends.platform import aim
+from flax_attn.rules import Rules, sizes_of
+from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome, widened
+
+B, T, S, N, K, H, h = 2, 11, 13, 6, 3, 8, 16
+MACHINES = {"cpu": ("cpu",), "a100": ("gpu", (8, 0)), "h200": ("gpu", (9, 0)), "tpu": ("tpu",)}
+
+
+def drawn(*shape):
+    return np.random.RandomState(3).rand(*shape) < 0.6
+
+
+def f32(seed, *shape):
+    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+
+
+# Rules, and shapes where they are not T, S, N, K, H, h.
+KNOBS = {
+    "nothing": (Rules(), {}),
+    "causal": (Rules(CAUSAL), {}),
+    "causal from the end": (Rules(Causal("end")), {}),
+    "queries that see nothing": (Rules(Causal(-3)), {}),
+    "window": (Rules(Window(3, 2)), {}),
+    "left window": (Rules(Window(3, 0)), {}),
+    "chunks": (Rules(Chunked(4)), {}),
+    "prefix": (Rules(CAUSAL | Prefix(5)), {}),
+    "prefix of each": (Rules(Prefix(np.asarray([4, 9]))), {}),
+    "lengths": (Rules(CAUSAL & Lengths(np.asarray([9, 4]), np.asarray([11, 7]))), {}),
+    "segments": (Rules(CAUSAL & Segments(np.arange(T) // 4, np.arange(S) // 5)), {}),
+    "dense": (Rules(Dense(drawn(B, N, T, S))), {}),
+    "mask function": (Rules(Fn(lambda b, n, q, k: (q + k + n) % 3 > 0)), {}),
+    "not": (Rules(~Window(1, 2)), {}),
+    "softcap": (Rules(score=softcap(1.5)), {}),
+    "softcap by an array": (Rules(score=softcap(np.asarray(1.5, np.float32))), {}),
+    "alibi": (Rules(score=alibi(f32(4, N))), {}),
+    "bias": (Rules(score=additive(f32(5, N, T, S))), {}),
+    "bias of few axes": (Rules(score=additive(f32(5, B, 1, 1, S)) >> softcap(2.0)), {}),
+    "score function": (Rules(score=modify(lambda x, b, n, q, k: jnp.where(k % 2, x, x / 2))), {}),
+    "scale": (Rules(scale=0.3), {}),
+    "scale by an array": (Rules(scale=np.asarray(0.3, np.float32)), {}),
+    "sinks": (Rules(sinks=f32(7, N)), {}),
+    "dropout": (Rules(dropout=Dropout(0.4, jax.random.key(1))), {}),
+    "keep": (Rules(dropout=Keep(drawn(N, T, S), 0.4)), {}),
+    "one key head": (Rules(CAUSAL), {"K": 1}),
+    "as many key heads": (Rules(CAUSAL), {"K": N}),
+    "values as wide": (Rules(CAUSAL), {"h": H}),
+    "odd widths": (Rules(CAUSAL), {"H": 5, "h": 3}),
+    "one query": (Rules(Causal("end")), {"T": 1}),
+    "one key": (Rules(CAUSAL), {"S": 1}),
+}
+
+
+def arrays(dtype, T=T, S=S, K=K, H=H, h=h):
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, h)
+    return [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
+
+
+def by(backend):
+    """`attend` as a backend's forward."""
+
+    def forward(q, k, v, rules):
+        how = {name: getattr(rules, name) for name in ("mask", "score", "scale", "sinks")}
+        how |= {"dropout": rules.dropout, "backend": backend, "return_lse": True}
+        o, lse = attend(q, k, v, **how)
+        return o, jnp.swapaxes(lse, 1, 2)
+
+    return forward
+
+
+def verdict(name, q, k, v, rules):
+    bound = rules.bind(sizes_of(q, k), q.shape[-1])
+    return BACKENDS[name].refusal(q, k, v, bound)
+
+
+OURS = ("blockwise",)
+# Masks and scores, each with each, are test_blockwise's; here is one of either and all the rest.
+HERE = ["lengths", "bias of few axes", *list(KNOBS)[list(KNOBS).index("scale") :]]
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("knob", HERE)
+def test_what_runs_here_is_the_reference(name, knob):
+    rules, shape = KNOBS[knob]
+    with jax.enable_x64(True):
+        given = arrays(jnp.float64, **shape)
+        found = [outcome(by(one), *given, widened(rules)) for one in (name, "reference")]
+        check_same(*found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("name", OURS)
+def test_in_narrow_dtypes_too(name, dtype):
+    rules = Rules(CAUSAL, softcap(3.0), sinks=f32(7, N))
+    check_precision(by(name), *arrays(dtype), rules)
+
+
+@pytest.mark.parametrize("axes", [(), (1, 3), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_with_any_batch_axes(name, axes):
+    given = [normal(i, *axes, *x.shape[1:]) for i, x in enumerate(arrays(jnp.float32))]
+    mask = Lengths(np.arange(4, 4 + (axes or (1,))[-1]).reshape(axes[-1:]))
+    found = [attend(*given, mask=mask, backend=one, return_lse=True) for one in (name, "reference")]
+    for a, b in zip(*found, strict=True):
+        assert a.shape == b.shape and a.shape[: len(axes)] == axes
+
+
+# The kernels of other machines.
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("name", sorted({*BACKENDS} - {*OURS, "reference"}))
+def test_every_knob_is_refused_by_name_or_traced(name, dtype, machine):
+    traced = []
+    for knob, (rules, shape) in KNOBS.items():
+        given = arrays(dtype, **shape)
+        with aim(*MACHINES[machine]):
+            reason = verdict(name, *given, rules)
+            run = partial(jax.eval_shape, partial(outline, by(name)), *given, rules)
+            if reason is None:
+                shapes = run()
+                assert [x.shape for x in shapes[2:]] == [x.shape for x in given]
+                assert (shapes[0].dtype, shapes[1].dtype) == (dtype, jnp.float32)
+                traced.append(knob)
+            else:
+                with pytest.raises(NotImplementedError, match=f"backend '{name}' cannot serve"):
+                    run()
+    assert traced == SERVED.get((name, machine, jnp.dtype(dtype).name), [])
+
+
+def outline(forward, q, k, v, rules):
+    out, back = jax.vjp(lambda q, k, v: forward(q, k, v, rules), q, k, v)
+    return *out, *back(out)
+
+
+CUDNN = ["values as wide"]
+STATIC = [
+    *("nothing", "causal", "causal from the end", "queries that see nothing", "window"),
+    *("left window", "chunks", "prefix", "prefix of each", "lengths", "segments", "not"),
+    *("softcap", "scale", "scale by an array", "sinks", "one key head", "as many key heads"),
+    *("values as wide", "odd widths", "one query", "one key"),
+]
+SERVED = {
+    ("cudnn", "a100", "bfloat16"): CUDNN,
+    ("cudnn", "h200", "bfloat16"): CUDNN,
+    ("splash", "tpu", "bfloat16"): STATIC,
+    ("splash", "tpu", "float32"): STATIC,
+}
+
+
+@pytest.mark.parametrize("knob", ["segments", "one query", "scale by an array"])
+def test_splash_as_interpreted_is_the_reference(knob):
+    rules, shape = KNOBS[knob]
+    interpreted = partial(splash.forward, interpret=True)
+    check_precision(interpreted, *arrays(jnp.float32, **shape), rules, (True, False))
+
+
+def test_all_backends_are_told_of():
+    assert [found.backend for found in explain(*arrays(jnp.float32), mask=FULL)] == [*BACKENDS]
+    assert reference.forward is BACKENDS["reference"].forward

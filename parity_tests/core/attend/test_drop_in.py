@@ -1,0 +1,290 @@
+"""`flax_attn.dot_product_attention` in the place of `jax.nn.dot_product_attention`.
+
+The truth is float64 numpy; in narrower dtypes jax.nn's own error against it is the measure.
+"""
+
+import inspect
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flax_attn as fa
+from flax_attn import dot_product_attention
+from flax_attn.parity import judge
+from parity_tests.core.attend.numpy_attention import attention
+
+B, T, S, N, H = 2, 7, 9, 6, 8
+QUERIES, KEYS = np.asarray([7, 4], np.int32), np.asarray([3, 9], np.int32)
+
+
+def draw(seed, *shape):
+    return np.random.RandomState(seed).standard_normal(shape)
+
+
+def some(*shape):
+    """A random mask in which every query sees the first key."""
+    seen = np.random.RandomState(5).rand(*shape) < 0.6
+    seen[..., 0] = True
+    return seen
+
+
+# Every argument alone and where two meet; K, then what is handed over.
+GRID = {
+    "nothing": (3, {}),
+    "one key head": (1, {}),
+    "as many key heads": (6, {}),
+    "scale": (3, {"scale": 0.7}),
+    "bias": (3, {"bias": draw(6, B, N, T, S)}),
+    "bias for every entry": (3, {"bias": draw(6, 1, N, T, S)}),
+    "bias for every head": (2, {"bias": draw(6, B, 1, T, S)}),
+    "bias of keys": (3, {"bias": draw(6, B, 1, 1, S)}),
+    "bias of rank 3": (3, {"bias": draw(6, N, T, S)}),
+    "mask": (3, {"mask": some(B, N, T, S)}),
+    "mask for every head": (2, {"mask": some(B, 1, T, S)}),
+    "mask of keys": (3, {"mask": some(1, 1, S)}),
+    "causal": (3, {"is_causal": True}),
+    "window": (3, {"local_window_size": 2}),
+    "wider to the left": (3, {"local_window_size": (3, 1)}),
+    "causal window": (3, {"is_causal": True, "local_window_size": (3, 2)}),
+    "query lengths": (3, {"query_seq_lengths": QUERIES}),
+    "key lengths": (3, {"key_value_seq_lengths": KEYS}),
+    "both lengths": (3, {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS}),
+    "causal lengths": (
+        3,
+        {"is_causal": True, "query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS},
+    ),
+    "masked lengths": (3, {"mask": some(B, N, T, S), "key_value_seq_lengths": KEYS}),
+    "causal bias": (3, {"bias": draw(6, B, N, T, S), "is_causal": True}),
+    "masked bias, scaled": (
+        2,
+        {"bias": draw(6, 1, N, T, S), "mask": some(B, 1, T, S), "scale": 0.3},
+    ),
+}
+
+
+def seen_by(given, T=T, S=S):
+    """What jax's documentation says of these arguments, as one array."""
+    t, s = np.arange(T)[:, None], np.arange(S)
+    seen = np.ones((B, N, T, S), bool) & given.get("mask", True)
+    if given.get("is_causal"):
+        seen &= s <= t
+    if "local_window_size" in given:
+        size = given["local_window_size"]
+        left, right = size if isinstance(size, tuple) else (size, size)
+        seen &= (t - left <= s) & (s <= t + right)
+    if "query_seq_lengths" in given:
+        seen &= t < given["query_seq_lengths"][:, None, None, None]
+    if "key_value_seq_lengths" in given:
+        seen &= s < given["key_value_seq_lengths"][:, None, None, None]
+    return seen
+
+
+def drawn(K, given, dtype):
+    """q, k, v and the bias, if there is one, by name, and cotangents of output and lse."""
+    q, k, v = draw(0, B, T, N, H), draw(1, B, S, K, H), draw(2, B, S, K, H)
+    arrays = {"q": 2 * q, "k": k, "v": v}
+    if "bias" in given:
+        arrays["bias"] = given["bias"]
+    rest = draw(3, B, T, N, H), draw(4, B, T, N)
+    return {name: rounded(x, dtype) for name, x in arrays.items()}, [
+        rounded(x, dtype) for x in rest
+    ]
+
+
+def rounded(x, dtype):
+    return np.asarray(x).astype(jnp.dtype(dtype)).astype(np.float64)
+
+
+def run(attend, arrays, cotangents, given, dtype):
+    """Outputs and gradients under jit, by name; numpy arrays in their dtypes."""
+    given = {name: x for name, x in given.items() if name != "bias"}
+
+    def call(arrays):
+        bias = arrays.get("bias")
+        q, k, v = (arrays[name] for name in "qkv")
+        return attend(q, k, v, bias, return_residual=True, **given)
+
+    @jax.jit
+    def both(arrays, cotangents):
+        (out, lse), back = jax.vjp(call, arrays)
+        (found,) = back(
+            tuple(c.astype(x.dtype) for c, x in zip(cotangents, (out, lse), strict=True))
+        )
+        return {"out": out, "lse": lse, **found}
+
+    as_jax = partial(jax.tree.map, lambda x: jnp.asarray(x, dtype))
+    with jax.enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_rank_promotion("allow"):  # jax.nn needs both
+            found = both(as_jax(arrays), as_jax(cotangents))
+        return {name: np.asarray(x) for name, x in found.items()}
+
+
+@cache
+def truth_of(name, dtype, with_lse):
+    """The truth of the numbers rounded to `dtype`, with or without a gradient of the lse."""
+    K, given = GRID[name]
+    arrays, (c, d) = drawn(K, given, dtype)
+    q, k, v = (arrays[name] for name in "qkv")
+    rules = {"bias": arrays.get("bias"), "scale": given.get("scale"), "seen": seen_by(given)}
+    return attention(q, k, v, c, lse_cotangent=d if with_lse else None, **rules)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_same_function_as_the_truth(name):
+    """Residuals, their gradients and rows that see nothing included, in float64."""
+    K, given = GRID[name]
+    got = run(dot_product_attention, *drawn(K, given, "float64"), given, "float64")
+    want = truth_of(name, "float64", True)
+    assert got.keys() == want.keys()
+    for part, x in want.items():
+        assert got[part].dtype == np.float64
+        verdict = judge.same_function(got[part], x)
+        assert verdict.ok, (part, verdict)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_same_precision_as_jax(name):
+    """Where jax.nn means the same: all but the gradient of the residual and rows without one."""
+    K, given = GRID[name]
+    arrays, (c, d) = drawn(K, given, "float32")
+    want = truth_of(name, "float32", False)
+    jaxs, got = (
+        run(f, arrays, (c, 0 * d), given, "float32")
+        for f in (jax.nn.dot_product_attention, dot_product_attention)
+    )
+    seen = np.isfinite(want["lse"])
+    assert np.isneginf(got["lse"][~seen]).all()
+    want, jaxs, got = ({**x, "lse": np.where(seen, x["lse"], 0)} for x in (want, jaxs, got))
+    everything = judge.whole_gradient([x for part, x in want.items() if part in "q k v bias"])
+    for part, x in want.items():
+        size = None if part in ("out", "lse") else everything
+        assert got[part].dtype == np.float32
+        verdict = judge.same_precision(got[part], jaxs[part], x, "float32", size)
+        assert verdict.ok, (part, verdict)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, given) in GRID.items() if given])
+def test_every_argument_changes_the_truth(name):
+    """So that one which did not arrive would be missed above."""
+    arrays, (c, _) = drawn(GRID[name][0], {}, "float64")
+    plain = attention(*(arrays[part] for part in "qkv"), c)["out"]
+    assert not judge.same_function(truth_of(name, "float64", True)["out"], plain).ok
+
+
+# What is the same, and what is not on purpose.
+
+
+def test_it_has_jaxs_signature():
+    mine, jaxs = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
+        for f in (dot_product_attention, jax.nn.dot_product_attention)
+    )
+    assert mine == jaxs
+
+
+def qkv(K=3, h=H):
+    return [
+        jnp.asarray(draw(i, *shape), jnp.float32)
+        for i, shape in enumerate([(B, T, N, H), (B, S, K, H), (B, S, K, h)])
+    ]
+
+
+def equal(a, b):
+    return judge.exact(np.asarray(a), np.asarray(b)).ok
+
+
+def test_without_a_batch_axis():
+    q, k, v = qkv()
+    given = {"mask": some(B, N, T, S), "bias": jnp.asarray(draw(6, B, N, T, S), jnp.float32)}
+    for i in range(B):
+        one = {name: x[i : i + 1] for name, x in given.items()}
+        want, lse = dot_product_attention(
+            q[i : i + 1], k[i : i + 1], v[i : i + 1], **one, return_residual=True
+        )
+        lengths = np.asarray([S], np.int32)
+        for rank in (one, {name: x[i] for name, x in given.items()}):
+            found = dot_product_attention(
+                q[i], k[i], v[i], **rank, key_value_seq_lengths=lengths, return_residual=True
+            )
+            assert equal(found[0], want[0]) and equal(found[1], lse[0])
+    out = dot_product_attention(q[0], k[:1], v[:1])  # ranks may differ, as in jax.nn
+    assert out.shape == (T, N, H)
+
+
+def test_lists_and_values_of_another_width():
+    q, k, v = qkv(h=10)
+    out = dot_product_attention(q, k, v, key_value_seq_lengths=[3, 9])
+    assert out.shape == (B, T, N, 10)
+    assert equal(out, fa.attend(q, k, v, mask=fa.Lengths(KEYS)))
+
+
+def test_whole_numbers_as_a_bias():
+    q, k, v = qkv()
+    bias = np.arange(S) % 3
+    assert equal(
+        dot_product_attention(q, k, v, bias),
+        dot_product_attention(q, k, v, bias.astype(np.float32)),
+    )
+
+
+def test_what_sees_nothing_gives_zeros():
+    """By mask, by lengths, by a window beyond the keys, by a bias; jax.nn gives means and NaN."""
+    q, k, v = qkv()
+    hidden = some(B, N, T, S)
+    hidden[1, 2, 4] = False
+    for given in (
+        {"mask": hidden},
+        {"bias": np.where(hidden, 0, -np.inf).astype(np.float32)},
+        {"mask": some(1, 1, S), "key_value_seq_lengths": [9, 0]},
+        {"query_seq_lengths": [7, 3]},
+        {"local_window_size": (1, 0), "key_value_seq_lengths": [9, 2]},
+    ):
+        call = partial(dot_product_attention, return_residual=True, **given)
+        (out, lse), back = jax.vjp(call, q, k, v)
+        gradients = back((jnp.ones_like(out), jnp.zeros_like(lse)))
+        assert jnp.isneginf(lse[1, 4, 2]) and not out[1, 4, 2].any()
+        assert not gradients[0][1, 4, 2].any()
+        assert all(jnp.isfinite(x).all() for x in (out, *gradients))
+
+
+def test_what_nobody_sees_may_hold_nan():
+    q, k, v = qkv()
+    beyond = np.arange(S).reshape(-1, 1, 1) >= KEYS.reshape(-1, 1, 1, 1)
+    call = partial(dot_product_attention, q, key_value_seq_lengths=KEYS)
+    assert equal(call(k, v), call(*(jnp.where(beyond, jnp.nan, x) for x in (k, v))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_residual_is_wide(dtype):
+    out, lse = dot_product_attention(*(x.astype(dtype) for x in qkv()), return_residual=True)
+    assert out.dtype == jnp.dtype(dtype) and lse.dtype == jnp.float32
+    assert out.shape == (B, T, N, H) and lse.shape == (B, T, N)
+
+
+@pytest.mark.parametrize(
+    ("given", "mask"),
+    [
+        ({}, fa.FULL),
+        ({"is_causal": True}, fa.CAUSAL),
+        ({"local_window_size": np.int64(2)}, fa.Window(2, 2)),
+        ({"local_window_size": [2, 0], "is_causal": np.True_}, fa.CAUSAL & fa.Window(2, 0)),
+        ({"key_value_seq_lengths": KEYS}, fa.Lengths(KEYS)),
+        ({"query_seq_lengths": QUERIES}, fa.Lengths(S, QUERIES)),
+        ({"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS}, fa.Lengths(KEYS, QUERIES)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("implementation", "backend"), [(None, "auto"), ("xla", "reference"), ("cudnn", "cudnn")]
+)
+def test_a_backend_sees_what_hides(monkeypatch, given, mask, implementation, backend):
+    """Masks arrive as what they are, not as an array; the implementation names a backend."""
+    told = {}
+    monkeypatch.setattr(
+        "flax_attn.drop_in.attend", lambda q, k, v, **rules: told.update(rules) or q
+    )
+    dot_product_attention(*qkv(), **given, implementation=implementation)
+    assert told["mask"] == mask and told["backend"] == backend
+    assert told["score"] == fa.IDENTITY and told["scale"] is None

@@ -1,0 +1,132 @@
+"""No sentences, no tokens, nothing to look at: shapes come out right, nothing is NaN, both ways."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import CAUSAL, Dropout, Lengths, additive, attend, attention_weights
+from flax_attn.layers.bahdanau import BahdanauAttention
+from flax_attn.layers.luong import LuongAttention
+from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
+from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import pure, smallest
+
+N, K, H, h = 6, 3, 8, 10
+PLAIN = [case for case in collect("parity_tests") if not callable(case.config)]
+OF_ALL = smallest(PLAIN, 1) + [case for case in PLAIN if "causal" in case.config][:1]
+
+
+def both_ways(f, *args):
+    """Output and gradients under jit, all finite and of the shapes that they have eagerly."""
+
+    @jax.jit
+    def run(*args):
+        out, back = jax.vjp(f, *args)
+        return out, back(jnp.ones_like(out))
+
+    eager, (out, gradients) = f(*args), run(*args)
+    assert out.shape == eager.shape
+    assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, args)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((eager, out, gradients)))
+    return out, gradients
+
+
+LEADS = [(0, 3), (2, 0), (0,)]
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("case", OF_ALL, ids=str)
+def test_layers(case, lead):
+    inputs = {
+        name: np.ones((*lead, x.shape[-1]), np.float32)
+        for name, x in case.arrays().items()
+        if np.issubdtype(x.dtype, np.floating)
+    }
+    f, params, floats = pure(case, inputs)
+    out, (of_params, _) = both_ways(f, params, floats)
+    assert out.shape[:-1] == lead
+    assert out.shape[-1] == jax.eval_shape(f, params, pure(case)[2]).shape[-1]
+    assert not any(np.any(x) for x in of_params.values())
+
+
+def cross(kind, config, looks, seen):
+    """A layer of two sequences as a function of its parameters and both, and arguments for it."""
+    layer = kind(**config, rngs=nnx.Rngs(0))
+    graph, params, rest = nnx.split(layer, nnx.Param, ...)
+    return (
+        lambda params, looks, seen: nnx.merge(graph, params, rest, copy=True)(
+            **({"h": seen, "s": looks} if "units" in config else {"query": looks, "key": seen})
+        ),
+        params,
+        jnp.ones(looks),
+        jnp.ones(seen),
+    )
+
+
+CROSS = {
+    "bahdanau": (BahdanauAttention, {"d_encoder": 11, "d_decoder": 7, "units": 6}),
+    "luong dot": (LuongAttention, {"d_decoder": 7, "d_encoder": 7, "score": "dot", "units": None}),
+    "luong general": (LuongAttention, {"d_decoder": 7, "d_encoder": 11, "units": None}),
+    "luong concat": (
+        LuongAttention,
+        {"d_decoder": 7, "d_encoder": 11, "score": "concat", "units": 6},
+    ),
+    "transformer": (
+        TransformerMultiHeadAttention,
+        {"embed_dim": 12, "num_heads": 3, "bias": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_nothing_to_look_at_gives_zeros(name):
+    kind, config = CROSS[name]
+    width, seen = (config.get("d_decoder", 12), config.get("d_encoder", 12))
+    f, *args = cross(kind, config, (2, 5, width), (2, 0, seen))
+    out, gradients = both_ways(f, *args)
+    assert out.shape == (2, 5, seen)
+    assert not np.any(out) and not any(np.any(x) for x in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_nobody_looks(name):
+    kind, config = CROSS[name]
+    width, seen = (config.get("d_decoder", 12), config.get("d_encoder", 12))
+    f, *args = cross(kind, config, (2, 0, width), (2, 9, seen))
+    out, gradients = both_ways(f, *args)
+    assert out.shape == (2, 0, seen)
+    assert not any(np.any(x) for x in jax.tree.leaves(gradients))
+
+
+RULES = {
+    "plain": {},
+    "causal": {"mask": CAUSAL},
+    "all": {
+        "mask": CAUSAL & Lengths(np.asarray(3)),
+        "score": additive(jnp.ones((1, 1))),
+        "dropout": Dropout(0.5, jax.random.key(0)),
+    },
+}
+SHAPES = [((0,), 5, 9), ((2,), 0, 9), ((4, 0), 5, 9), ((2,), 5, 0)]
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(("lead", "T", "S"), SHAPES, ids=str)
+def test_attend(lead, T, S, rules):
+    q, k, v = (jnp.ones((*lead, *rest)) for rest in ((T, N, H), (S, K, H), (S, K, h)))
+    out, gradients = both_ways(lambda q, k, v: attend(q, k, v, **RULES[rules]), q, k, v)
+    assert out.shape == (*lead, T, N, h)
+    assert not np.any(out) and not any(np.any(x) for x in gradients)
+    if rules != "all":
+        assert attention_weights(q, k, **RULES[rules]).shape == (*lead, N, T, S)
+
+
+def test_nothing_to_look_at_leaves_it_to_the_sink():
+    q, k = jnp.ones((5, N, H)), jnp.ones((0, K, H))
+    sinks = jnp.arange(1.0, N + 1)
+    out, lse = attend(q, k, k, return_lse=True)
+    assert not np.any(out) and (lse == -jnp.inf).all()
+    out, lse = attend(q, k, k, sinks=sinks, return_lse=True)
+    assert not np.any(out) and (lse == jnp.broadcast_to(sinks[None], (5, N))).all()

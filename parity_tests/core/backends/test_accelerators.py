@@ -1,0 +1,35 @@
+"""Every variant lowers for CPU, GPU and TPU, forward and backward, without any of them at hand."""
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import pure, smallest
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+@pytest.mark.parametrize("case", smallest(collect("parity_tests")), ids=str)
+def test_lowers_everywhere(case):
+    f, params, floats = pure(case)
+
+    def both_ways(params, floats):
+        out, back = jax.vjp(f, params, floats)
+        return out, *back(jnp.sin(out))
+
+    with jax.numpy_dtype_promotion("standard"):  # nnx's own norms cannot run under the strict one
+        exported = jax.export.export(jax.jit(both_ways), platforms=PLATFORMS)(params, floats)
+    assert exported.platforms == PLATFORMS
+    gradients = jax.tree.unflatten(exported.out_tree, exported.out_avals)[1:]
+    for avals, given in zip(gradients, (params, floats), strict=True):
+        assert {k: x.shape for k, x in avals.items()} == {k: x.shape for k, x in given.items()}
+
+
+def test_what_a_platform_lacks_is_seen():
+    def f(x):
+        return jax.lax.linalg.eig(x)[0]
+
+    with pytest.raises(NotImplementedError, match="tpu"):
+        jax.export.export(jax.jit(f), platforms=PLATFORMS)(jnp.eye(3))

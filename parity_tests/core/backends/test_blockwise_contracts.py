@@ -1,0 +1,265 @@
+"""What else attention in blocks promises: silence, functions, transformations and memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from flax_attn import (
+    CAUSAL,
+    Chunked,
+    Dropout,
+    Fn,
+    Keep,
+    Lengths,
+    Window,
+    additive,
+    alibi,
+    attend,
+    explain,
+    modify,
+    reference,
+    softcap,
+    taps,
+)
+from flax_attn.backends import blockwise
+from flax_attn.parity import judge
+from flax_attn.rules import Rules, sizes_of
+from parity_tests.core.backends.test_blockwise import (
+    MASKS,
+    SHAPES,
+    WALKS,
+    B,
+    H,
+    arrays,
+    check,
+    drawn,
+    normal,
+    outcome,
+)
+from parity_tests.core.backends.test_blockwise import float64 as float64
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_nobody_sees_reaches_nothing(walk, poison):
+    T, S, N, K, rows, cols = SHAPES[0]
+    q, k, v = arrays(T, S, N, K)
+    slopes = jnp.arange(1.0, N + 1) / 7
+    rules = Rules(Lengths(np.asarray([9, 6]), np.asarray([T, 7])), softcap(2.0) >> alibi(slopes))
+    how = {"rows": rows, "cols": cols, **WALKS[walk]}
+    clean = outcome(blockwise.forward, q, k, v, rules, **how)
+    q = q.at[1, 7:].set(poison)
+    k, v = (x.at[0, 9:].set(poison).at[1, 6:].set(poison) for x in (k, v))
+    dirty = outcome(blockwise.forward, q, k, v, rules, **how)
+    assert all(
+        judge.exact(np.asarray(a), np.asarray(b)).ok for a, b in zip(clean, dirty, strict=True)
+    )
+    assert all(jnp.isfinite(x).all() for x in (clean[0], *clean[2:]))
+
+
+def test_a_row_of_additive_infinities_gives_zeros():
+    T, S, N, K, rows, cols = SHAPES[0]
+    bias = normal(3, N, T, S).at[1, 4].set(-jnp.inf)
+    got = outcome(
+        blockwise.forward, *arrays(T, S, N, K), Rules(score=additive(bias)), rows=rows, cols=cols
+    )
+    assert not got[0][:, 4, 1].any() and jnp.isneginf(got[1][:, 1, 4]).all()
+    assert all(jnp.isfinite(x).all() for x in (got[0], *got[2:]))
+
+
+@pytest.mark.parametrize(
+    "drop", [Dropout(0.5, jax.random.key(3)), Keep(drawn(4, 6, 11, 13) < 0.5, 0.5)]
+)
+def test_the_same_elements_are_dropped(drop):
+    """With the unit matrix as values the outputs are the weights."""
+    T, S, N, K, rows, cols = SHAPES[0]
+    q, k, _ = arrays(T, S, N, K)
+    v = jnp.broadcast_to(jnp.eye(S)[:, None], (B, S, K, S))
+    rules = Rules(dropout=drop).bind(sizes_of(q, k), H)
+    want = reference.forward(q, k, v, rules)[0] == 0
+    for width in (cols, S):
+        got = blockwise.forward(q, k, v, rules, rows=rows, cols=width)[0] == 0
+        assert judge.exact(np.asarray(got), np.asarray(want)).ok and 0.4 < got.mean() < 0.6
+
+
+def test_a_rate_of_one_drops_all():
+    T, S, N, K, rows, cols = SHAPES[0]
+    rules = Rules(dropout=Dropout(1.0, jax.random.key(3)))
+    got = outcome(blockwise.forward, *arrays(T, S, N, K), rules, rows=rows, cols=cols)
+    assert not got[0].any() and jnp.isfinite(got[1]).all()
+
+
+def closing_over(table, gain, backend):
+    """A loss whose mask and score close over arrays, traced or not."""
+
+    def loss(q, k, v):
+        o, lse = attend(
+            q,
+            k,
+            v,
+            mask=Fn(lambda b, n, q, k: table[q, k]),
+            score=modify(lambda x, b, n, q, k: x * gain[n]),
+            backend=backend,
+            return_lse=True,
+        )
+        return jnp.sum(jnp.sin(o)) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0))
+
+    return loss
+
+
+WRAPS = {
+    "grad": lambda f: jax.grad(f, (0, 1, 2)),
+    "jit of grad": lambda f: jax.jit(jax.grad(f, (0, 1, 2))),
+    "grad of jit": lambda f: jax.grad(jax.jit(f), (0, 1, 2)),
+    "remat": lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
+    "scan": lambda f: jax.grad(
+        lambda *xs: jax.lax.scan(lambda c, _: (c + f(*xs), None), 0.0, None, length=2)[0], (0, 1, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_functions_may_close_over_arrays(wrap):
+    """Over arrays of any trace, differentiated ones too."""
+    T, S, N, K, *_ = SHAPES[0]
+    x = arrays(T, S, N, K), jnp.asarray(drawn(5, T, S) < 0.6), normal(6, N)
+    by = {}
+    for backend in ("reference", "blockwise"):
+
+        def loss(arrays, gain, table, backend=backend):
+            return closing_over(table, gain, backend)(*arrays)
+
+        def whole(table, arrays, gain, loss=loss):
+            return WRAPS[wrap](lambda q, k, gain: loss((q, k, arrays[2]), gain, table))(
+                arrays[0], arrays[1], gain
+            )
+
+        by[backend] = whole(x[1], x[0], x[2])
+    for got, want in zip(by["blockwise"], by["reference"], strict=True):
+        assert judge.same_function(np.asarray(got), np.asarray(want)).ok
+
+
+def test_one_function_over_other_arrays():
+    """A function that is handed out again after what it closes over has changed."""
+    T, S, N, K, *_ = SHAPES[0]
+    q, k, v = arrays(T, S, N, K)
+    table = [jnp.asarray(drawn(5, T, S) < 0.6)]
+    mask = Fn(lambda b, n, q, k: table[0][q, k])
+    outs = []
+    for _ in range(2):
+        outs.append(attend(q, k, v, mask=mask, backend="blockwise"))
+        want = attend(q, k, v, mask=table[0], backend="reference")
+        assert judge.same_function(np.asarray(outs[-1]), np.asarray(want)).ok
+        table[0] = ~table[0]
+    assert (outs[0] != outs[1]).any()
+
+
+def test_under_vmap():
+    T, S, N, K, *_ = SHAPES[0]
+    q, k, v = arrays(T, S, N, K)
+    lengths = jnp.asarray([9, 4])
+
+    def loss(q, k, v, length, backend):
+        mask = CAUSAL & Lengths(length)
+        return jnp.sum(jnp.sin(attend(q, k, v, mask=mask, backend=backend)))
+
+    want, got = (
+        jax.vmap(jax.grad(lambda *x, name=name: loss(*x, name), (0, 1, 2)))(q, k, v, lengths)
+        for name in ("reference", "blockwise")
+    )
+    for a, b in zip(got, want, strict=True):
+        assert judge.same_function(np.asarray(a), np.asarray(b)).ok
+
+
+def test_under_shard_map():
+    T, S, N, K, *_ = SHAPES[0]
+    q, k, v = arrays(T, S, N, K)
+    slopes = normal(7, N)
+    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+
+    def loss(q, k, v, slopes, backend):
+        o = attend(q, k, v, mask=CAUSAL, score=alibi(slopes), backend=backend)
+        return jax.lax.psum(jnp.sum(jnp.sin(o)), "b")
+
+    want, got = (
+        jax.grad(
+            jax.shard_map(
+                lambda *x, name=name: loss(*x, name),
+                mesh=mesh,
+                in_specs=(P("b"), P("b"), P("b"), P()),
+                out_specs=P(),
+            ),
+            (0, 1, 2, 3),
+        )(q, k, v, slopes)
+        for name in ("reference", "blockwise")
+    )
+    for a, b in zip(got, want, strict=True):
+        assert judge.same_function(np.asarray(a), np.asarray(b)).ok
+
+
+def sizes_in(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield from (x.aval.size for x in (*eqn.invars, *eqn.outvars) if hasattr(x.aval, "size"))
+        for inner in jaxprs_in_params(eqn.params):
+            yield from sizes_in(inner)
+
+
+@pytest.mark.parametrize("mask", ["causal", "documents", "window"])
+@pytest.mark.parametrize("walk", WALKS)
+def test_no_array_of_both_lengths(mask, walk):
+    T, S, N, K = 130, 140, 4, 2
+    rules = Rules(MASKS[mask](N, T, S), softcap(2.0) >> alibi(normal(1, N)), sinks=normal(2, N))
+    rules = Rules(rules.mask, rules.score, None, rules.sinks, Dropout(0.5, jax.random.key(0)))
+    q, k, v = arrays(T, S, N, K)
+    how = {"rows": 16, "cols": 16, **WALKS[walk]}
+    jaxpr = jax.make_jaxpr(lambda *x: outcome(blockwise.forward, *x, rules, **how))(q, k, v)
+    assert max(sizes_in(jaxpr.jaxpr)) < T * S
+    plain = jax.make_jaxpr(lambda *x: outcome(reference.forward, *x, rules))(q, k, v)
+    assert max(sizes_in(plain.jaxpr)) >= T * S
+
+
+def test_auto_takes_it_for_long_ones():
+    small, long = (jax.ShapeDtypeStruct((1, n, 2, 4), jnp.float32) for n in (127, 128))
+
+    def chosen(x):
+        found = []
+        jax.eval_shape(lambda x: found.append(explain(x, x, x).chosen), x)
+        return found[0]
+
+    assert chosen(small) == "reference" and chosen(long) == "blockwise"
+    with taps.listen():
+        assert chosen(long) == "reference"
+
+
+def precisions_in(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn.params["precision"]
+        for inner in jaxprs_in_params(eqn.params):
+            yield from precisions_in(inner)
+
+
+def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass():
+    T, S, N, K, *_ = SHAPES[0]
+
+    def gradients(*x):
+        with jax.default_matmul_precision("highest"):
+            o, back = jax.vjp(lambda *x: attend(*x, backend="blockwise"), *x)
+        return back(o)
+
+    found = list(precisions_in(jax.make_jaxpr(gradients)(*arrays(T, S, N, K)).jaxpr))
+    highest = jax.lax.Precision.HIGHEST
+    assert len(found) >= 7 and set(found) == {(highest, highest)}
+
+
+@pytest.mark.parametrize("window", [Window(2, 1), Chunked(3), Window(0, 0, "end")])
+def test_narrow_masks_read_a_band_of_keys(window):
+    """One piece of keys for each block of queries, not a loop over blocks of keys."""
+    q, k, v = arrays(40, 44, 6, 3)
+    check(q, k, v, Rules(window), rows=8, cols=4)
+    rules = Rules(window).bind(sizes_of(q, k), H)
+    jaxpr = jax.make_jaxpr(lambda *x: blockwise.forward(*x, rules, rows=8, cols=4))(q, k, v)
+    assert "while" not in str(jaxpr)

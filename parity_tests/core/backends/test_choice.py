@@ -1,0 +1,164 @@
+"""`explain` as a table, and the warning where "auto" has but a slow path on an accelerator."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flax_attn import attend, dot_product_attention, explain
+from flax_attn.backends import BACKENDS, Backend, choice
+from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path
+from parity_tests.core.backends.refusal import told
+
+LONG = 4096 * 4096
+
+
+def verdicts(**refusals):
+    return Explanation([Verdict(*pair) for pair in refusals.items()] + [Verdict("plain", None)])
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """As if arrays lay on a GPU, and nothing had been told yet."""
+    monkeypatch.setattr(choice, "platform_of", lambda x: "gpu")
+    choice._warn.cache_clear()
+    yield
+    choice._warn.cache_clear()
+
+
+def arrays(length=257):
+    return [jnp.ones((length, 2, 4))] * 3
+
+
+def slow():
+    return pytest.warns(UserWarning, match="slow on a gpu")
+
+
+# The table.
+
+
+def test_the_table_has_a_line_a_backend_in_their_order():
+    found = explain(*arrays())
+    head, *lines = str(found).splitlines()
+    assert head.split() == ["backend", "verdict"]
+    assert [line.split()[0] for line in lines] == list(BACKENDS)
+    for line, verdict in zip(lines, found, strict=True):
+        if verdict.refusal is not None:
+            assert line.endswith(f"  refuses: {verdict.refusal}")
+    assert [line for line in lines if line.endswith("  chosen")] == [
+        line for line in lines if line.split()[0] == found.chosen
+    ]
+    assert repr(found) == str(found)
+
+
+def test_what_accepts_after_the_choice_is_told_apart():
+    found = verdicts(a_long_name="no", second=None)
+    assert found.chosen == "second"
+    assert str(found).splitlines() == [
+        "backend      verdict",
+        "a_long_name  refuses: no",
+        "second       chosen",
+        "plain        accepts",
+    ]
+
+
+def test_explain_warns_of_nothing(on_a_gpu):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explain(*arrays())
+
+
+# The sentence, as a function of the platform.
+
+
+def test_a_kernel_that_serves_is_no_slow_path():
+    assert slow_path("gpu", verdicts(cudnn=None), LONG) is None
+    assert slow_path("gpu", verdicts(cudnn="no", tokamax=None), LONG) is None
+    assert slow_path("tpu", verdicts(splash=None), LONG) is None
+
+
+def test_another_platforms_kernel_is_one():
+    found = slow_path("tpu", verdicts(cudnn=None, splash="the mask is an array"), LONG)
+    assert found is not None and "'cudnn', slow on a tpu" in found
+
+
+@pytest.mark.parametrize("platform", ["cpu", "METAL"])
+def test_without_kernels_there_is_nothing_to_miss(platform):
+    assert slow_path(platform, verdicts(cudnn="no", tokamax="no", splash="no"), LONG) is None
+
+
+def test_few_pairs_need_no_kernel():
+    found = verdicts(cudnn="no")
+    assert slow_path("gpu", found, 256 * 256) is None
+    assert slow_path("gpu", found, 256 * 257) is not None
+
+
+def test_the_sentence_has_the_reasons_of_this_platforms_kernels():
+    refusals = {"cudnn": "needs float16 or bfloat16", "tokamax": "is not installed"}
+    found = slow_path("gpu", verdicts(**refusals, splash="needs a TPU"), LONG)
+    assert found == (
+        "attend takes the backend 'plain', slow on a gpu, since no kernel serves the request "
+        "(cudnn: needs float16 or bfloat16; tokamax: is not installed); "
+        "backend='plain' asks for it without this warning."
+    )
+
+
+# The warning.
+
+
+def test_it_is_told_once_and_at_the_callers_line(on_a_gpu):
+    with slow() as heard:
+        attend(*arrays())
+    assert len(heard) == 1 and heard[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attend(*arrays())
+        attend(*arrays(300))
+        jax.jit(attend)(*arrays())
+
+
+@pytest.mark.parametrize("call", [jax.jit(attend), jax.vmap(attend), dot_product_attention])
+def test_it_is_told_under_transformations_too(on_a_gpu, call):
+    with slow():
+        call(*(x[None] for x in arrays()))
+
+
+def test_it_is_not_told_where_the_path_was_asked_for_or_is_right(on_a_gpu):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attend(*arrays(), backend="reference")
+        attend(*arrays(256))
+
+
+def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
+    with slow():
+        attend(*arrays())
+
+    def refusal(q, k, v, rules):
+        return "another reason"
+
+    changed = {**BACKENDS, "cudnn": Backend(BACKENDS["cudnn"].forward, refusal)}
+    monkeypatch.setitem(attend.__globals__, "BACKENDS", changed)
+    with pytest.warns(UserWarning, match="cudnn: another reason"):
+        attend(*arrays())
+
+
+def test_an_error_of_the_request_comes_first(on_a_gpu):
+    with told(ValueError, "share length and heads"):
+        attend(jnp.ones((400, 2, 4)), jnp.ones((400, 2, 4)), jnp.ones((401, 2, 4)))
+
+
+# The platform.
+
+
+def test_the_platform_of_an_array_is_where_it_lies():
+    cpu = jax.devices("cpu")[0]
+    x = jax.device_put(jnp.ones(3), cpu)
+    assert platform_of(x) == "cpu"
+    heard = []
+    jax.jit(lambda x: heard.append(platform_of(x)))(x)
+    for device in (cpu, "cpu"):
+        with jax.default_device(device):
+            jax.jit(lambda x: heard.append(platform_of(x)))(x)
+    assert heard == [jax.default_backend(), "cpu", "cpu"]

@@ -1,0 +1,232 @@
+"""cuDNN's adapter: what it refuses, what it calls, and what it computes with a stand-in kernel."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dense,
+    Dropout,
+    Fn,
+    Lengths,
+    Prefix,
+    Segments,
+    Window,
+    additive,
+    attend,
+    explain,
+    reference,
+    softcap,
+)
+from flax_attn.backends import cudnn
+from flax_attn.backends.platform import aim
+from flax_attn.rules import Rules
+from parity_tests.core.backends import flash
+from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome
+from parity_tests.core.backends.refusal import told
+
+B, T, S, N, K, H = 2, 11, 13, 6, 3, 8
+
+
+def arrays(dtype=jnp.bfloat16, T=T, S=S, H=H, h=None):
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, h or H)
+    return [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
+
+
+def verdict(name, *given, **rules):
+    return next(v for v in explain(*given, **rules) if v.backend == name)
+
+
+# What it refuses, on a GPU.
+
+KEY = jax.random.key(0)
+REFUSED = {
+    "float32": (dict(dtype=jnp.float32), {}, "needs float16 or bfloat16, since it would round"),
+    "odd width": (dict(H=12), {}, "multiple of 8 and at most 128; it is 12"),
+    "wide": (dict(H=136), {}, "at most 128; it is 136"),
+    "other values": (dict(h=16), {}, "values as wide as keys; they are 16 and 8"),
+    "dropout": ({}, dict(dropout=Dropout(0.5, KEY)), "drops other elements"),
+    "softcap": ({}, dict(score=softcap(2.0)), "takes no score; Softcap is asked for"),
+    "bias": ({}, dict(score=additive(np.zeros((T, S)))), "Additive is asked for"),
+    "scale": ({}, dict(scale=jnp.asarray(0.3)), "needs scale as a number"),
+    "dense": ({}, dict(mask=Dense(np.ones((T, S), bool))), "Dense is asked for"),
+    "chunks": ({}, dict(mask=CAUSAL & Chunked(3)), "length masks; Chunked is asked for"),
+    "segments": ({}, dict(mask=Segments(np.arange(T), np.arange(S))), "Segments is asked for"),
+    "function": ({}, dict(mask=Fn(lambda b, n, q, k: k <= q)), "Fn is asked for"),
+    "not": ({}, dict(mask=~CAUSAL), "Not is asked for"),
+    "from the end": ({}, dict(mask=Causal("end")), "the mask ends +2 keys from it"),
+    "window to the right": ({}, dict(mask=Window(2, 1)), "the mask ends +1 keys from it"),
+    "no end": ({}, dict(mask=Window(2, None)), "a window to the left alone, Window(left, 0)"),
+    "nothing seen": ({}, dict(mask=CAUSAL & Window(0, 5, offset=3)), "a window to the left alone"),
+    "few keys": (dict(T=14), dict(mask=Window(2, 0)), "no more queries than keys; they are 14"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_do_is_refused_by_name(name):
+    shapes, rules, words = REFUSED[name]
+    given = arrays(**shapes)
+    with aim("gpu"):
+        found = verdict("cudnn", *given, **rules)
+        assert words in str(found) and str(found).startswith("refuses: ")
+        with told(NotImplementedError, "'cudnn' cannot serve this request", words):
+            attend(*given, backend="cudnn", **rules)
+
+
+def test_the_machine_is_named():
+    given = arrays()
+    assert "needs an NVIDIA GPU; the platform is cpu" in str(verdict("cudnn", *given))
+    with aim("gpu", (7, 5)):
+        assert "capability 8.0 or later; this one has 7.5" in str(verdict("cudnn", *given))
+    with aim("gpu", (9, 0)):
+        assert verdict("cudnn", *arrays(H=256)).refusal is None
+        assert "at most 256; it is 264" in str(verdict("cudnn", *arrays(H=264)))
+    with told(ValueError, "'cpu', 'gpu' or 'tpu'; got 'cuda'"):
+        aim("cuda")
+
+
+def test_another_version_of_jax_is_named(monkeypatch):
+    monkeypatch.setattr(cudnn, "NEEDED", ("gone",))
+    with aim("gpu"):
+        assert f"this version of jax, {jax.__version__}" in str(verdict("cudnn", *arrays()))
+
+
+# What it calls: lowered for a GPU, without one.
+
+LENGTHS = Lengths(np.asarray([9, 4]), np.asarray([11, 7]))
+CALLS = {
+    "full": (FULL, "NO_MASK", 0),
+    "causal": (CAUSAL, "CAUSAL", 0),
+    "window": (Window(4, 0), "CAUSAL", 5),
+    "causal window": (CAUSAL & Window(4, None), "CAUSAL", 5),
+    "self alone": (Window(0, 0), "CAUSAL", 1),
+    "lengths": (LENGTHS, "PADDING", 0),
+    "prefix": (Prefix(7), "PADDING", 0),
+    "all": (CAUSAL & LENGTHS & Window(4, 0), "PADDING_CAUSAL", 5),
+}
+
+
+def calls(wanted=("o", "lse"), **rules):
+    """The custom calls of forward and backward pass: name, mask, window, scale."""
+    q, k, v = arrays()
+
+    def both(q, k, v):
+        def f(q, k, v):
+            o, lse = attend(q, k, v, backend="cudnn", return_lse=True, **rules)
+            return [{"o": o, "lse": lse}[name] for name in wanted]
+
+        out, back = jax.vjp(f, q, k, v)
+        return out, *back(out)
+
+    with aim("gpu"):
+        text = jax.jit(both).trace(q, k, v).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"@__cudnn\$(\w+)\(.*?backend_config = \"(.*?)\", ", text)
+    keys = ("mask_type", "sliding_window_length", "fmha_scale")
+    return [
+        (name, *(re.search(rf"{key}\W+(?:22: \W*(?:22)?)?([\w.]+)", said)[1] for key in keys))
+        for name, said in ((name, said.replace("\\22", '"')) for name, said in found)
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_mask_reaches_the_kernel(name):
+    mask, kind, window = CALLS[name]
+    found = calls(("o",), mask=mask, scale=0.25)
+    says = (kind, str(window), "0.25")
+    assert found == [("fmhaSoftmax", *says), ("fmhaSoftmaxBackward", *says)]
+
+
+def test_a_second_backward_call_is_made_for_the_lse_alone():
+    sinks = jnp.zeros(N)
+    assert [name for name, *_ in calls(("o",), sinks=sinks)].count("fmhaSoftmaxBackward") == 1
+    assert [name for name, *_ in calls()].count("fmhaSoftmaxBackward") == 2
+
+
+def test_auto_takes_it():
+    given = [jnp.zeros((1, 512, N, H), dtype) for dtype in (jnp.bfloat16, jnp.float32)]
+    with aim("gpu"):
+        assert explain(*(given[0],) * 3, mask=CAUSAL, sinks=jnp.zeros(N)).chosen == "cudnn"
+        assert explain(*(given[1],) * 3, mask=CAUSAL).chosen == "blockwise"
+    assert explain(*(given[0],) * 3, mask=CAUSAL).chosen == "blockwise"
+
+
+# What it computes, with a stand-in for the kernel.
+
+
+def played(self, phase, q, k, v, given, *more, **how):
+    """What cuDNN makes of the same call."""
+    t, s = np.ix_(*(np.arange(x.shape[1], dtype=np.int32) for x in (q, k)))
+    seen = (s <= t) | (not self.causal)
+    seen = seen & ((s > t - self.window) if self.window else True)
+    seen = jnp.asarray(np.broadcast_to(seen, (1, 1, *seen.shape)))
+    if self.padded:
+        rows, kv = (x[:, None, None, None] for x in given)
+        seen = seen & (t[None, None] < rows) & (s[None, None] < kv)
+    if phase == "fwd":
+        return flash.forward(q, k, v, seen, self.scale)
+    lse, o, do = more
+    return flash.backward(q, k, v, seen, o, lse, do, self.scale)[:3]
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(cudnn.Cudnn, "_call", played)
+    with jax.enable_x64(True):
+        yield
+
+
+COMPUTED = {name: mask for name, (mask, *_) in CALLS.items()} | {
+    "nothing": Lengths(np.asarray([0, 13]), np.asarray([11, 0])),
+    "causal of few keys": CAUSAL & Lengths(np.asarray([3, 13])),
+}
+
+
+WANTED = [(True, False), (False, True), (True, True)]  # the output, the lse
+PAIRS = [(name, WANTED[i % 3]) for i, name in enumerate(COMPUTED)]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [*PAIRS, *(("all", w) for w in WANTED)], ids=str)
+def test_it_is_the_reference(stand_in, name, wanted):
+    """Output, lse and gradients, by what of both is wanted; sinks in turns."""
+    q, k, v = arrays(jnp.float64)
+    sinks = normal(5, N) if len(name) % 2 else None
+    rules = Rules(COMPUTED[name], scale=0.4, sinks=sinks)
+    want = outcome(reference.forward, q, k, v, rules, wanted)
+    check_same(outcome(cudnn.forward, q, k, v, rules, wanted), want)
+
+
+def test_what_nobody_sees_reaches_nothing(stand_in):
+    q, k, v = arrays(jnp.float64)
+    rules = Rules(LENGTHS, sinks=normal(5, N))
+    want = outcome(cudnn.forward, q, k, v, rules)
+    q = q.at[1, 7:].set(jnp.nan)
+    k, v = (x.at[0, 9:].set(jnp.nan).at[1, 4:].set(jnp.inf) for x in (k, v))
+    check_same(outcome(cudnn.forward, q, k, v, rules), want)
+    assert all(np.isfinite(x).all() for x in (want[0], *want[2:]))
+
+
+def test_it_is_mapped(stand_in):
+    q, k, v = arrays(jnp.float64)
+    rules = Rules(CAUSAL).bind(flash.sizes_of(q, k), H)
+    want = cudnn.forward(q, k, v, rules)[0]
+    mapped = jax.vmap(lambda *x: cudnn.forward(*(y[None] for y in x), rules)[0][0])(q, k, v)
+    check_same([np.asarray(mapped)], [np.asarray(want)])
+
+
+# On a GPU, where there is one.
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_on_a_gpu(name, dtype):
+    q, k, v = arrays(dtype, H=64)
+    for sinks in (None, normal(5, N).astype(jnp.float32)):
+        check_precision(cudnn.forward, q, k, v, Rules(COMPUTED[name], sinks=sinks))

@@ -1,0 +1,89 @@
+"""`use_backend`: one backend for all layers inside, traced anew, and told apart from the choice."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import attend, explain, taps, use_backend
+from flax_attn.parity.cases.case import has_torch
+from parity_tests import test_grouped_query, test_transformer_multi_head
+from parity_tests.core.backends.refusal import told
+
+SUITE = [*test_grouped_query.CASES, *test_transformer_multi_head.CASES]
+QKV = [jnp.asarray(np.random.RandomState(i).standard_normal((5, 2, 4))) for i in range(3)]
+
+
+@pytest.mark.skipif(not has_torch(), reason="a record names weights, which blocks never hold")
+@pytest.mark.parametrize("case", SUITE[::6], ids=str)
+def test_the_parity_suite_holds_in_blocks(case):
+    """A sample here; `FLAX_ATTN_BACKEND=blockwise flax-attn parity` takes all."""
+    with use_backend("blockwise"):
+        report = case.report(live=True)
+    assert report.ok, report
+    assert not any(row.name.endswith("weights") for row in report.rows)
+
+
+def heard(**options):
+    with taps.listen() as points:
+        attend(*QKV, **options)
+    return dict(points)
+
+
+def test_it_holds_inside_alone():
+    assert "weights" in heard()
+    with use_backend("blockwise"):
+        assert explain(*QKV).chosen == "blockwise" and "weights" not in heard()
+        with use_backend("auto"):
+            assert explain(*QKV).chosen == "reference"
+    assert explain(*QKV).chosen == "reference" and "weights" in heard()
+
+
+def test_what_the_call_asks_for_goes_first():
+    with use_backend("blockwise"):
+        assert "weights" in heard(backend="reference")
+
+
+def test_a_jitted_function_is_traced_anew():
+    found = []
+
+    @jax.jit
+    def run(*qkv):
+        found.append(explain(*qkv).chosen)
+        return attend(*qkv)
+
+    for backend in ("auto", "blockwise", "auto"):
+        with use_backend(backend):
+            run(*QKV)
+    assert found == ["reference", "blockwise"]
+
+
+def test_one_that_refuses_raises_its_reason():
+    with use_backend("cudnn"):
+        assert explain(*QKV).chosen is None
+        with told(NotImplementedError, "backend 'cudnn' cannot serve this request: "):
+            attend(*QKV)
+
+
+def test_an_unknown_name_is_told():
+    with told(ValueError, "blockwise", "got 'flash'"):
+        use_backend("flash")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("blockwise", "blockwise  chosen"), ("flash", "got 'flash'")]
+)
+def test_the_environment_says_it_for_a_process(name, said):
+    code = "import jax, flax_attn as f; x = jax.numpy.ones((3, 1, 2)); print(f.explain(x, x, x))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "FLAX_ATTN_BACKEND": name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said in run.stdout + run.stderr

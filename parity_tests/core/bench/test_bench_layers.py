@@ -1,0 +1,113 @@
+"""The layers that the benchmark compares are one function of one set of weights."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from flax_attn.bench import layers, race, torch_layers, twins
+from flax_attn.bench.proof import Proof
+from flax_attn.bench.settings import Settings
+from flax_attn.bench.weights import by_heads, combined, einsum, gather, lay_out, separate, wrapper
+from flax_attn.bench.workload import BOTH, COTANGENT, LAYER, Workload
+from flax_attn.parity import port
+from flax_attn.parity.cases.case import has_torch
+
+TINY = Workload(length=5, width=4, heads=3, batch=2, layer=LAYER)
+NAMES = [
+    f"{name}.{kind}" for name in ("query", "key", "value", "out") for kind in ("weight", "bias")
+]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda turned: separate("abcd", "kernel", turned),
+        lambda turned: combined("w", "b", "out", "kernel", turned),
+        lambda turned: einsum("out", "kernel", turned),
+        lambda turned: wrapper(3, "first", "out", "kernel", turned),
+        lambda turned: by_heads(),
+    ],
+    ids=["separate", "combined", "einsum", "wrapper", "by heads"],
+)
+def test_weights_come_back_as_they_went(layout, turned):
+    arrays = {name: x for name, x in TINY.arrays().items() if name in NAMES}
+    own = lay_out(layout(turned), arrays, n=TINY.heads)
+    back = gather(layout(turned), own, n=TINY.heads)
+    assert back.keys() == arrays.keys()
+    assert all(np.array_equal(back[name], arrays[name]) for name in NAMES)
+
+
+def proven(contender, w=TINY):
+    """Its row in the pass that gives outputs and gradients; nothing is timed."""
+    rows = []
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        race.Race([contender], Settings(rounds=1)).run(w, BOTH, rows)
+    return rows[0]
+
+
+def of(contenders):
+    return pytest.mark.parametrize("contender", contenders, ids=lambda c: c.name)
+
+
+@of([c for c in layers.book() if c.name[0] not in "123456789"])
+def test_layers_in_jax_are_equal(contender):
+    if reason := contender.absent():
+        pytest.skip(reason)
+    row = proven(contender)
+    assert row.status == "timed", row.reason
+
+
+@pytest.mark.skipif(not has_torch(), reason="they are torch's")
+@of([c for c in layers.book() if c.name[0] in "12345678"])
+def test_layers_in_torch_are_equal(contender):
+    row = proven(contender)
+    assert row.status == "timed", row.reason
+
+
+@pytest.mark.skipif(not has_torch(), reason="it is torch's")
+def test_flex_attention_says_that_it_has_no_backward_pass():
+    (flex,) = [c for c in layers.book() if c.name.startswith("9")]
+    row = proven(flex)
+    assert row.status == "left out" and "no backward pass" in row.reason
+
+
+def test_a_layer_with_two_weights_swapped_gets_no_time():
+    right = layers.OWN["multi_head"][1]
+
+    def wrong(w):
+        run, layout = right(w)
+        names = {"query.weight": "key.weight", "key.weight": "query.weight"}
+        turned = [
+            p._replace(names=tuple(names.get(name, name) for name in p.names)) for p in layout
+        ]
+        return run, turned
+
+    contender = replace(layers.book()[0], build=lambda w, which: layers._program(wrong, w, which))
+    row = proven(contender)
+    assert row.status == "wrong" and not row.seconds
+
+
+@pytest.mark.skipif(not has_torch(), reason="the twins are torch's")
+@pytest.mark.parametrize("variant", twins.variants())
+def test_every_variant_has_a_layer_and_a_twin_that_fit(variant):
+    w = replace(TINY, heads=2, layer=variant)
+    port(twins.layer(w), twins.twin(w))
+
+
+@pytest.mark.skipif(not has_torch(), reason="the twins are torch's")
+def test_a_variant_is_proven_and_timed():
+    w = replace(TINY, layer="luong")
+    mine, theirs = twins.contenders("luong")[:2]
+    rows = [proven(mine, w), proven(theirs, w)]
+    assert [row.status for row in rows] == ["timed", "timed"] and rows[0].tflops is None
+    wrong = replace(mine, prove=lambda w, which: Proof(1.0, 0.0, "different"))
+    row = proven(wrong, w)
+    assert row.status == "wrong" and row.reason == "different" and not row.seconds
+
+
+def test_nine_of_the_book():
+    assert len(torch_layers.NINE) == 9
+    assert COTANGENT in TINY.arrays() and {*NAMES, "x"} < {*TINY.arrays()}

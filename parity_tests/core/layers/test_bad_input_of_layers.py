@@ -1,0 +1,201 @@
+"""Every layer refuses bad arguments and bad input before any arithmetic, and names them."""
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn.layers.bahdanau import BahdanauAttention
+from flax_attn.layers.grouped_query import GroupedQueryAttention
+from flax_attn.layers.linear import LinearAttention
+from flax_attn.layers.luong import LuongAttention
+from flax_attn.layers.multi_head import MultiHeadAttention
+from flax_attn.layers.multi_head_combined import MultiHeadAttentionCombined
+from flax_attn.layers.multi_head_einsum import MultiHeadAttentionEinsum
+from flax_attn.layers.simplified_self_attention import SimplifiedSelfAttention
+from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
+from flax_attn.parity.cases.collect import collect
+from parity_tests.core.backends.refusal import refused, told
+
+GIVEN = {}
+for case in collect("parity_tests"):
+    if not callable(case.config) and not case.train:
+        GIVEN.setdefault(case.flax_class, case)
+LAYERS = list(GIVEN)
+of_all = pytest.mark.parametrize("kind", LAYERS)
+RATES = [-0.1, 1.5, float("nan"), "0.1"]
+ANY_WIDTH = [kind for kind in LAYERS if not GIVEN[kind].config]
+
+
+def build(kind, **given):
+    return kind(**{**GIVEN[kind].config, "rngs": nnx.Rngs(0), **given})
+
+
+def arguments(kind, annotation):
+    given = inspect.signature(kind.__init__).parameters.values()
+    return [x.name for x in given if x.annotation in (annotation, annotation | None)]
+
+
+def inputs(kind):
+    """Ones for all that the layer is called with, by name."""
+    drawn = GIVEN[kind].arrays()
+    return {name: np.ones(x.shape, np.float32) for name, x in drawn.items()}
+
+
+def having(name):
+    return [kind for kind in LAYERS if name in inspect.signature(kind.__init__).parameters]
+
+
+def test_every_layer_is_here():
+    assert len(LAYERS) >= 16
+    assert len(having("dropout")) >= 7 and len(having("context_length")) >= 6
+
+
+@of_all
+def test_counts_are_whole_numbers_from_one(kind):
+    for name in arguments(kind, int):
+        for count in (0, -1, 2.5, True):
+            if GIVEN[kind].config.get(name) is not None:
+                with refused(ValueError, name, repr(count)):
+                    build(kind, **{name: count})
+
+
+@of_all
+@pytest.mark.parametrize("rate", RATES)
+def test_rates_lie_between_zero_and_one(kind, rate):
+    for name in inspect.signature(kind.__init__).parameters:
+        if "dropout" in name:
+            with refused(ValueError, f"{name} is the share dropped, from 0 to 1; got {rate!r}"):
+                build(kind, **{name: rate})
+
+
+@pytest.mark.parametrize("kind", having("context_length"))
+def test_a_context_has_its_end(kind):
+    longest = GIVEN[kind].config["context_length"]
+    width = GIVEN[kind].config["d_in"]
+    layer = build(kind)
+    assert layer(np.ones((longest, width), np.float32)).shape[0] == longest
+    with refused(ValueError, f"context_length={longest} tokens; got {longest + 1}."):
+        layer(np.ones((longest + 1, width), np.float32))
+
+
+@of_all
+def test_inputs_have_their_width_and_rank(kind):
+    layer, whole = build(kind), inputs(kind)
+    for name, x in whole.items():
+        with refused(ValueError, f"{name} must have shape (*batch, ", f"got ({x.shape[-1]},)"):
+            layer(**{**whole, name: x.reshape(-1, x.shape[-1])[0]})
+        wrong = np.ones((*x.shape[:-1], x.shape[-1] + 2), np.float32)
+        if kind not in ANY_WIDTH:
+            words = f"length, {x.shape[-1]}); got {wrong.shape}"
+            with refused(ValueError, f"{name} must have shape", words):
+                layer(**{**whole, name: wrong})
+
+
+@of_all
+@pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
+def test_inputs_are_floating(kind, dtype):
+    layer, whole = build(kind), inputs(kind)
+    for name, x in whole.items():
+        with refused(TypeError, f"{name} must be floating; got {np.dtype(dtype)}"):
+            layer(**{**whole, name: x.astype(dtype)})
+
+
+HEADS = [
+    (MultiHeadAttention, "d_out"),
+    (MultiHeadAttentionCombined, "d_out"),
+    (MultiHeadAttentionEinsum, "d_out"),
+    (TransformerMultiHeadAttention, "embed_dim"),
+]
+
+
+@pytest.mark.parametrize(("kind", "whole"), HEADS)
+def test_heads_divide_the_width(kind, whole):
+    with refused(ValueError, f"num_heads must divide {whole}; got {whole}=12, num_heads=5."):
+        build(kind, **{whole: 12, "num_heads": 5})
+
+
+def test_key_heads_divide_the_heads():
+    words = "num_kv_heads must divide num_heads; got num_heads=8, num_kv_heads=3."
+    with refused(ValueError, words):
+        build(GroupedQueryAttention, num_heads=8, num_kv_heads=3)
+    with refused(ValueError, "num_heads=3, num_kv_heads=6"):
+        build(GroupedQueryAttention, num_heads=3, num_kv_heads=6)
+
+
+MASKED = {
+    BahdanauAttention: (3, 1, 5, 9),
+    LuongAttention: (3, 1, 5, 9),
+    TransformerMultiHeadAttention: (3, 3, 9, 9),
+    GroupedQueryAttention: (3, 6, 9, 9),
+    LinearAttention: (3, 9),
+}
+
+
+# These two project first: attend, not the layer, reads the mask.
+BEFORE = {TransformerMultiHeadAttention: told, GroupedQueryAttention: told}
+
+
+def masked(kind):
+    """A layer that takes masks, and inputs for it: 3 sentences of 9 tokens, 5 decoder states."""
+    layer, lengths = build(kind), {"s": 5}
+    given = {
+        name: np.ones((3, lengths.get(name, 9), x.shape[-1]), np.float32)
+        for name, x in inputs(kind).items()
+    }
+    assert layer(**given, mask=np.ones(MASKED[kind], bool)).shape[0] == 3
+    return layer, given
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_masks_are_boolean(kind, dtype):
+    layer, given = masked(kind)
+    with BEFORE.get(kind, refused)(TypeError, "mask", "boolean", "True", f"got {np.dtype(dtype)}"):
+        layer(**given, mask=np.ones(MASKED[kind], dtype))
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_masks_broadcast(kind):
+    layer, given = masked(kind)
+    shape = MASKED[kind]
+    wrong = (*shape[:-1], shape[-1] + 1)
+    with BEFORE.get(kind, refused)(ValueError, "mask must broadcast to", str(shape), str(wrong)):
+        layer(**given, mask=np.ones(wrong, bool))
+
+
+@pytest.mark.parametrize("kind", [BahdanauAttention, LuongAttention])
+def test_states_share_their_batch(kind):
+    layer, given = masked(kind)
+    given["s"] = given["s"][:2]
+    with refused(ValueError, "share their batch axes", f"h {given['h'].shape}", "s (2, 5,"):
+        layer(**given)
+
+
+def test_queries_and_keys_share_their_batch():
+    layer, given = masked(TransformerMultiHeadAttention)
+    with told(ValueError, "share their batch axes", "q (3, 9, ", "k (2, 9, "):
+        layer(**given, key=given["query"][:2])
+
+
+def test_choices_are_listed():
+    with refused(ValueError, "normalise must be one of 'softmax', 'sum'; got 'max'."):
+        SimplifiedSelfAttention(normalise="max")
+    with refused(ValueError, "score must be one of 'dot', 'general', 'concat'; got 'cosine'."):
+        LuongAttention(7, 7, score="cosine", rngs=nnx.Rngs(0))
+    with refused(ValueError, 'score="dot"', "d_decoder=7, d_encoder=11", 'score="general"'):
+        LuongAttention(7, 11, score="dot", rngs=nnx.Rngs(0))
+    with refused(ValueError, 'units goes with score="concat"', "units=None"):
+        LuongAttention(7, 11, score="concat", rngs=nnx.Rngs(0))
+    with refused(ValueError, 'units goes with score="concat"', "units=5"):
+        LuongAttention(7, 11, score="general", units=5, rngs=nnx.Rngs(0))
+
+
+def test_a_recurrence_needs_a_layer_that_looks_back():
+    layer = build(LinearAttention, causal=False)
+    with told(ValueError, "causal=True"):
+        layer.recurrent(jnp.ones((5, 11)))
+    with refused(ValueError, "causal=True"):
+        layer.step(jnp.ones(11), layer.initial_state())

@@ -1,0 +1,57 @@
+"""The page docs/porting.md is true: its blocks run in order and print what it shows.
+
+`python -m parity_tests.core.pages.test_docs` writes what they print into the page.
+"""
+
+import re
+from typing import Any
+
+import pytest
+
+from flax_attn.parity.cases.case import has_torch
+from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, run, text_of
+
+PAGE = "docs/porting.md"
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?x?")
+TEXT = text_of(PAGE)
+
+
+def printed(text: str) -> list[str]:
+    """What each text block of the page should show: what the block before it prints."""
+    known: dict[str, Any] = {"__name__": "porting"}
+    out, shown = "", []
+    for kind, block in BLOCK.findall(text):
+        if kind == "text":
+            shown.append(out)
+        else:
+            out = run(block, PAGE, known)
+    return shown
+
+
+def shape(text: str) -> list[str]:
+    """The lines without their numbers, whose last digits are each machine's own."""
+    return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+
+
+@pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
+def test_its_blocks_run_and_print_what_it_shows():
+    wanted = blocks(TEXT, "text")
+    found = printed(TEXT)
+    assert len(found) == len(wanted) > 2
+    for got, want in zip(found, wanted, strict=True):
+        assert shape(got) == shape(want)
+
+
+def test_it_is_short():
+    assert len(TEXT.splitlines()) <= 150
+    assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 110
+
+
+def written(text: str) -> str:
+    """The page with what its blocks print."""
+    found = iter(printed(text))
+    return BLOCK.sub(lambda m: m[0] if m[1] == "python" else f"```text\n{next(found)}```", text)
+
+
+if __name__ == "__main__":
+    (ROOT / PAGE).write_text(written(TEXT), "utf-8")

@@ -1,0 +1,77 @@
+"""The notebooks: both halves of a pair alike, run through, and written on the public surface alone.
+
+`pytest --nbmake notebooks` runs them.
+"""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import flax_attn
+from flax_attn import parity, taps
+
+FOLDER = Path(__file__).parents[3] / "notebooks"
+if not FOLDER.is_dir():
+    pytest.skip("the notebooks are not part of an installed wheel", allow_module_level=True)
+jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
+
+CHAPTERS = sorted(FOLDER.glob("*.ipynb"))
+PUBLIC = {
+    "flax_attn": vars(flax_attn),
+    "flax_attn.parity": vars(parity),
+    "flax_attn.taps": vars(taps),
+}
+of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+def cells(path):
+    book = jupytext.read(path)
+    return [(cell.cell_type, cell.source.strip()) for cell in book.cells]
+
+
+def outputs(path):
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        yield from ((cell, out) for out in cell.get("outputs", ()))
+
+
+def test_every_chapter_has_both_halves():
+    names = {path.stem for path in CHAPTERS}
+    assert names == {path.stem for path in FOLDER.glob("[0-9]*.py")} and names
+
+
+@of_all_chapters
+def test_both_halves_say_the_same(path):
+    assert cells(path) == cells(path.with_suffix(".py"))
+
+
+@of_all_chapters
+def test_it_was_run_from_top_to_bottom(path):
+    book = json.loads(path.read_text("utf-8"))
+    ran = [cell["execution_count"] for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert ran == list(range(1, len(ran) + 1))
+    kinds = {out["output_type"] for _, out in outputs(path)}
+    assert "error" not in kinds and "display_data" in kinds
+    assert not any(out.get("name") == "stderr" for _, out in outputs(path))
+
+
+@of_all_chapters
+def test_it_stands_on_the_public_surface(path):
+    code = "\n\n".join(source for kind, source in cells(path) if kind == "code")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names if alias.name.startswith("flax_attn")}
+            assert names <= {*PUBLIC}, f"{names} are not all public."
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flax_attn"):
+            assert node.module in PUBLIC, f"{node.module} is not public."
+            for alias in node.names:
+                assert alias.name in PUBLIC[node.module] and not alias.name.startswith("_")
+    assert not re.search(r"/(home|root|tmp|work)/", path.read_text("utf-8"))
+
+
+@of_all_chapters
+def test_it_claims_what_it_checks(path):
+    code = "\n".join(source for kind, source in cells(path) if kind == "code")
+    assert len(re.findall(r"^\s*(assert |np\.testing\.assert_)", code, re.MULTILINE)) > 5

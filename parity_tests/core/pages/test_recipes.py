@@ -1,0 +1,74 @@
+"""The page docs/recipes.md is true: each block runs by itself and asserts what its section says."""
+
+import re
+import sys
+import tomllib
+
+import pytest
+
+from parity_tests.core.pages.pages import (
+    BLOCK,
+    ROOT,
+    blocks,
+    missing,
+    packages,
+    run,
+    sections,
+    text_of,
+)
+
+TEXT = text_of("docs/recipes.md")
+SECTIONS = sections(TEXT)
+BROUGHT = {"orbax": "flax"}  # by whom, where the extras name it not
+of_all_sections = pytest.mark.parametrize("title", SECTIONS)
+
+
+@of_all_sections
+def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
+    (block,) = blocks(SECTIONS[title])
+    if absent := missing(block):
+        pytest.skip(f"the recipe needs {', '.join(absent)}, which is not installed")
+    monkeypatch.chdir(tmp_path)  # for the files it writes
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    run(block, title)
+    if "matplotlib" in packages(block):
+        sys.modules["matplotlib.pyplot"].close("all")
+        assert [*tmp_path.glob("*.png")]
+
+
+@of_all_sections
+def test_it_says_what_goes_wrong_and_fits_on_a_screen(title):
+    (block,) = blocks(SECTIONS[title])
+    assert "assert " in block and "**The trap" in SECTIONS[title]
+    assert len(SECTIONS[title].splitlines()) <= 40
+
+
+@of_all_sections
+def test_ci_installs_what_it_needs(title):
+    (block,) = blocks(SECTIONS[title])
+    needed = packages(block) - sys.stdlib_module_names - {"flax_attn"}
+    assert {BROUGHT.get(package, package) for package in needed} <= _extra("dev")
+
+
+def _extra(name: str) -> set[str]:
+    """The packages that an extra installs, with those of the extras it takes in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted, found = [*project["dependencies"], f"flax-attn[{name}]"], set()
+    while wanted:
+        package, extras = re.match(r"([\w-]+)(?:\[(.*?)\])?", wanted.pop()).groups()
+        if package == "flax-attn":
+            wanted += [y for x in extras.split(",") for y in project["optional-dependencies"][x]]
+        found.add(package)
+    return found
+
+
+def test_every_section_is_linked_at_the_top():
+    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in SECTIONS]
+    head, _, _ = TEXT.partition("\n## ")
+    assert re.findall(r"\(#(.*?)\)", head) == anchors
+
+
+def test_it_is_short():
+    assert len(TEXT.splitlines()) < 350
+    assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 115
+    assert max(len(line) for block in blocks(TEXT) for line in block.splitlines()) <= 100

@@ -1,0 +1,101 @@
+"""The harness on trial: every planted fault is found, placed and named; no rewrite is flagged."""
+
+import ast
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flax_attn.parity import Case, ParityError
+
+torch = pytest.importorskip("torch", reason="the harness compares with torch")
+faults = import_module("parity_tests.core.parity.faults")
+table = import_module("parity_tests.core.parity.faults.table")
+HERE = Path(__file__).parent
+FILES = sorted(path.stem for path in HERE.parents[1].glob("test_*.py"))
+TWINS = sorted((HERE.parents[2] / "torch_ref").glob("*.py"))
+
+
+def cases(name: str) -> list[Case]:
+    return import_module(f"parity_tests.{name}").CASES
+
+
+def test_the_kill_table():
+    """Every fault is detected at both amplitudes; nearly every one is blamed and named rightly."""
+    found = table.outcomes()
+    print(f"\n{table.text(found)}")
+    undetected = [str(outcome) for outcome in found if not outcome.detected]
+    assert not undetected
+    for question, least in ((table.BLAMED, 0.95), (table.NAMED, 0.90)):
+        right, asked = table.share(found, question)
+        assert right >= least * asked, "\n".join(table.missed(found))
+
+
+def test_the_list_of_faults():
+    names = [str(fault) for fault in faults.FAULTS]
+    assert len(names) >= 120
+    assert len(set(names)) == len(names)
+    assert {fault.group for fault in faults.FAULTS} == set(faults.GROUPS)
+
+
+@pytest.mark.parametrize("rewrite", faults.REWRITES, ids=str)
+def test_no_rewrite_is_flagged(rewrite):
+    report = rewrite.setup.shallow().report()
+    assert report.ok, str(report)
+    assert report.first is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_parity_test_fails_under_a_fault(name, monkeypatch):
+    """One number of the layer's output is a billionth off, and `test_parity` itself says so."""
+    case = cases(name)[0]
+    right = case.flax_class.__call__
+    monkeypatch.setattr(case.flax_class, "__call__", lambda *a, **k: nudged(right(*a, **k)))
+    monkeypatch.setattr(case, "dtypes", ("float64",))
+    monkeypatch.setattr(case, "report", partial(case.report, eager=False))
+    # Where the fault lies is asked above; here only whether the test sees it.
+    compare = import_module("flax_attn.parity.compare")
+    monkeypatch.setattr(compare, "diagnosed", lambda pair, report, *_: report)
+    with pytest.raises(ParityError) as caught:
+        import_module(f"parity_tests.{name}").test_parity(case)
+    assert {row.kind for row in caught.value.report.rows if not row.verdict.ok} & {"output", "tap"}
+
+
+def nudged(out):
+    """The last number of the first floating array a billionth larger."""
+    leaves, tree = jax.tree.flatten(out)
+    at = next(i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating))
+    flat = leaves[at].ravel()
+    leaves[at] = flat.at[-1].multiply(1 + 1e-9).reshape(leaves[at].shape)
+    return jax.tree.unflatten(tree, leaves)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_case_compares_a_name_with_itself(name):
+    for case in cases(name):
+        package, _, attribute = case.witness.rpartition(".")
+        witness = getattr(import_module(package), attribute)
+        assert witness is not case.flax_class
+        assert getattr(witness, "__module__", package).partition(".")[0] != "flax_attn"
+        module = case.torch_module()
+        assert isinstance(module, torch.nn.Module)
+        assert not type(module).__module__.startswith(("flax_attn.layers", "jax", "flax."))
+
+
+@pytest.mark.parametrize("path", TWINS, ids=lambda path: path.stem)
+def test_no_twin_knows_what_it_judges(path):
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
+    assert not imported & {"flax_attn", "jax", "flax", "numpy"}

@@ -1,0 +1,149 @@
+"""`suggest`: what is proposed solves the mapping and is never applied; the error shows it."""
+
+import pytest
+from flax import nnx
+
+from flax_attn.parity import ParityError, Rule, judge, plan, port
+from flax_attn.parity.port import flax_values
+from flax_attn.parity.suggest import suggest
+from flax_attn.parity.torch_module import read
+
+from .test_mapping import Flax, Torch, linear, rngs, zeros
+
+torch = pytest.importorskip("torch", reason="weights are carried from torch")
+T = torch.nn
+
+
+def names():
+    source = Torch(enc=T.Linear(3, 4), norm1=T.LayerNorm(4))
+    return source, Flax(encoder=linear(3, 4), norm_1=nnx.LayerNorm(4, rngs=rngs()))
+
+
+def gpt(i=12, o=24):
+    Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    block = {"c_attn": Conv1D(3 * i, i), "c_proj": Conv1D(i, i), "fc": Conv1D(o, i)}
+    parts = {**{name: linear(i, i) for name in ("q", "k", "v", "proj")}, "fc": linear(i, o)}
+    return (
+        Torch(h=T.ModuleList([Torch(**block) for _ in range(2)])),
+        Flax(blocks=nnx.List([Flax(**parts) for _ in range(2)])),
+    )
+
+
+def blocks():
+    source, flax = gpt()
+    for i in range(2):  # copies, for what is shared above would be tied
+        source.h[i] = gpt()[0].h[0]
+        flax.blocks[i] = gpt()[1].blocks[0]
+    return source, flax
+
+
+def attention():
+    source = Torch(attn=T.MultiheadAttention(12, 3))
+    return source, Flax(attention=nnx.MultiHeadAttention(3, 12, decode=False, rngs=rngs()))
+
+
+def heads():
+    return Torch(q=T.Linear(12, 8)), Flax(q=Flax(kernel=zeros(12, 2, 4), bias=zeros(2, 4)))
+
+
+def fused():
+    return (
+        Torch(q_proj=T.Linear(3, 4), k_proj=T.Linear(3, 4), v_proj=T.Linear(3, 4)),
+        Flax(qkv=linear(3, 12)),
+    )
+
+
+def tied():
+    embed, head = T.Embedding(5, 3), T.Linear(3, 5, bias=False)
+    head.weight = embed.weight
+    return Torch(embed=embed, head=head), Flax(embed=nnx.Embed(5, 3, rngs=rngs()))
+
+
+def layers():
+    cells = [nnx.SimpleCell(i, 4, rngs=rngs()) for i in (3, 4)]
+    for cell in cells:
+        cell.dense_h = linear(4, 4)
+    return T.RNN(3, 4, num_layers=2), Flax(cells=nnx.List(cells))
+
+
+def own_conv():
+    return T.Conv2d(3, 4, (2, 5)), Flax(kernel=zeros(2, 5, 3, 4), bias=zeros(4))
+
+
+PROPOSED = {
+    names: {"enc -> encoder", "norm1 -> norm_1"},
+    blocks: {
+        "h.*.fc -> blocks.*.fc",
+        "h.*.c_proj -> blocks.*.proj",
+        "h.*.c_attn.weight -> blocks.*.{q,k,v}.kernel",
+        "h.*.c_attn.bias -> blocks.*.{q,k,v}.bias",
+    },
+    attention: {"attn -> attention"},
+    heads: {"q.weight -> q.kernel", "q.bias -> q.bias"},
+    fused: {
+        "{q_proj,k_proj,v_proj}.weight -> qkv.kernel",
+        "{q_proj,k_proj,v_proj}.bias -> qkv.bias",
+    },
+    tied: {"head.weight -> embed.weight"},
+    layers: {"*_l0 -> cells.0.*", "*_l1 -> cells.1.*"},
+    own_conv: {"weight -> kernel"},
+}
+
+
+@pytest.mark.parametrize("build", PROPOSED)
+def test_what_is_proposed_solves_the_mapping(build):
+    source, flax = build()
+    before = flax_values(flax)
+    rules = suggest(source, flax)
+    assert {rule.names for rule in rules} == PROPOSED[build]
+    with pytest.raises(ParityError) as caught:
+        port(source, flax)
+    told = str(caught.value).partition("you may mean:\n")[2]
+    assert told.splitlines() == [f"  {rule}" for rule in rules]
+    after = flax_values(flax)
+    assert all(judge.exact(after[path], value).ok for path, value in before.items())
+    port(source, flax, rules)
+    assert suggest(source, flax, rules) == []
+    want, back = read(source), build()[0]
+    port(flax, back, rules)
+    assert all(judge.exact(value, want[name]).ok for name, value in read(back).items())
+
+
+def test_a_proposal_can_be_read_back_as_it_is_printed():
+    (rule, *_), (source, flax) = suggest(*heads()), heads()
+    assert str(rule) == 'Rule("q.weight -> q.kernel", "(h k) i -> i h k", h=2)'
+    again = eval(str(rule), {"Rule": Rule})
+    assert again == rule and plan(source, flax, [*suggest(source, flax, [again]), again])
+
+
+def test_nothing_is_proposed_where_nothing_fits_or_nothing_is_missing():
+    assert suggest(Torch(a=T.Linear(3, 5)), Flax(b=linear(7, 2))) == []
+    with pytest.raises(ParityError) as caught:
+        plan(Torch(a=T.Linear(3, 5)), Flax(b=linear(7, 2)))
+    assert "you may mean" not in str(caught.value)
+    cell = nnx.RNN(nnx.GRUCell(5, 7, rngs=rngs()))
+    assert suggest(T.GRU(3, 4), cell) == []
+    assert suggest(Torch(a=T.Linear(3, 5)), Flax(a=linear(3, 5))) == []
+
+
+def test_of_two_that_fit_the_nearer_name_is_meant():
+    source = Torch(first=T.Linear(4, 4), second=T.Linear(4, 4))
+    flax = Flax(second_layer=linear(4, 4), first_layer=linear(4, 4))
+    found = {rule.names for rule in suggest(source, flax)}
+    assert found == {"first -> first_layer", "second -> second_layer"}
+
+
+def test_proposals_stay_few_and_quick():
+    source = Torch(**{f"a_{chr(97 + i)}": T.Linear(2, 3) for i in range(20)})
+    flax = Flax(**{f"b_{chr(97 + i)}": linear(2, 3) for i in range(20)})
+    assert len(suggest(source, flax)) == 12
+    many = Torch(h=T.ModuleList([T.Linear(2, 3) for _ in range(60)]))
+    stack = Flax(blocks=nnx.List([linear(2, 3) for _ in range(60)]))
+    assert [str(rule) for rule in suggest(many, stack)] == ['Rule("h.* -> blocks.*")']
+
+
+def test_a_param_of_ones_own_is_transposed_only_if_it_is_called_kernel():
+    for name, layout in (("kernel", "o i -> i o"), ("W", None)):
+        source, flax = Torch(a=T.Linear(4, 4, bias=False)), Flax(b=Flax(**{name: zeros(4, 4)}))
+        (rule,) = suggest(source, flax)
+        assert rule == Rule(f"a.weight -> b.{name}", layout)
