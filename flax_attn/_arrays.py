@@ -69,6 +69,26 @@ def clip(x: Any, most: int) -> Any:
     return min(max(x, 0), most) if isinstance(x, int) else jnp.clip(x, 0, most)
 
 
+FAR = 2**29  # further than any key, and small enough for sums of three in 32 bits
+
+
+def near(x: Any) -> Any:
+    """A distance within +-`FAR`, beyond which it hides or shows all the same."""
+    return min(max(int(x), -FAR), FAR) if is_whole(x) else jnp.clip(x, -FAR, FAR).astype(jnp.int32)
+
+
+def is_whole(x: Any) -> bool:
+    """Whether `x` is a whole number, Python's or numpy's, and no array."""
+    return isinstance(x, int | np.integer)
+
+
+def pick(condition: Any, a: Any, b: Any) -> Any:
+    """`a` if the condition holds, else `b`; Python's own values stay Python's."""
+    if isinstance(condition, bool | np.bool_):
+        return a if condition else b
+    return jnp.where(condition, a, b)
+
+
 def smaller(a: Any, b: Any) -> Any:
     """The smaller of two indices; Python numbers stay Python numbers."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
@@ -86,17 +106,39 @@ def dtype_of(array: Any) -> np.dtype:
 
 def is_count(n: Any, least: int) -> bool:
     """Whether `n` is a whole number of at least `least`; True and False are none."""
-    return isinstance(n, int) and not isinstance(n, bool) and n >= least
+    return is_whole(n) and not isinstance(n, bool) and n >= least
 
 
 def check_offset(who: str, offset: Any) -> None:
-    """Raises ValueError unless `offset` is one whole number, which may be traced, or "end"."""
+    """Raises ValueError unless `offset` is "end" or of integers, which may be traced."""
     if isinstance(offset, str) or offset is None:
         fits = offset == "end"
     else:
-        fits = jnp.issubdtype(dtype_of(offset), jnp.integer) and jnp.ndim(offset) == 0
-    if not fits:
-        raise ValueError(f'{who}.offset must be an integer or "end"; got {offset!r}.')
+        fits = is_whole(offset) or jnp.issubdtype(dtype_of(offset), jnp.integer)
+    if not fits or isinstance(offset, bool):
+        raise ValueError(
+            f'{who}.offset must be an integer or "end"; got {offset!r}. An array of integers gives '
+            "each batch entry its own."
+        )
+
+
+def bound_offset(who: str, offset: Any, sizes: Sizes) -> Any:
+    """An offset for these sizes: a number, a traced number, or one for each batch entry, B."""
+    if isinstance(offset, str):  # "end"
+        return sizes.S - sizes.T
+    if is_whole(offset) or jnp.ndim(offset) == 0:
+        return near(offset)
+    return near(per_entry(f"{who}.offset", offset, sizes))
+
+
+def by_entry(x: Any) -> Any:
+    """A number that all batch entries share, or an array `B` as `B 1 1 1`."""
+    return x.reshape(-1, 1, 1, 1) if jnp.ndim(x) else x
+
+
+def of_entry(x: Any, b: Any) -> Any:
+    """A number that all batch entries share, or the part of an array `B` that belongs to b."""
+    return jnp.asarray(x)[b] if jnp.ndim(x) else x
 
 
 def check_number(what: str, x: Any) -> None:

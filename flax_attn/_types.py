@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 C = TypeVar("C", bound=type)
 _PLAIN = (type(None), bool, int, float, complex, str, np.generic)
@@ -41,6 +42,15 @@ class Sizes(NamedTuple):
         counts = (self.B, self.N, self.T, self.S)
         return tuple(_steps(n).reshape(shape) for n, shape in zip(counts, shapes, strict=True))
 
+    def iotas(self) -> tuple[jax.Array, ...]:
+        """The same, counted inside a program: known numbers would be folded while it compiles."""
+        shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
+        counts = (self.B, self.N, self.T, self.S)
+        return tuple(
+            jnp.arange(n, dtype=jnp.int32).reshape(shape)
+            for n, shape in zip(counts, shapes, strict=True)
+        )
+
 
 def _steps(count: Any) -> Any:
     return (np if isinstance(count, int) else jnp).arange(count, dtype=np.int32)
@@ -58,13 +68,31 @@ def frozen(cls: C) -> C:
     Arrays (and pytrees of them) are leaves; plain Python values and functions are structure, so a
     jitted function that takes such an object is traced once per structure, not once per object.
     """
+    checks = getattr(cls, "__post_init__", None)
+    setattr(cls, "__post_init__", lambda self: _checked(self, checks))  # noqa: B010
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     setattr(cls, "__eq__", _same_value)  # noqa: B010
+    setattr(cls, "_is_frozen", True)  # noqa: B010
     setattr(cls, "__hash__", lambda self: hash(_value(self)))  # noqa: B010
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
     return cls
+
+
+def _checked(self: Any, checks: Any) -> None:
+    for name, value in _fields(self).items():
+        parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        kinds = [type(part).__name__ for part in parts if isinstance(part, nnx.Variable)]
+        if kinds:
+            who = type(self).__name__
+            raise TypeError(
+                f"{who}.{name} holds an nnx.{kinds[0]}, which would never be trained inside a "
+                f"frozen object. Keep it on the layer and make the {who} inside the call, from "
+                f"its value: self.{name}[...]."
+            )
+    if checks is not None:
+        checks(self)
 
 
 def _same_value(self: Any, other: Any) -> bool:
@@ -73,6 +101,21 @@ def _same_value(self: Any, other: Any) -> bool:
 
 def _fields(self: Any) -> dict[str, Any]:
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def leaf_axes(node: Any) -> list[str]:
+    """For each leaf the axes of the weights that it lies along, aligned at its last axis.
+
+    A class says so in `AXES`: "b" stands for all batch axes, "n" for the heads, "q" for the queries
+    and "k" for the keys. What is not named there belongs to the whole attention.
+    """
+    if not hasattr(type(node), "_is_frozen"):
+        return [""] * len(jax.tree.leaves(node))
+    declared, found = getattr(node, "AXES", {}), []
+    for key, value in _flatten(node)[0]:
+        count = len(jax.tree.leaves(value))
+        found += [declared[key.name]] * count if key.name in declared else leaf_axes(value)
+    return found
 
 
 def _is_plain(value: Any) -> bool:

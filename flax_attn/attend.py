@@ -5,18 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from . import reference
 from ._arrays import check_number
-from ._types import Sizes
 from .backends import BACKENDS
 from .backends.choice import Explanation, Verdict, warn_if_slow
+from .backends.local import attend_locally, bound, flat
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
+from .places import Places
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
-from .taps import tap
+from .sharding import attend_sharded
 
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
@@ -26,11 +28,12 @@ def attend(
     k: Float[Array, "*B S K H"],
     v: Float[Array, "*B S K h"],
     *,
-    mask: Mask | Array = FULL,
-    score: Score = IDENTITY,
+    mask: Mask | Array | None = FULL,
+    score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
+    places: Places | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Any:
@@ -47,11 +50,15 @@ def attend(
       q: queries, `*B T N H`; any number of batch axes, none included.
       k: keys, `*B S K H`; K must divide N.
       v: values, `*B S K h`; h may differ from H.
-      mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look.
-      score: what happens to the scaled logits, from `flax_attn.scores`.
+      mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look. None is FULL.
+      score: what happens to the scaled logits, from `flax_attn.scores`. None is IDENTITY.
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
+      places: inside a `jax.shard_map` of the caller's, where batch entries and heads of this shard
+        stand in the whole, so that dropout and functions of b and n are those of the whole.
+        Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
+        device asks another for any.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward-mode and higher derivatives
         need "reference", which "auto" takes below 128 x 128 weights a head.
@@ -75,21 +82,22 @@ def attend(
     >>> attend(q, kv, kv, mask=CAUSAL).shape
     (2, 5, 6, 8)
     """
-    q, k, v, rules, sizes = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
-    chosen = BACKENDS[_choose(backend, q, k, v, rules)]
-    q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    o, lse = chosen.forward(q, k, v, rules)
-    o = tap("context", o)
-    o = o.reshape(*sizes.batch, *o.shape[1:])
-    return (o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])) if return_lse else o
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    rules = _rules(mask, score, scale, sinks, dropout)
+    whole = _bound(q, k, v, rules, places)
+    name = _choose(backend, q, k, v, whole)
+    forward = BACKENDS[name].forward
+    found = attend_sharded(name, forward, q, k, v, rules) if places is None else None
+    o, lse = found or attend_locally(forward, q, k, v, whole)
+    return (o, lse) if return_lse else o
 
 
 def attention_weights(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],
     *,
-    mask: Mask | Array = FULL,
-    score: Score = IDENTITY,
+    mask: Mask | Array | None = FULL,
+    score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "*B N T S"]:
@@ -112,9 +120,11 @@ def attention_weights(
     >>> attention_weights(jnp.ones((2, 1, 4)), jnp.ones((2, 1, 4)), mask=CAUSAL).tolist()
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
-    q, k, v, rules, sizes = _prepare(q, k, k, Rules(as_mask(mask), score, scale, sinks))
-    q, k, _ = reference.silence(q, k, v, rules)
-    weights, _ = reference.weigh(q, k, rules)
+    q, k = jnp.asarray(q), jnp.asarray(k)
+    rules, sizes = _bound(q, k, k, _rules(mask, score, scale, sinks, None)), sizes_of(q, k)
+    q, k = flat(sizes, q, k)
+    q, k, _ = reference.zero_unseen(q, k, k, rules)
+    weights, _ = reference.weights_and_lse(q, k, rules)
     return weights.reshape(sizes.shape)
 
 
@@ -147,8 +157,8 @@ def explain(
     k: Float[Array, "*B S K H"],
     v: Float[Array, "*B S K h"],
     *,
-    mask: Mask | Array = FULL,
-    score: Score = IDENTITY,
+    mask: Mask | Array | None = FULL,
+    score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
@@ -158,7 +168,7 @@ def explain(
     Nothing is computed. Prints as a table; `.chosen` is the name of the one that `attend` takes.
 
     Args:
-      q, k, v: `*B T N H`, `*B S K H`, `*B S K h`.
+      q, k, v: `*B T N H`, `*B S K H`, `*B S K h`; arrays, or `jax.ShapeDtypeStruct`s.
       mask, score, scale, sinks, dropout: as of `attend`.
 
     Raises:
@@ -174,8 +184,9 @@ def explain(
     cudnn      refuses: ...
     reference  chosen
     """
-    q, k, v, rules, _ = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
-    return _verdicts(q, k, v, rules)
+    q, k, v = (x if _is_shape(x) else jnp.asarray(x) for x in (q, k, v))
+    rules = _rules(mask, score, scale, sinks, dropout)
+    return _verdicts(q, k, v, _bound(q, k, v, rules))
 
 
 def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:
@@ -210,18 +221,26 @@ def _check_backend(name: str) -> None:
         raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
 
 
-def _prepare(
-    q: Any, k: Any, v: Any, rules: Rules
-) -> tuple[jax.Array, jax.Array, jax.Array, Rules, Sizes]:
-    """Arrays with one batch axis, and rules bound to their sizes; errors where they do not fit."""
-    arrays = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
+def _rules(mask: Any, score: Any, scale: Any, sinks: Any, dropout: Any) -> Rules:
+    """What was asked in one object; None stands for what leaves everything as it is."""
+    mask = FULL if mask is None else as_mask(mask)
+    score = IDENTITY if score is None else score
+    scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
+    rules = Rules(mask, score, scale, sinks, dropout)
+    _check_rules(rules)
+    return rules
+
+
+def _bound(q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> Rules:
+    """The rules for these arrays; errors where anything does not fit."""
+    arrays = {"q": q, "k": k, "v": v}
     _check_dtypes(arrays)
     _check_shapes({name: x.shape for name, x in arrays.items()})
-    _check_rules(rules)
-    sizes = sizes_of(arrays["q"], arrays["k"])
-    rules = rules.bind(sizes, arrays["q"].shape[-1])
-    q, k, v = (x.reshape(sizes.B, *x.shape[-3:]) for x in arrays.values())
-    return q, k, v, rules, sizes
+    return bound(q, k, rules, places)
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _check_dtypes(arrays: dict[str, jax.Array]) -> None:
@@ -256,7 +275,9 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:
     if min(len(q), len(k), len(v)) < 3:
         raise ValueError(f"q, k and v need at least the axes (length, heads, width); got {given}.")
     if not q[:-3] == k[:-3] == v[:-3]:
-        raise ValueError(f"q, k and v must share their batch axes; got {given}.")
+        raise ValueError(
+            f"q, k and v must share their batch axes; got {given}. Broadcast them first."
+        )
     if k[-3:-1] != v[-3:-1]:
         raise ValueError(f"k and v must share length and heads; got {given}.")
     if q[-1] != k[-1] or q[-1] == 0:

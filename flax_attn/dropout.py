@@ -1,16 +1,17 @@
 """Dropout on attention weights: drawn by place, so that every backend drops the same elements."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.extend.random import threefry2x32_p
 
-from ._arrays import check_boolean, look_up, to_grid
+from ._arrays import check_boolean, look_up, to_grid, varying_alike
 from ._checks import check_rate
 from ._types import Sizes, frozen
+from .places import Places, in_whole
 
 
 class Drop:
@@ -22,13 +23,17 @@ class Drop:
         """This dropout for these sizes, shapes checked; None where it has nothing to do."""
         return self
 
+    def at(self, places: Places) -> "Drop":
+        """This dropout for a shard whose batch entries and heads stand at `places` in the whole."""
+        return self
+
     def keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         """Which elements at these index arrays survive."""
         raise NotImplementedError
 
     def grid(self, sizes: Sizes) -> jax.Array:
         """Which elements of a whole attention survive; broadcasts to B N T S."""
-        return self.keep(*sizes.grid())
+        return self.keep(*sizes.iotas())
 
     def apply(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
         """The survivors, divided by the share that survives; nothing survives a rate of 1."""
@@ -44,9 +49,13 @@ class Dropout(Drop):
     every backend, block size and batch layout. Under `jax.vmap` each mapped call starts at b = 0
     again: give every one its own key.
 
+    Sharded arrays are numbered as a whole, so a mesh changes nothing. Inside a `jax.shard_map` of
+    your own, hand `attend` the `places` of the shard, or every shard its own key.
+
     Args:
       rate: from 0 to 1.
       key: a `jax.random.key`.
+      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
 
     Raises:
       TypeError: if `key` is no random key.
@@ -61,6 +70,7 @@ class Dropout(Drop):
 
     rate: float
     key: Any
+    places: Places | None = None
 
     def __post_init__(self):
         check_rate("Dropout.rate", self.rate)
@@ -71,7 +81,11 @@ class Dropout(Drop):
     def bind(self, sizes):
         return None if self.rate == 0 else self
 
+    def at(self, places):
+        return Dropout(self.rate, self.key, places)
+
     def keep(self, b, n, q, k):
+        b, n = in_whole(self.places, b, n)
         words = jax.random.bits(self.key, (2,), jnp.uint32)
         one, two = _threefry(words[0], words[1], b, n)
         bits, _ = _threefry(one, two, q, k)
@@ -100,6 +114,8 @@ class Keep(Drop):
     mask: Any
     rate: float
 
+    AXES: ClassVar = {"mask": "bnqk"}
+
     def __post_init__(self):
         check_rate("Keep.rate", self.rate)
         check_boolean(self.mask)
@@ -117,7 +133,7 @@ class Keep(Drop):
 def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> list[jax.Array]:
     words = [key1, key2, *(jnp.asarray(c).astype(jnp.uint32) for c in (count1, count2))]
     shape = jnp.broadcast_shapes(*(w.shape for w in words))
-    return threefry2x32_p.bind(*(jnp.broadcast_to(w, shape) for w in words))
+    return threefry2x32_p.bind(*varying_alike([jnp.broadcast_to(w, shape) for w in words]))
 
 
 class AttentionDropout(nnx.Module):

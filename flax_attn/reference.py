@@ -9,14 +9,19 @@ Softmax and accumulation run in `promote_types(dtype, float32)`. A row that may 
 zero weights, zero gradients and, without a sink, an lse of -inf.
 """
 
+from functools import lru_cache
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from ._types import Sizes, wide
-from .masks import Full
+from .masks import Full, Mask
 from .rules import Rules, sizes_of
-from .taps import tap
+from .scores import Additive, Chain, Identity, Score
+from .taps import listening, tap
 
 
 def softmax(
@@ -33,26 +38,37 @@ def softmax(
     return softmax_and_lse(scores, sinks)[0].astype(scores.dtype)
 
 
+@jax.jit
 def softmax_and_lse(
-    scores: Float[Array, "*B T S"], sinks: Float[Array, "*#B #T"] | None = None
+    scores: Float[Array, "*B T S"],
+    sinks: Float[Array, "*#B #T"] | None = None,
+    seen: Bool[Array, "*#B #T #S"] | None = None,
 ) -> tuple[Float[Array, "*B T S"], Float[Array, "*B T"]]:
-    """The softmax over the last axis and its log-sum-exp, both in float32 or wider."""
+    """The softmax over what is seen of the last axis, and its log-sum-exp; float32 or wider.
+
+    What is not seen weighs nothing, and no gradient comes back from there, be it infinite.
+    """
     scores = scores.astype(wide(scores.dtype))
-    most = jnp.max(scores, axis=-1, initial=-jnp.inf)
+    if seen is not None:
+        scores = jnp.where(seen, scores, -jnp.inf)
+    m = jnp.max(scores, axis=-1, initial=-jnp.inf)
     if sinks is not None:
         sinks = sinks.astype(scores.dtype)
-        most = jnp.maximum(most, sinks)
-    most = jax.lax.stop_gradient(jnp.where(most == -jnp.inf, 0.0, most))
-    powers = jnp.exp(scores - most[..., None])
-    total = powers.sum(axis=-1)
+        m = jnp.maximum(m, sinks)
+    m = jax.lax.stop_gradient(jnp.where(m == -jnp.inf, 0.0, m))
+    powers = jnp.exp(scores - m[..., None])
+    l = powers.sum(axis=-1)
     if sinks is not None:
-        total = total + jnp.exp(sinks - most)
-    some = total != 0
-    total = jnp.where(some, total, 1.0)
-    return powers / total[..., None], jnp.where(some, most + jnp.log(total), -jnp.inf)
+        l = l + jnp.exp(sinks - m)
+    some = l != 0
+    l = jnp.where(some, l, 1.0)
+    weights = powers / l[..., None]
+    if seen is not None:
+        weights = jnp.where(seen, weights, 0.0)
+    return weights, jnp.where(some, m + jnp.log(l), -jnp.inf)
 
 
-def weigh(
+def weights_and_lse(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], rules: Rules
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T"]]:
     """The weights before dropout and the lse, by bound rules; query head n reads key head n//G."""
@@ -61,19 +77,44 @@ def weigh(
     q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
     logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=kind)
     logits = logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(rules.scale, kind)
-    scores = rules.score.grid(logits, sizes)
-    if not isinstance(rules.mask, Full):
-        scores = jnp.where(rules.mask.grid(sizes), scores, -jnp.inf)
+    seen = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
+    scores = _scored(rules.score, logits, seen, sizes)
+    if listening():
+        scores = tap("scores", scores if seen is None else jnp.where(seen, scores, -jnp.inf))
     sinks = None if rules.sinks is None else rules.sinks[None, :, None]  # 1 N 1
-    return softmax_and_lse(tap("scores", scores), sinks)
+    return softmax_and_lse(scores, sinks, seen)
+
+
+def _scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
+    """The logits changed by the score; what is hidden, NaN included, reaches no gradient."""
+    if seen is None or isinstance(score, Identity):
+        return score.grid(logits, sizes)
+    hidden = jax.lax.stop_gradient(finite_unless(False, logits))
+    return _finite_where_hidden(score, seen).grid(jnp.where(seen, logits, hidden), sizes)
+
+
+def _finite_where_hidden(score: Score, seen: Any) -> Score:
+    if isinstance(score, Chain):
+        return Chain(*(_finite_where_hidden(part, seen) for part in (score.first, score.then)))
+    return Additive(finite_unless(seen, score.array)) if isinstance(score, Additive) else score
+
+
+def finite_unless(seen: Any, x: jax.Array) -> jax.Array:
+    """`x` with zeros in place of NaN and Inf where it is not seen; `x` may be one along an axis."""
+    wider = jnp.broadcast_shapes(x.shape, jnp.shape(seen))
+    along = tuple(i for i, (n, most) in enumerate(zip(x.shape, wider, strict=False)) if n < most)
+    somewhere = jnp.any(seen, axis=along, keepdims=True) if along else seen
+    return jnp.where(somewhere | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
 
 def forward(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
     """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
-    q, k, v = silence(q, k, v, rules)
-    weights, lse = weigh(q, k, rules)
+    q, k, v = zero_unseen(q, k, v, rules)
+    weights, lse = weights_and_lse(q, k, rules)
+    hides = not (isinstance(rules.mask, Full) and isinstance(rules.score, Identity))
+    dead = jnp.swapaxes((weights == 0).all(-1), 1, 2) if hides else None  # B T N
     weights = tap("weights", weights)
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes_of(q, k)), weights.shape)
@@ -82,22 +123,50 @@ def forward(
     weights = weights.reshape(weights.shape[0], *groups, *weights.shape[2:])  # B K G T S
     o = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(weights.dtype))
     o = o.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype)
+    if dead is not None:  # no cotangent comes in there, be it NaN
+        o = jnp.where(dead[..., None], 0, o)
     return o, lse
 
 
-def silence(
+def zero_unseen(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K h"]]:
     """Zeros in place of queries that see nothing and of keys and values that nobody sees.
 
     NaN and Inf that stand there then reach neither outputs nor gradients.
     """
+    sizes, found = sizes_of(q, k), None
     if isinstance(rules.mask, Full):
         return q, k, v
-    sizes: Sizes = sizes_of(q, k)
+    if rules.mask.is_static and all(isinstance(n, int) for n in sizes[1:]):
+        found = _static_unseen(rules.mask, sizes._replace(batch=(), N=1))
+    if found is not None:
+        sees, keys = found
+        return _known(q, sees), _known(k, keys), _known(v, keys)
     seen = jnp.broadcast_to(rules.mask.grid(sizes), (sizes.B, sizes.N, sizes.T, sizes.S))
     sees = jnp.swapaxes(seen.any(axis=3), 1, 2)[..., None]  # B T N 1
     groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
     keys = seen.any(axis=2).reshape(sizes.B, *groups, sizes.S).any(axis=2)  # B K S
     keys = jnp.swapaxes(keys, 1, 2)[..., None]  # B S K 1
     return jnp.where(sees, q, 0), jnp.where(keys, k, 0), jnp.where(keys, v, 0)
+
+
+def _known(x: Float[Array, "B L M W"], seen: np.ndarray) -> Float[Array, "B L M W"]:
+    return x if seen.all() else jnp.where(seen[None, :, None, None], x, 0)
+
+
+@lru_cache(maxsize=64)
+def _static_unseen(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which queries see a key, T, and which keys are seen, S; None where it would take long.
+
+    XLA would fold a mask of T x S, known while it compiles, for seconds.
+    """
+    if sizes.T * sizes.S > 2**26:
+        return None
+    sees, keys = np.zeros(sizes.T, bool), np.zeros(sizes.S, bool)
+    for start in range(0, sizes.T, 256):
+        q = np.arange(start, min(start + 256, sizes.T), dtype=np.int32)[:, None]
+        seen = np.asarray(mask(0, 0, q, np.arange(sizes.S, dtype=np.int32)[None]))
+        seen = np.broadcast_to(seen, (len(q), sizes.S))
+        sees[start : start + 256], keys = seen.any(1), keys | seen.any(0)
+    return sees, keys

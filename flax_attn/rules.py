@@ -1,6 +1,7 @@
 """Rules: the whole "how" of one attention in one frozen object."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from ._types import Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask
+from .places import Places
 from .scores import IDENTITY, Score
 
 
@@ -35,6 +37,13 @@ class Rules:
     scale: Any = None
     sinks: Any = None
     dropout: Drop | None = None
+
+    AXES: ClassVar = {"sinks": "n"}
+
+    def at(self, places: Places) -> "Rules":
+        """These rules for a shard whose batch entries and heads stand at `places` in the whole."""
+        drop = None if self.dropout is None else self.dropout.at(places)
+        return replace(self, mask=self.mask.at(places), score=self.score.at(places), dropout=drop)
 
     def bind(self, sizes: Sizes, width: int) -> "Rules":
         """These rules for one attention: shapes checked, batch axes as one, the scale a number."""

@@ -7,13 +7,24 @@ on the block's index arrays, so nothing of size T x S is made on its behalf.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
-from ._arrays import check_number, check_offset, dtype_of, look_up, to_grid
+from ._arrays import (
+    bound_offset,
+    by_entry,
+    check_number,
+    check_offset,
+    dtype_of,
+    look_up,
+    of_entry,
+    to_grid,
+)
 from ._types import Sizes, frozen
+from .places import Places, in_whole
 
 
 class Score:
@@ -27,9 +38,13 @@ class Score:
         """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
         return self
 
+    def at(self, places: Places) -> "Score":
+        """This score for a shard whose batch entries and heads stand at `places` in the whole."""
+        return self
+
     def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
         """All logits, B N T S, changed. The score must be bound."""
-        return self(logits, *sizes.grid())
+        return self(logits, *sizes.iotas())
 
     def __rshift__(self, then: "Score") -> "Score":
         return Chain(self, then)
@@ -66,6 +81,9 @@ class Chain(Score):
     def bind(self, sizes):
         return Chain(self.first.bind(sizes), self.then.bind(sizes))
 
+    def at(self, places):
+        return Chain(self.first.at(places), self.then.at(places))
+
     def __call__(self, logits, b, n, q, k):
         return self.then(self.first(logits, b, n, q, k), b, n, q, k)
 
@@ -86,22 +104,36 @@ class Softcap(Score):
 
 @frozen
 class Alibi(Score):
-    """`logit - slopes[n] * |q + offset - k|`."""
+    """`logit - slopes[n] * |q + offset - k|`; slopes are N, or B N where entries differ."""
 
     slopes: Any
     offset: Any = 0
 
+    AXES: ClassVar = {"slopes": "bn", "offset": "b"}
+
     def bind(self, sizes):
         slopes = jnp.asarray(self.slopes)
-        if slopes.shape != (sizes.N,):
+        if slopes.shape not in ((sizes.N,), (*sizes.batch, sizes.N)):
             raise ValueError(
-                f"alibi needs one slope a query head, shape ({sizes.N},); got shape {slopes.shape}."
+                f"alibi needs one slope a query head, shape ({sizes.N},), or one a batch entry and "
+                f"head, shape {(*sizes.batch, sizes.N)}; got shape {slopes.shape}."
             )
-        return Alibi(slopes, sizes.S - sizes.T if self.offset == "end" else self.offset)
+        slopes = slopes if slopes.ndim == 1 else slopes.reshape(sizes.B, sizes.N)
+        return Alibi(slopes, bound_offset("alibi", self.offset, sizes))
 
     def __call__(self, logits, b, n, q, k):
-        distance = jnp.abs(jnp.asarray(q + self.offset - k)).astype(logits.dtype)
-        return logits - self.slopes[n].astype(logits.dtype) * distance
+        slopes = self.slopes[n] if self.slopes.ndim == 1 else self.slopes[b, n]
+        return self._damped(logits, slopes, q + of_entry(self.offset, b) - k)
+
+    def grid(self, logits, sizes):
+        _, _, q, k = sizes.iotas()
+        slopes = self.slopes[..., None, None]  # N 1 1 or B N 1 1
+        slopes = slopes if slopes.ndim == 4 else slopes[None]
+        return self._damped(logits, slopes, q + by_entry(self.offset) - k)
+
+    def _damped(self, logits, slopes, distance):
+        distance = jnp.abs(jnp.asarray(distance)).astype(logits.dtype)
+        return logits - slopes.astype(logits.dtype) * distance
 
 
 @frozen
@@ -109,6 +141,8 @@ class Additive(Score):
     """`logit + array`, the array broadcasting to `*B N T S`."""
 
     array: Any
+
+    AXES: ClassVar = {"array": "bnqk"}
 
     def bind(self, sizes):
         return Additive(to_grid("An additive score", self.array, sizes))
@@ -126,10 +160,15 @@ class Modify(Score):
 
     fn: Callable[..., jax.Array]
     params: Any = None
+    places: Places | None = None
+
+    def at(self, places):
+        return Modify(self.fn, self.params, places)
 
     def __call__(self, logits, b, n, q, k):
         fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)
-        changed = fn(logits, b, n, q, k)
+        with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
+            changed = fn(logits, *in_whole(self.places, b, n), q, k)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(
                 "modify's function must keep the logits' shape and dtype, "
@@ -157,7 +196,7 @@ def softcap(cap: float | jax.Array) -> Score:
     2.0
     """
     check_number("softcap's bound", cap)
-    if isinstance(cap, int | float) and not 0 < cap < math.inf:
+    if not isinstance(cap, Tracer) and not 0 < float(cap) < math.inf:
         raise ValueError(f"softcap needs a finite bound above zero; got {cap}.")
     return Softcap(cap)
 
@@ -168,11 +207,12 @@ def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
     Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
 
     Args:
-      slopes: one slope a query head, shape N; `positions.alibi_slopes(N)` gives the paper's.
-      offset: how far the first query stands from the first key; `"end"` aligns the last ones.
+      slopes: one slope a query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
+      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
+        array of integers that broadcasts to `*B` gives every batch entry its own.
 
     Raises:
-      ValueError: if `offset` is neither an integer nor "end"; in use, unless N slopes are given.
+      ValueError: if `offset` is neither of integers nor "end"; in use, unless the shapes fit.
 
     Source: Press et al., "Train Short, Test Long", 2022.
 

@@ -24,6 +24,7 @@ from .protocol import (
     band_of,
     blank,
     is_number,
+    of_lse,
     parts_of,
     serve,
     with_dlse,
@@ -70,11 +71,12 @@ class Cudnn(NamedTuple):
     blind = False
 
     def run(self, q, k, v, given):
-        return self._call("fwd", q, k, v, given, is_training=True)
+        o, lse = self._call("fwd", q, k, v, given, is_training=True)
+        return o, of_lse(lse)
 
-    def back(self, q, k, v, given, o, lse, do, dlse):
+    def back(self, q, k, v, given, o, stats, do, dlse):
         def back(v, o, do) -> Grads:
-            return tuple(self._call("bwd", q, k, v, given, lse, o, do))
+            return tuple(self._call("bwd", q, k, v, given, stats.lse, o, do))
 
         return *with_dlse(back, v, o, do, dlse), jax.tree.map(blank, given)
 
@@ -117,7 +119,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
         return f"needs a head width that is a multiple of 8 and at most {most}; it is {q.shape[-1]}"
     if v.shape[-1] != q.shape[-1]:
         return f"needs values as wide as keys; they are {v.shape[-1]} and {q.shape[-1]} wide"
-    return _of_rules(rules, q.shape[1], k.shape[1]) or _of_version()
+    return _of_rules(rules, q.shape[-3], k.shape[-3]) or _of_version()
 
 
 def _of_rules(rules: Rules, T: int, S: int) -> str | None:

@@ -44,7 +44,7 @@ def platform_of(x: jax.Array) -> str:
     """Where `x` lies; of a traced array, what is compiled for unless told otherwise: see `aim`."""
     if _aimed.value is not None:
         return _aimed.value.platform
-    if not isinstance(x, Tracer):
+    if not isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return next(iter(x.devices())).platform
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(device, jax.Device):

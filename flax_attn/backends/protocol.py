@@ -1,10 +1,12 @@
 """What the kernels of other libraries share, so that each keeps every promise of `attend`.
 
-A kernel here is two functions: one gives output and log-sum-exp, one the gradients of q, k and v
-from these two and the output's cotangent. The rest is done around it, once for all kernels:
+A kernel here is two functions: one gives output and each row's maximum m and sum l, one the
+gradients of q, k and v from these and the output's cotangent. A kernel that knows lse = m + log(l)
+alone gives lse for m and 1 for l. The rest is done around it, once for all kernels:
 
-    sinks       lse' = logaddexp(lse, sink),  o' = o * exp(lse - lse'), gradients by the kernel from
-                these two, and dsink = -sum exp(sink - lse') * (rowsum(do * o') - dlse)
+    sinks       m' = max(m, sink),  l' = l * exp(m - m') + exp(sink - m'),  o' = o times its share,
+                gradients by the kernel from these, and
+                dsink = -sum exp(sink - m') / l' * (rowsum(do * o') - dlse)
     dlse        ds = p * (do.v - (rowsum(do * o) - dlse)): `with_dlse`, where a kernel takes no dlse
     silence     zeros in place of what sees nothing and what nobody sees, so that NaN stays there
 """
@@ -33,8 +35,8 @@ def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why the plain formula is the better choice although a kernel could serve."""
     if taps.listening():
         return "somebody listens to the weights"
-    if q.shape[1] * k.shape[1] <= SMALL:
-        return f"the plain formula is as fast for {q.shape[1]} x {k.shape[1]} weights"
+    if q.shape[-3] * k.shape[-3] <= SMALL:
+        return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
 
@@ -42,7 +44,7 @@ def with_known_lengths(refusal: Callable[..., str | None]) -> Callable[..., str 
     """`refusal`, which also refuses lengths left open, as `jax.export` may leave them."""
 
     def refuses(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-        if not all(isinstance(x.shape[1], int) for x in (q, k)):
+        if not all(isinstance(x.shape[-3], int) for x in (q, k)):
             return "needs lengths that are known when it is compiled"
         return refusal(q, k, v, rules)
 
@@ -195,6 +197,22 @@ def _least(a: np.ndarray, b: Any) -> Any:
 # The kernel.
 
 
+class Stats(NamedTuple):
+    """Of each row, B N T in float32 or wider: the maximum, and the sum of exp(score - m)."""
+
+    m: jax.Array
+    l: jax.Array
+
+    @property
+    def lse(self) -> jax.Array:
+        return jnp.where(self.l == 0, -jnp.inf, self.m + jnp.log(jnp.where(self.l == 0, 1, self.l)))
+
+
+def of_lse(lse: jax.Array) -> Stats:
+    """What a kernel knows that gives the log-sum-exp alone."""
+    return Stats(lse, jnp.ones_like(lse))
+
+
 @runtime_checkable
 class Kernel(Protocol):
     """A kernel for one kind of request; hashable, so that it compiles once.
@@ -206,12 +224,12 @@ class Kernel(Protocol):
     @property
     def blind(self) -> bool: ...
 
-    def run(self, q: Any, k: Any, v: Any, given: Any) -> tuple[jax.Array, jax.Array]:
-        """The output in the dtype of q and the lse, B N T, in float32 or wider."""
+    def run(self, q: Any, k: Any, v: Any, given: Any) -> tuple[jax.Array, "Stats"]:
+        """The output in the dtype of q, and m and l of each row."""
         ...
 
     def back(
-        self, q: Any, k: Any, v: Any, given: Any, o: Any, lse: Any, do: Any, dlse: Any
+        self, q: Any, k: Any, v: Any, given: Any, o: Any, stats: "Stats", do: Any, dlse: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
         """The gradients of q, k, v and of `given`; `dlse` is None where there is none."""
         ...
@@ -240,17 +258,25 @@ def _serve(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward(kernel: Kernel, q, k, v, given, sinks, rows) -> Any:
-    o, own = kernel.run(q, k, v, given)  # B T N h, B N T
+    o, stats = kernel.run(q, k, v, given)  # B T N h, B N T
+    dead = stats.m == -jnp.inf if kernel.blind or rows is not None else None
     if rows is not None:
-        own = jnp.where(rows[:, None], own, -jnp.inf)
-    dead = own == -jnp.inf if kernel.blind or rows is not None else None
+        dead = dead | ~rows[:, None]
     if dead is not None:
         o = jnp.where(_last(dead), 0, o)
-    lse = own
+        stats = Stats(jnp.where(dead, -jnp.inf, stats.m), jnp.where(dead, 0, stats.l))
     if sinks is not None:
-        lse = jnp.logaddexp(own, _over_rows(sinks, own))
-        o = (o.astype(own.dtype) * _last(jnp.exp(own - _finite(lse)))).astype(o.dtype)
-    return (o, lse), (q, k, v, given, sinks, rows, dead, o, lse)
+        own, stats = stats, _with_sinks(stats, sinks)
+        share = own.l * jnp.exp(own.m - stats.m) / jnp.where(stats.l == 0, 1, stats.l)
+        o = (o.astype(own.m.dtype) * _last(share)).astype(o.dtype)
+    return (o, stats.lse), (q, k, v, given, sinks, rows, dead, o, stats)
+
+
+def _with_sinks(own: Stats, sinks: jax.Array) -> Stats:
+    sinks = _over_rows(sinks, own.m)
+    m = jnp.maximum(own.m, sinks)
+    m = jnp.where(m == -jnp.inf, 0, m)
+    return Stats(m, own.l * jnp.exp(own.m - m) + jnp.exp(sinks - m))
 
 
 def _kept(kernel: Kernel, *args: Any) -> Any:
@@ -258,16 +284,17 @@ def _kept(kernel: Kernel, *args: Any) -> Any:
 
 
 def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
-    q, k, v, given, sinks, rows, dead, o, lse = kept
+    q, k, v, given, sinks, rows, dead, o, stats = kept
     do, dlse = cotangents
     dlse = None if isinstance(dlse, SymbolicZero) else dlse
     do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
-    dsinks = None if sinks is None else _of_sinks(sinks, o, lse, do, dlse)
     if dead is not None:
         do = jnp.where(_last(dead), 0, do)
+    dsinks = None if sinks is None else _of_sinks(sinks, o, stats, do, dlse)
+    if dead is not None:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
-        lse = jnp.where(dead, 0, lse)
-    *grads, dgiven = kernel.back(q, k, v, given, o, lse, do, dlse)
+        stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
+    *grads, dgiven = kernel.back(q, k, v, given, o, stats, do, dlse)
     return *grads, dgiven, dsinks, jax.tree.map(blank, rows)
 
 
@@ -302,12 +329,13 @@ def blank(x: jax.Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _of_sinks(sinks: Any, o: Any, lse: Any, do: Any, dlse: Any) -> jax.Array:
-    change = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)  # B T N
-    change = jnp.swapaxes(change, 1, 2)  # B N T
-    change = change if dlse is None else change - dlse
-    share = jnp.exp(_over_rows(sinks, lse) - _finite(lse))
-    return -jnp.sum(share * change, axis=(0, 2)).astype(sinks.dtype)
+def _of_sinks(sinks: Any, o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:
+    kind = stats.m.dtype
+    delta = jnp.sum(do.astype(kind) * o.astype(kind), axis=-1)  # B T N
+    delta = jnp.swapaxes(delta, 1, 2)  # B N T
+    delta = delta if dlse is None else delta - dlse
+    share = jnp.exp(_over_rows(sinks, stats.m) - stats.m) / jnp.where(stats.l == 0, 1, stats.l)
+    return -jnp.sum(share * delta, axis=(0, 2)).astype(sinks.dtype)
 
 
 def _last(x: jax.Array) -> jax.Array:
@@ -317,7 +345,3 @@ def _last(x: jax.Array) -> jax.Array:
 
 def _over_rows(sinks: jax.Array, lse: jax.Array) -> jax.Array:
     return jnp.broadcast_to(sinks.astype(lse.dtype)[None, :, None], lse.shape)
-
-
-def _finite(lse: jax.Array) -> jax.Array:
-    return jnp.where(lse == -jnp.inf, 0, lse)

@@ -20,7 +20,7 @@ from ..masks import FULL, Full, Mask, Segments
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import alive_in, band_of, blank, is_number, of_shard_map, parts_of, serve
+from .protocol import alive_in, band_of, blank, is_number, of_lse, of_shard_map, parts_of, serve
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
 NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
@@ -80,10 +80,10 @@ class Splash(NamedTuple):
 
         with jax.default_matmul_precision(self.precision):
             o, (lse,) = jax.vmap(one)(q, k, v, ids)
-        return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], lse[:, :, : self.sizes.T]
+        return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], of_lse(lse[:, :, : self.sizes.T])
 
-    def back(self, q, k, v, given, o, lse, do, dlse):
-        plan, T = _plan(self.mask, self.sizes), self.sizes.T
+    def back(self, q, k, v, given, o, stats, do, dlse):
+        plan, T, lse = _plan(self.mask, self.sizes), self.sizes.T, stats.lse
         delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
         delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
         rows = ((0, 0), (0, 0), (0, -T % LANES))

@@ -22,7 +22,7 @@ from ..masks import And, Chunked, Mask
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
-from .protocol import band_of, blank, is_number, of_shard_map, parts_of, serve, with_dlse
+from .protocol import Stats, band_of, blank, is_number, of_shard_map, parts_of, serve, with_dlse
 
 HOME = "tokamax._src.ops.attention."
 OLDEST = (0, 0, 12)
@@ -64,16 +64,15 @@ class Tokamax(NamedTuple):
 
     def run(self, q, k, v, given):
         with _lenient():
-            o, (most, total) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
-        lse = most + jnp.log(total)  # B N T
-        return o, jnp.where(lse < LEAST / 2, -jnp.inf, lse) if self.blind else lse
+            o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
+        return o, Stats(jnp.where(m < LEAST / 2, -jnp.inf, m) if self.blind else m, l)
 
-    def back(self, q, k, v, given, o, lse, do, dlse):
+    def back(self, q, k, v, given, o, stats, do, dlse):
         bias, dbias = given["bias"], []
 
         def back(v, o, do):
             found = self._op().vjp(
-                (lse, jnp.ones_like(lse)),
+                tuple(stats),
                 o,
                 do,
                 q,

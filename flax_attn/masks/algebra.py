@@ -3,7 +3,7 @@
 The masks themselves are in `masks`, which brings these names too.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from .._arrays import check_boolean, larger, look_up, smaller, to_grid
 from .._types import Sizes, frozen
+from ..places import Places
 
 Range = tuple[Any, Any]
 
@@ -47,9 +48,13 @@ class Mask:
         """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
         return self
 
+    def at(self, places: Places) -> "Mask":
+        """This mask for a shard whose batch entries and heads stand at `places` in the whole."""
+        return self
+
     def grid(self, sizes: Sizes) -> jax.Array:
         """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""
-        return jnp.asarray(self(*sizes.grid()))
+        return jnp.asarray(self(*sizes.iotas()))
 
     def key_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
         """`lo, hi`: no query of `range(*q)` may look at a key outside it. Conservative."""
@@ -105,6 +110,8 @@ class Dense(Mask):
 
     array: Any
 
+    AXES: ClassVar = {"array": "bnqk"}
+
     def __post_init__(self):
         check_boolean(self.array)
 
@@ -128,6 +135,9 @@ class And(Mask):
     def bind(self, sizes):
         return And(self.a.bind(sizes), self.b.bind(sizes))
 
+    def at(self, places):
+        return And(self.a.at(places), self.b.at(places))
+
     def __call__(self, b, n, q, k):
         return self.a(b, n, q, k) & self.b(b, n, q, k)
 
@@ -149,6 +159,9 @@ class Or(Mask):
     def bind(self, sizes):
         return Or(self.a.bind(sizes), self.b.bind(sizes))
 
+    def at(self, places):
+        return Or(self.a.at(places), self.b.at(places))
+
     def __call__(self, b, n, q, k):
         return self.a(b, n, q, k) | self.b(b, n, q, k)
 
@@ -168,6 +181,9 @@ class Not(Mask):
 
     def bind(self, sizes):
         return Not(self.a.bind(sizes))
+
+    def at(self, places):
+        return Not(self.a.at(places))
 
     def __call__(self, b, n, q, k):
         return ~self.a(b, n, q, k)

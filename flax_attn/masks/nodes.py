@@ -13,13 +13,28 @@ flash-attention does.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, check_integers, check_offset, clip, is_count, per_entry
-from .._types import Sizes, frozen
+from .._arrays import (
+    FAR,
+    bound_offset,
+    by_entry,
+    check_boolean,
+    check_integers,
+    check_offset,
+    clip,
+    is_count,
+    is_whole,
+    near,
+    of_entry,
+    per_entry,
+)
+from .._types import frozen
+from ..places import Places, in_whole
 from .algebra import And as And
 from .algebra import Dense as Dense
 from .algebra import Mask as Mask
@@ -27,7 +42,7 @@ from .algebra import Not as Not
 from .algebra import Or as Or
 from .algebra import as_mask as as_mask
 
-Offset = int | Literal["end"]
+Offset = int | Literal["end"] | Any
 
 
 @frozen
@@ -49,10 +64,11 @@ class Causal(Mask):
     """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
 
     Args:
-      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key.
+      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key. An
+        array of integers that broadcasts to `*B` gives every batch entry its own.
 
     Raises:
-      ValueError: if `offset` is neither an integer nor "end".
+      ValueError: if `offset` is neither of integers nor "end"; in use, if it does not broadcast.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
 
@@ -62,17 +78,23 @@ class Causal(Mask):
 
     offset: Offset = 0
 
+    AXES: ClassVar = {"offset": "b"}
+
     def __post_init__(self):
         check_offset("Causal", self.offset)
 
     def bind(self, sizes):
-        return Causal(_steps(self.offset, sizes))
+        return Causal(bound_offset("Causal", self.offset, sizes))
 
     def __call__(self, b, n, q, k):
-        return k <= q + self.offset
+        return k <= q + of_entry(self.offset, b)
+
+    def grid(self, sizes):
+        _, _, q, k = sizes.iotas()
+        return k <= q + by_entry(self.offset)
 
     def key_range(self, b, n, q, sizes):
-        return 0, clip(q[1] + self.offset, sizes.S)
+        return 0, clip(q[1] + of_entry(self.offset, b), sizes.S)
 
 
 @frozen
@@ -98,6 +120,8 @@ class Window(Mask):
     right: int | None
     offset: Offset = 0
 
+    AXES: ClassVar = {"offset": "b"}
+
     def __post_init__(self):
         for name, count in (("left", self.left), ("right", self.right)):
             if count is not None and not is_count(count, 0):
@@ -106,16 +130,31 @@ class Window(Mask):
         check_offset("Window", self.offset)
 
     def bind(self, sizes):
-        return Window(self.left, self.right, _steps(self.offset, sizes))
+        offset = bound_offset("Window", self.offset, sizes)
+        if not (is_whole(self.offset) and not -FAR < int(self.offset) < FAR):
+            left, right = (None if n is None else near(n) for n in (self.left, self.right))
+            return Window(left, right, offset)
+        # Both ends are moved before they are cut off, since far offsets and counts may cancel.
+        far = int(self.offset)
+        left = None if self.left is None else offset - near(far - self.left)
+        right = None if self.right is None else near(far + self.right) - offset
+        return Window(left, right, offset)
 
     def __call__(self, b, n, q, k):
-        beside = k - q - self.offset
+        return self._within(k - q - of_entry(self.offset, b))
+
+    def grid(self, sizes):
+        _, _, q, k = sizes.iotas()
+        return jnp.asarray(self._within(k - q - by_entry(self.offset)))
+
+    def _within(self, beside):
         seen = np.True_ if self.left is None else beside >= -self.left
         return seen if self.right is None else seen & (beside <= self.right)
 
     def key_range(self, b, n, q, sizes):
-        lo = 0 if self.left is None else clip(q[0] + self.offset - self.left, sizes.S)
-        hi = sizes.S if self.right is None else clip(q[1] + self.offset + self.right, sizes.S)
+        offset = of_entry(self.offset, b)
+        lo = 0 if self.left is None else clip(q[0] + offset - self.left, sizes.S)
+        hi = sizes.S if self.right is None else clip(q[1] + offset + self.right, sizes.S)
         return lo, hi
 
 
@@ -169,17 +208,24 @@ class Prefix(Mask):
 
     length: Any
 
+    AXES: ClassVar = {"length": "b"}
+
     def __post_init__(self):
         check_integers("Prefix", length=self.length)
 
     def bind(self, sizes):
-        return self if self.is_static else Prefix(per_entry("Prefix.length", self.length, sizes))
+        if self.is_static:
+            return Prefix(near(self.length))
+        return Prefix(per_entry("Prefix.length", self.length, sizes))
 
     def __call__(self, b, n, q, k):
-        return k < (self.length if self.is_static else self.length[b])
+        return k < of_entry(self.length, b)
+
+    def grid(self, sizes):
+        return sizes.iotas()[3] < by_entry(self.length)
 
     def key_range(self, b, n, q, sizes):
-        return 0, clip(self.length if self.is_static else self.length[b], sizes.S)
+        return 0, clip(of_entry(self.length, b), sizes.S)
 
 
 @frozen
@@ -202,6 +248,8 @@ class Lengths(Mask):
     kv: Any
     q: Any = None
 
+    AXES: ClassVar = {"kv": "b", "q": "b"}
+
     def __post_init__(self):
         check_integers("Lengths", kv=self.kv, q=self.q)
 
@@ -214,11 +262,16 @@ class Lengths(Mask):
         return Lengths(kv, None if self.q is None else per_entry("Lengths.q", self.q, sizes))
 
     def __call__(self, b, n, q, k):
-        seen = k < jnp.asarray(self.kv)[b]
-        return seen if self.q is None else seen & (q < jnp.asarray(self.q)[b])
+        seen = k < of_entry(self.kv, b)
+        return seen if self.q is None else seen & (q < of_entry(self.q, b))
+
+    def grid(self, sizes):
+        _, _, q, k = sizes.iotas()
+        seen = k < by_entry(self.kv)
+        return seen if self.q is None else seen & (q < by_entry(self.q))
 
     def key_range(self, b, n, q, sizes):
-        return 0, clip(self.kv[b], sizes.S)
+        return 0, clip(of_entry(self.kv, b), sizes.S)
 
 
 @frozen
@@ -243,6 +296,8 @@ class Segments(Mask):
     q_ids: Any
     kv_ids: Any = None
 
+    AXES: ClassVar = {"q_ids": "bq", "kv_ids": "bk"}
+
     def __post_init__(self):
         check_integers("Segments", q_ids=self.q_ids, kv_ids=self.kv_ids)
 
@@ -254,6 +309,9 @@ class Segments(Mask):
     def __call__(self, b, n, q, k):
         return jnp.asarray(self.q_ids)[b, q] == jnp.asarray(self.kv_ids)[b, k]
 
+    def grid(self, sizes):
+        return self.q_ids[:, None, :, None] == self.kv_ids[:, None, None, :]
+
 
 @frozen
 class Fn(Mask):
@@ -264,6 +322,7 @@ class Fn(Mask):
 
     Args:
       mask_mod: from four integer arrays that broadcast against each other to booleans.
+      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
 
     Raises:
       TypeError: in use, if what it returns is not boolean.
@@ -275,19 +334,20 @@ class Fn(Mask):
     """
 
     mask_mod: Callable[[Any, Any, Any, Any], Any]
+    places: Places | None = None
 
     @property
     def is_static(self):
         return False
 
+    def at(self, places):
+        return Fn(self.mask_mod, places)
+
     def __call__(self, b, n, q, k):
-        seen = self.mask_mod(b, n, q, k)
+        with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
+            seen = self.mask_mod(*in_whole(self.places, b, n), q, k)
         check_boolean(np.asarray(seen) if isinstance(seen, bool) else seen)
         return seen
-
-
-def _steps(offset: Offset, sizes: Sizes) -> int:
-    return sizes.S - sizes.T if offset == "end" else offset
 
 
 FULL, CAUSAL = Full(), Causal()

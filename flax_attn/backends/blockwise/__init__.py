@@ -1,14 +1,16 @@
 """Attention in blocks, in plain JAX: memory linear in the lengths, hidden blocks skipped.
 
 An online softmax over blocks of keys for each block of queries (Milakov and Gimelshein, 2018; Dao
-et al., 2022). The backward pass keeps output and log-sum-exp alone and computes the blocks again:
+et al., 2022). The backward pass keeps the output, in float32 or wider, and each row's maximum m and
+sum l = sum exp(score - m), and computes the blocks again:
 
-    p  = exp(score(scale * q.k) - lse)        rows cols
-    ds = p * (do.v - (rowsum(do * o) - dlse))
+    p  = exp(score(scale * q.k) - m) / l       rows cols
+    ds = p * (do.v - delta)                    delta = rowsum(do * o) - dlse
     dq = scale * ds.k      dk = scale * ds'.q      dv = p'.do
 
-with dropout on p in dv and on do.v in ds, and `ds` led back through the score to its parameters. A
-sink is added at the end: `lse' = logaddexp(lse, sink)`, `o' = o * exp(lse - lse')`.
+with dropout on p in dv and on do.v in ds, and `ds` led back through the score to its parameters.
+The log-sum-exp m + log(l) alone would not do: beside an m of -1e9 its log(l) is rounded away. A
+sink joins m and l at the end, and o is scaled down by its share.
 """
 
 from dataclasses import replace
@@ -24,9 +26,9 @@ from ... import reference, taps
 from ..._arrays import varying_alike
 from ..._types import wide
 from ...rules import Rules, sizes_of
+from ..hoist import hoist
 from ..platform import platform_of
 from .block import leaves_of
-from .hoist import hoist
 from .plan import Plan, plan_of
 from .units import backward_units, forward_units
 
@@ -46,14 +48,22 @@ def forward(
         return reference.forward(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
-    plan = plan_of(sizes, k.shape[2], rules, platform_of(q), **how)
-    return _run(plan, *varying_alike((q, k, v, hoist(rules, wide(q.dtype)))))
+    made = plan(q, k, rules, platform_of(q), **how)
+    q, k, v, rules = varying_alike((q, k, v, rules))
+    axes = jax.typeof(q).manual_axis_type.varying
+    return _run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
+
+
+def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) -> Plan:
+    """The plan of one attention on a platform, for arrays of any batch axes and bound rules."""
+    sizes = sizes_of(q, k)
+    return plan_of(sizes._replace(batch=(sizes.B,)), k.shape[-2], rules, platform, **how)
 
 
 def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why the plain formula is the better choice: it is quicker on small ones, and shows points."""
-    if q.shape[1] * k.shape[1] < SMALL:
-        return f"the plain formula is as quick for {q.shape[1]} x {k.shape[1]} weights"
+    if q.shape[-3] * k.shape[-3] < SMALL:
+        return f"the plain formula is as quick for {q.shape[-3]} x {k.shape[-3]} weights"
     return "somebody listens to the weights" if taps.listening() else None
 
 
@@ -68,42 +78,69 @@ def _attend(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) 
 
 
 def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    o, own = forward_units(plan, q, k, v, rules)
-    lse = own
+    o, m, l = forward_pass(plan, q, k, v, rules)
+    return (o.astype(q.dtype), lse_of(rules, m, l)), (q, k, v, rules, o, m, l)
+
+
+def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+    """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
+    o, m, l = forward_units(plan, q, k, v, rules)
     if rules.sinks is not None:
-        lse = jnp.logaddexp(own, _sinks(rules, own))
-        share = jnp.exp(own - _finite(lse))  # B N T
+        most, total = _with_sinks(rules, m, l)
+        share = l * jnp.exp(m - most) / _nonzero(total)  # B N T
         o = o * jnp.swapaxes(share, 1, 2)[..., None]
-    o = o.astype(q.dtype)
-    return (o, lse), (q, k, v, rules, o, own, lse)
+    return o, m, l
 
 
 def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
-    q, k, v, rules, o, own, lse = kept
-    do, dlse = given
-    dead = own == -jnp.inf  # B N T
-    kind = lse.dtype
-    change = jnp.sum(do.astype(kind) * o.astype(kind), axis=-1)  # B T N
-    change = jnp.swapaxes(change, 1, 2) - dlse  # B N T
-    dsinks = None
+    return backward_pass(plan, *kept, *given)
+
+
+def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple[Any, ...]:
+    """Gradients of q, k, v and the rules from what `forward_pass` gave and the cotangents."""
+    delta = jnp.sum(do.astype(o.dtype) * o, axis=-1)  # B T N
+    delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T
+    dead, dsinks = l == 0, None
     if rules.sinks is not None:
-        share = jnp.exp(_sinks(rules, lse) - _finite(lse))
-        dsinks = -jnp.sum(share * change, axis=(0, 2)).astype(rules.sinks.dtype)
-    change, shut = jnp.where(dead, 0, change), jnp.where(dead, jnp.inf, lse)
+        most, l = _with_sinks(rules, m, l)
+        share = jnp.exp(_sinks(rules, m) - most) / _nonzero(l)
+        m = jnp.where(dead, m, most)
+        dsinks = -jnp.sum(share * jnp.where(dead, -dlse, delta), axis=(0, 2))
+        dsinks = dsinks.astype(rules.sinks.dtype)
+    rows = jnp.where(dead, jnp.inf, m), _nonzero(l), jnp.where(dead, 0, delta)
     with jax.default_matmul_precision(plan.precision):
-        *grads, dscore = backward_units(plan, q, k, v, rules, do, shut, change)
+        *grads, dscore = backward_units(plan, q, k, v, rules, do, *rows)
     return *grads[:3], _cotangent(rules, grads[3], dscore, dsinks)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _sinks(rules: Rules, lse: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(rules.sinks.astype(lse.dtype)[None, :, None], lse.shape)
+def _with_sinks(rules: Rules, m: jax.Array, l: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """m and l of the rows with their sinks, if there are any."""
+    if rules.sinks is None:
+        return m, l
+    sinks = _sinks(rules, m)
+    most = jnp.maximum(m, sinks)
+    most = jnp.where(most == -jnp.inf, 0, most)  # a sink of -inf in a row that sees nothing
+    return most, l * jnp.exp(m - most) + jnp.exp(sinks - most)
 
 
-def _finite(lse: jax.Array) -> jax.Array:
-    return jnp.where(lse == -jnp.inf, 0, lse)
+def _sinks(rules: Rules, m: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(rules.sinks.astype(m.dtype)[None, :, None], m.shape)
+
+
+def lse_of(rules: Rules, m: jax.Array, l: jax.Array) -> jax.Array:
+    """The log-sum-exp of what `forward_pass` gave, sinks included."""
+    return _lse(*_with_sinks(rules, m, l))
+
+
+def _lse(m: jax.Array, l: jax.Array) -> jax.Array:
+    return jnp.where(l == 0, -jnp.inf, m + jnp.log(_nonzero(l)))
+
+
+def _nonzero(l: jax.Array) -> jax.Array:
+    return jnp.where(l == 0, 1, l)
 
 
 def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array], dsinks: Any) -> Rules:

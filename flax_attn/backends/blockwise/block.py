@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ...dropout import Drop, Keep
@@ -39,7 +38,7 @@ class Block(NamedTuple):
         counts, starts = (1, self.G, self.rows, self.cols), (self.b, self.n, self.q, self.k)
         shapes = ((1, 1, 1), (-1, 1, 1), (1, -1, 1), (1, 1, -1))
         return tuple(
-            (np.arange(count, dtype=np.int32) + jnp.asarray(start, jnp.int32)).reshape(shape)
+            (jnp.arange(count, dtype=jnp.int32) + jnp.asarray(start, jnp.int32)).reshape(shape)
             for count, start, shape in zip(counts, starts, shapes, strict=True)
         )
 

@@ -6,7 +6,7 @@ import jax
 
 from ..._types import Sizes
 from ...rules import Rules
-from .ranges import all_seen, outer, sure
+from .ranges import Rows, all_seen, static_inner, static_outer
 
 
 class Plan(NamedTuple):
@@ -57,7 +57,8 @@ def _is_short(rules: Rules, sizes: Sizes) -> bool:
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
     """Queries of a block: the fewer, the less is computed that is hidden."""
-    hides = any(sizes.S - (hi - lo) for lo, hi in [sure(rules.mask, (0, sizes.T), sizes)])
+    lo, hi = static_inner(rules.mask, Rows(0, sizes.T), sizes)
+    hides = hi - lo < sizes.S
     if not hides:
         rows = 128 if sizes.T <= 256 else 256
     elif sizes.T <= 256:
@@ -87,12 +88,8 @@ def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **ho
 
 
 def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
-    """The most keys that a block of so many queries may see, if static and at most 1024."""
-    if not rules.mask.is_static:
-        return None
+    """The most keys that a block of so many queries may see, if known and at most 1024."""
     starts = [min(q, sizes.T - rows) for q in range(0, sizes.T, rows)]
-    ranges = [outer(rules.mask, 0, (q, q + rows), sizes) for q in starts]
-    if not all(isinstance(x, int) for ends in ranges for x in ends):
-        return None
+    ranges = [static_outer(rules.mask, Rows(q, rows), sizes) for q in starts]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None

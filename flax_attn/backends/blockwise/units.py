@@ -57,10 +57,9 @@ def forward_units(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
     rules: Rules,
-) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
-    """Output and lse, before the sinks; where there are none the output is as narrow as q."""
-    G, sizes = plan.groups, plan.sizes
-    kind = q.dtype if rules.sinks is None else wide(q.dtype)
+) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
+    """Output, m and l, all in float32 or wider and before the sinks."""
+    G, sizes, kind = plan.groups, plan.sizes, wide(q.dtype)
 
     def one(q, k, v, b, n):
         at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
@@ -71,34 +70,37 @@ def forward_units(
         return over_queries(plan, at, rows, ())[1]
 
     if plan.batched:
-        o, lse = jax.vmap(one)(split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], *_places(plan))
-        return join(o, sizes.B).astype(kind), lse.reshape(sizes.B, sizes.N, sizes.T)
+        given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
+        o, m, l = jax.vmap(one)(*given, *_units(plan))
+        return join(o, sizes.B), *(x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
 
-    def step(whole, place):
-        b, n = place
+    def step(whole, unit):
+        b, n = unit
         k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
-        o, lse = one(take(q, b, n, G), k_, v_, b, n)
-        o = jnp.moveaxis(o, 0, 1)[None]
-        return (put(whole[0], o, b, 0, n, 0), put(whole[1], lse[None], b, n, 0)), None
+        o, *stats = one(take(q, b, n, G), k_, v_, b, n)
+        o = put(whole[0], jnp.moveaxis(o, 0, 1)[None], b, 0, n, 0)
+        stats = [put(x, y[None], b, n, 0) for x, y in zip(whole[1:], stats, strict=True)]
+        return (o, *stats), None
 
     o = jnp.zeros((*q.shape[:3], v.shape[3]), kind)
-    lse = jnp.zeros((sizes.B, sizes.N, sizes.T), wide(q.dtype))
-    return jax.lax.scan(step, varying_alike((o, lse, q))[:2], _places(plan))[0]
+    m, l = (jnp.zeros((sizes.B, sizes.N, sizes.T), kind) for _ in range(2))
+    return jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _units(plan))[0]
 
 
-def _places(plan: Plan) -> tuple[jax.Array, jax.Array]:
+def _units(plan: Plan) -> tuple[jax.Array, jax.Array]:
     """Batch entry and first query head of every unit."""
     heads = plan.sizes.N // plan.groups
     unit = jnp.arange(plan.sizes.B * heads, dtype=jnp.int32)
     return unit // heads, unit % heads * plan.groups
 
 
-def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array]:
-    """Output and lse of one block of queries by the online softmax."""
+def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Output, m and l of one block of queries by the online softmax."""
     kind, shape = wide(q.dtype), (at.G, at.rows)
     q = _rows(q, at)
 
     def step(carry, at, masked):
+        m, l, o = carry
         vb = _cols(v, at)
         x = scored(local(rules.score, at), _logits(q, _cols(k, at), rules, at), at)
         if masked:
@@ -106,24 +108,22 @@ def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array
             x = jnp.where(shown, x, -jnp.inf)
             vb = quiet(vb, shown) if plan.quiet else vb
         x = x.reshape(-1, at.cols)
-        most = jnp.maximum(carry[0], jnp.max(x, axis=1))
-        shift = jnp.where(most == -jnp.inf, 0, most)
+        new = jnp.maximum(m, jnp.max(x, axis=1))
+        shift = jnp.where(new == -jnp.inf, 0, new)
         p = jnp.exp(x - shift[:, None])
-        total = jnp.sum(p, axis=1)
+        alpha = jnp.exp(m - shift)
+        l = alpha * l + jnp.sum(p, axis=1)
         if rules.dropout is not None:
             p = rules.dropout.apply(p.reshape(*shape, -1), kept(rules.dropout, at))
-        o = dot(p.reshape(-1, at.cols), vb.astype(kind), ACROSS, kind)
-        fade = jnp.exp(carry[0] - shift)
-        return most, total + fade * carry[1], o + fade[:, None] * carry[2]
+        o = alpha[:, None] * o + dot(p.reshape(-1, at.cols), vb.astype(kind), ACROSS, kind)
+        return new, l, o
 
     R = at.G * at.rows
     start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.shape[1]), kind)
     start = varying_alike((*start, q))[:3]
-    most, total, o = over_keys(plan, rules.mask, at, step, start)
-    some = total != 0
-    total = jnp.where(some, total, 1)
-    lse = jnp.where(some, most + jnp.log(total), -jnp.inf)
-    return (o / total[:, None]).reshape(*shape, -1), lse.reshape(shape)
+    m, l, o = over_keys(plan, rules.mask, at, step, start)
+    o = o / jnp.where(l == 0, 1, l)[:, None]
+    return o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape)
 
 
 def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at: Block):
@@ -146,10 +146,10 @@ def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
     return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
 
 
-def backward_units(plan: Plan, q, k, v, rules: Rules, do, lse, change) -> tuple[Any, ...]:
+def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, l, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
-    A row that sees nothing has an lse of inf here.
+    A row that sees nothing has an m of inf here.
     """
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
@@ -167,34 +167,34 @@ def backward_units(plan: Plan, q, k, v, rules: Rules, do, lse, change) -> tuple[
         return totals, (dq, dk, dv)
 
     walk = _backward_batched if plan.batched and not leaves else _backward_looped
-    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, lse, change)
+    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, l, delta)
     grads = [x.astype(q.dtype) for x in (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))]
     is_array = isinstance(rules.scale, jax.Array)
     dscale = dscale.astype(rules.scale.dtype) if is_array else None
     return *grads, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
 
 
-def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, lse, change) -> tuple:
+def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
     """All units at once; dk and dv lie as B K H S."""
     B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
-    rows = (x.reshape(-1, G, T) for x in (lse, change))
+    rows = (x.reshape(-1, G, T) for x in rows)
     given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *rows
     (dscale, _), (dq, dk, dv) = jax.vmap(lambda given, b, n: one(totals, given, b, n))(
-        given, *_places(plan)
+        given, *_units(plan)
     )
     dk, dv = (x.reshape(B, -1, *x.shape[1:]) for x in (dk, dv))
     return (dscale.sum(), []), (join(dq, B), dk, dv)
 
 
-def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, lse, change) -> tuple:
+def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
     """One unit after the other, each written into the whole; dk and dv lie as B K H S."""
     G, T = plan.groups, plan.sizes.T
 
-    def step(carry, place):
+    def step(carry, unit):
         totals, whole = carry
-        b, n = place
+        b, n = unit
         k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
-        by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in (lse, change))
+        by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in rows)
         given = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
         totals, (dq, *dkv) = one(totals, given, b, n)
         dq = put(whole[0], jnp.moveaxis(dq, 0, 1)[None], b, 0, n, 0)
@@ -204,19 +204,19 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, lse, c
     # An upright dk would be summed and turned in one slow loop.
     whole = [jnp.zeros((x.shape[0], *x.shape[2:], x.shape[1]), wide(x.dtype)) for x in (k, v)]
     whole = varying_alike((jnp.zeros(q.shape, q.dtype), *whole, q))[:3]
-    return jax.lax.scan(step, (totals, whole), _places(plan))[0]
+    return jax.lax.scan(step, (totals, whole), _units(plan))[0]
 
 
 def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, lse, change = given
+    q, k, v, do, m, l, delta = given
     kind, shape = wide(q.dtype), (at.G, at.rows)
-    raw, do, lse, change = (_rows(x, at) for x in (q, do, lse, change))
-    blind = (lse == jnp.inf)[:, None]
-    raw, do = jnp.where(blind, 0, raw), jnp.where(blind, 0, do)
+    raw, do, m, l, delta = (_rows(x, at) for x in (q, do, m, l, delta))
+    dead = (m == jnp.inf)[:, None]
+    raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
     if new is not None:  # rows that an earlier block has had
         fresh = jnp.broadcast_to(at.indices()[2] >= new, (*shape, 1)).reshape(-1, 1)
-        do, change = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], change, 0)
+        do, delta = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], delta, 0)
     scale = jnp.asarray(rules.scale, kind)
     do, by_scale = do.astype(kind), raw.astype(kind) * scale
 
@@ -228,7 +228,7 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
             kb, vb = quiet(kb, shown), quiet(vb, shown)
         x, back = _score(rules, _logits(raw, kb, rules, at), at)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
-        lines = (y.reshape(*shape, 1) for y in (lse, change))
+        lines = (y.reshape(*shape, 1) for y in (m, l, delta))
         p, ds = _weights(rules, at, x, dp, shown, *lines)
         parts, ds = back(ds)
         totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
@@ -244,14 +244,14 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
 
 
-def _weights(rules, at: Block, x, dp, shown, lse, change) -> tuple[jax.Array, jax.Array]:
+def _weights(rules, at: Block, x, dp, shown, m, l, delta) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores, from scores and do.v."""
     x = x if shown is None else jnp.where(shown, x, -jnp.inf)
-    p = dropped = jnp.exp(x - lse)
+    p = dropped = jnp.exp(x - m) / l
     if rules.dropout is not None:
         keep = kept(rules.dropout, at)
         dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))
-    ds = p * (dp - change)
+    ds = p * (dp - delta)
     return dropped, ds if shown is None else jnp.where(shown, ds, 0)
 
 

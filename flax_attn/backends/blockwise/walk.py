@@ -10,7 +10,7 @@ from ..._arrays import larger, smaller
 from ...masks import Mask
 from .block import Block
 from .plan import Plan
-from .ranges import inner, outer, reach, sure
+from .ranges import Rows, inner, outer, static_inner, static_outer
 
 ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 
@@ -20,13 +20,13 @@ Step = Callable[[Any, Block, bool], Any]
 
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
-    q = (at.q, at.q + at.rows)
+    rows = Rows(at.q, at.rows)
     if plan.unrolled:
-        ranges = (*reach(mask, q, plan.sizes), *sure(mask, q, plan.sizes))
+        ranges = (*static_outer(mask, rows, plan.sizes), *static_inner(mask, rows, plan.sizes))
         for k, cols, masked in _pieces(plan.cols, *ranges):
             carry = step(carry, at._replace(k=k, cols=cols), masked)
         return carry
-    ranges = (*outer(mask, at.b, q, plan.sizes), *inner(mask, at.b, q, plan.sizes))
+    ranges = (*outer(mask, at.b, rows, plan.sizes), *inner(mask, at.b, rows, plan.sizes))
     if plan.band is not None:
         k = jnp.minimum(jnp.asarray(ranges[0], jnp.int32), plan.sizes.S - plan.band)
         return step(carry, at._replace(k=k, cols=plan.band), True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flax_attn import FULL, Causal, Chunked, Fn, Lengths, Prefix, Segments, Window
 from flax_attn._types import Sizes
-from flax_attn.backends.blockwise.ranges import inner, outer
+from flax_attn.backends.blockwise.ranges import Rows, inner, outer
 
 B, T, S = 2, 7, 9
 SIZES = Sizes((B,), 1, T, S)
@@ -51,9 +51,9 @@ def test_ranges(mask, b, start, rows):
     mask, stop = mask.bind(SIZES), min(start + rows, T)
     seen = np.asarray(mask(b, 0, Q[0, 0, start:stop], K[0, 0]))
     seen = np.broadcast_to(seen, (stop - start, S))
-    lo, hi = map(int, outer(mask, b, (start, stop), SIZES))
+    lo, hi = map(int, outer(mask, b, Rows(start, stop - start), SIZES))
     assert not seen[:, : max(lo, 0)].any() and not seen[:, max(hi, 0) :].any()
-    lo, hi = map(int, inner(mask, b, (start, stop), SIZES))
+    lo, hi = map(int, inner(mask, b, Rows(start, stop - start), SIZES))
     assert lo >= hi or (lo >= 0 and hi <= S and seen[:, lo:hi].all())
 
 
@@ -65,15 +65,15 @@ def test_ranges(mask, b, start, rows):
         (Causal(), (0, 5), (0, 4)),
         (Window(1, 0), (2, 5), (3, 4)),
         (Chunked(4), (0, 8), (4, 4)),
-        (~Window(None, 1), (5, 9), (0, 0)),
+        (~Window(None, 1), (5, 9), (6, 9)),
     ],
 )
 def test_static_ranges_are_python_numbers_and_tight(mask, most, least):
-    assert outer(mask.bind(SIZES), 0, (3, 5), SIZES) == most
-    assert inner(mask.bind(SIZES), 0, (3, 5), SIZES) == least
+    assert outer(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == most
+    assert inner(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == least
 
 
 def test_documents_are_skipped():
     mask = Segments(np.asarray([[0, 0, 1, 1, 1, 2, 2]]), np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]]))
-    found = outer(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), (2, 4), SIZES)
+    found = outer(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), Rows(2, 2), SIZES)
     assert tuple(map(int, found)) == (1, 4)

@@ -219,7 +219,11 @@ def test_several_batch_axes():
         (lambda: Causal("start"), "integer or \"end\"; got 'start'"),
         (lambda: Causal(1.5), 'integer or "end"; got 1.5'),
         (lambda: Causal(None), 'integer or "end"; got None'),
-        (lambda: Window(1, 1, np.arange(5)), r"Window\.offset .*got array"),
+        (lambda: Window(1, 1, np.arange(5.0)), r"Window\.offset .*got array"),
+        (
+            lambda: Window(1, 1, np.arange(5)).bind(Sizes((2,), 1, 5, 5)),
+            r"Window\.offset .*\(2,\).*\(5,\)",
+        ),
         (lambda: Dense(np.ones((5, 6), bool)).bind(Sizes((), 1, 5, 5)), r"\(1, 5, 5\).*\(5, 6\)"),
         (lambda: Lengths(np.ones(3, int)).bind(Sizes((2,), 1, 5, 5)), r"\(2,\).*\(3,\)"),
         (lambda: Segments(np.ones(4, int)).bind(Sizes((), 1, 4, 5)), r"kv_ids.*\(5,\).*\(4,\)"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from .fault import A, Fault, column, edited
 
-Q, K, V, O = (f"{A}{name}_proj.kernel" for name in "qkvo")  # noqa: E741
+Q, K, V, O = (f"{A}{name}_proj.kernel" for name in "qkvo")
 ALL = ("q", "k", "v", "o")
 
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ..._types import frozen
-from ...masks import Fn, Mask
-from ...scores import Modify
-
-INDEX = jax.ShapeDtypeStruct((), jnp.int32)
+from .._arrays import varying, varying_alike
+from .._types import frozen
+from ..masks import Fn, Mask
+from ..places import Places, in_whole
+from ..scores import Modify
 
 
 class Run:
@@ -52,19 +52,41 @@ class Traced(Mask):
 
     run: Callable[..., jax.Array]
     consts: tuple
+    places: Places | None = None
+
+    @property
+    def is_static(self):
+        return False
+
+    def at(self, places):
+        return Traced(self.run, self.consts, places)
 
     def __call__(self, b, n, q, k):
-        over = _over_block(lambda b, n, q, k: self.run(self.consts, b, n, q, k))
-        return over(b.reshape(()), n.reshape(-1), q.reshape(-1), k.reshape(-1))
+        index = (*in_whole(self.places, b, n), q, k)
+        return _over_block(self.run, self.consts, index)
 
 
-def hoist(rules: Any, logit: Any) -> Any:
-    """Bound rules whose functions close over no array; `logit` is the dtype of a logit."""
-    return _pure(rules, jax.ShapeDtypeStruct((), logit))
+def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
+    """Rules whose functions close over no array; `logit` is the dtype of a logit.
+
+    `axes` are those of a `jax.shard_map` around, over which indices and logits vary.
+    """
+    return _pure(rules, varying(jnp.zeros((), logit), axes))
+
+
+def has_functions(rules: Any) -> bool:
+    """Whether hoisted rules hold a function of the user's."""
+    if isinstance(rules, Traced) or isinstance(getattr(rules, "fn", None), _OnBlock):
+        return True
+    return is_dataclass(rules) and any(has_functions(getattr(rules, f.name)) for f in fields(rules))
+
+
+def _index(logit: jax.Array) -> list[jax.Array]:
+    return [logit.astype(jnp.int32)] * 4
 
 
 @singledispatch
-def _pure(node: Any, logit: jax.ShapeDtypeStruct) -> Any:
+def _pure(node: Any, logit: jax.Array) -> Any:
     if not is_dataclass(node):
         return node
     parts = {field.name: getattr(node, field.name) for field in fields(node)}
@@ -75,19 +97,21 @@ def _pure(node: Any, logit: jax.ShapeDtypeStruct) -> Any:
 
 @_pure.register
 def _(node: Fn, logit):
-    run = Run(node.mask_mod, node, INDEX, INDEX, INDEX, INDEX)
-    return Traced(run, run.consts)
+    run = Run(node.mask_mod, Fn(node.mask_mod), *_index(logit))
+    return Traced(run, run.consts, node.places)
 
 
 @_pure.register
 def _(node: Modify, logit):
+    if isinstance(node.fn, _OnBlock):
+        return node
     params = () if node.params is None else node.params
 
     def one(params, x, b, n, q, k):
         return Modify(node.fn, None if node.params is None else params)(x, b, n, q, k)
 
-    run = Run(node.fn, one, params, logit, INDEX, INDEX, INDEX, INDEX)
-    return Modify(_OnBlock(run), (params, run.consts))
+    run = Run(node.fn, one, params, logit, *_index(logit))
+    return Modify(_OnBlock(run), (params, run.consts), node.places)
 
 
 class _OnBlock:
@@ -104,18 +128,22 @@ class _OnBlock:
 
     def __call__(self, params: Any, x: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         own, consts = params
-        over = _over_block(lambda b, n, q, k, x: self.run(consts, own, x, b, n, q, k), x)
-        return over(b.reshape(()), n.reshape(-1), q.reshape(-1), k.reshape(-1))
+        return _over_block(self.run, consts, (b, n, q, k), own, x)
 
 
-def _over_block(one: Callable[..., jax.Array], *logits: jax.Array) -> Callable[..., jax.Array]:
-    """`one` on every (n, q, k) of a block, and on its logits if there are any."""
+def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array:
+    """`run` on every (n, q, k) of a block, or (b, n, q, k) of all.
 
-    def over(b, n, q, k):
-        f = one
-        for axis in (3, 2, 1):
-            at = tuple(0 if i == axis else None for i in range(4)) + (0,) * len(logits)
-            f = jax.vmap(f, at)
-        return f(b, n, q, k, *logits)
+    The index arrays are open: each is long along its own axis alone. `given` are the parameters of
+    a score and its logits; a mask has neither.
+    """
+    axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
+    flat = [jnp.asarray(x).reshape(-1 if i in axes else ()) for i, x in enumerate(index)]
+    consts, given, flat = varying_alike((consts, given, flat))
 
-    return over
+    def one(index: list, *logits: jax.Array) -> jax.Array:
+        return run(consts, *given[:1], *logits, *index)
+
+    for axis in axes:
+        one = jax.vmap(one, ([0 if i == axis else None for i in range(4)], *(0,) * len(given[1:])))
+    return one(flat, *given[1:])

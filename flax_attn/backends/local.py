@@ -1,0 +1,37 @@
+"""One attention as one device sees it: rules bound to its sizes, batch axes taken as one."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._types import Sizes
+from ..places import Places
+from ..rules import Rules, sizes_of
+from ..taps import tap
+
+
+def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
+    """The rules for these sizes; `places` tells where a shard stands in the whole."""
+    sizes = sizes_of(q, k)
+    if places is not None:
+        rules = rules.at(places.bind(sizes))
+    return rules.bind(sizes, q.shape[-1])
+
+
+def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays with all batch axes as one: `*B T N H` as `B T N H`."""
+    return tuple(x.reshape(sizes.B, *x.shape[len(sizes.batch) :]) for x in arrays)
+
+
+def attend_locally(
+    forward: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+) -> tuple[jax.Array, jax.Array]:
+    """Output `*B T N h` and lse `*B T N` by a backend's `forward` and bound rules."""
+    sizes = sizes_of(q, k)
+    q, k, v = flat(sizes, q, k, v)
+    q, k, v = tap("query", q), tap("key", k), tap("value", v)
+    o, lse = forward(q, k, v, rules)
+    o = tap("context", o)
+    o = o.reshape(*sizes.batch, *o.shape[1:])
+    return o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])

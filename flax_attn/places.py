@@ -1,0 +1,55 @@
+"""Places: where the batch entries and heads of a shard stand in the whole.
+
+A shard numbers its rows and heads from 0. Whatever is asked by number (dropout, and functions of
+masks and scores) is asked at the places instead, so that every mesh gives what one device gives.
+"""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from ._types import Sizes, frozen
+
+
+@frozen
+class Places:
+    """Batch entries and query heads of a shard, by their numbers in the whole.
+
+    Inside a caller's own `jax.shard_map` nothing is guessed: `attend(..., places=Places(b, n))`
+    says which entries and heads of the whole attention this call computes.
+
+    Args:
+      b: integers that broadcast to `*B`; None means 0, 1, 2, ...
+      n: integers, shape N; None means 0, 1, 2, ...
+
+    Raises:
+      ValueError: in use, if their shapes do not fit.
+
+    >>> from flax_attn._types import Sizes
+    >>> Places(n=jnp.asarray([4, 5])).bind(Sizes((3,), 2, 1, 1)).b.tolist()
+    [0, 1, 2]
+    """
+
+    b: Any = None
+    n: Any = None
+
+    AXES: ClassVar = {"b": "b", "n": "n"}
+
+    def bind(self, sizes: Sizes) -> "Places":
+        """One number for each batch entry, all batch axes as one, and one for each head."""
+        found = {}
+        for name, given, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
+            numbers = jnp.arange(count, dtype=jnp.int32) if given is None else jnp.asarray(given)
+            whole = sizes.batch if name == "b" else (sizes.N,)
+            if given is not None and jnp.broadcast_shapes(numbers.shape, whole) != whole:
+                raise ValueError(
+                    f"Places.{name} must broadcast to {whole}; got shape {numbers.shape}."
+                )
+            numbers = numbers if given is None else jnp.broadcast_to(numbers, whole)
+            found[name] = numbers.reshape(count).astype(jnp.int32)
+        return Places(**found)
+
+
+def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:
+    """Batch entries and heads of a shard by their numbers in the whole; bound places."""
+    return (b, n) if places is None else (places.b[b], places.n[n])

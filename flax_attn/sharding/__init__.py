@@ -1,0 +1,49 @@
+"""Attention whose batch entries and heads lie on several devices: each computes its own.
+
+No device needs another's entries or heads, so nothing is gathered: forward there is no collective,
+backward only the sum of the gradients of arrays that all share (sinks, scores, scale).
+
+Axes of type Explicit, `jax.make_mesh`'s default, say in every array's type how it is sharded:
+`explicit` puts a `jax.shard_map` around the backend. Axes of type Auto say nothing until XLA
+compiles: `auto` leaves the plain formula to XLA, and hands attention in blocks over by
+`custom_partitioning`. Where the caller's own `jax.shard_map` has made the axes Manual, arrays are
+local already.
+"""
+
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AxisType
+
+from . import auto, explicit
+
+
+def attend_sharded(
+    name: str, forward: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Any
+) -> tuple[jax.Array, jax.Array] | None:
+    """Output and lse of arrays that lie on several devices; None if these lie on one.
+
+    Raises:
+      ValueError: if q, k and v are sharded differently, or along their width.
+      NotImplementedError: if they are sharded along their length.
+    """
+    types = mesh_types(q, k, v)
+    if types == {AxisType.Explicit}:
+        return explicit.attend(name, forward, q, k, v, rules)
+    if name == "blockwise" and _may_be_auto(types, q):
+        return auto.attend(q, k, v, rules)
+    return None
+
+
+def mesh_types(*arrays: jax.Array) -> set[AxisType]:
+    """The types of the axes on which arrays lie; none for one device."""
+    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+    return {kind for mesh in meshes if mesh.size > 1 for kind in mesh.axis_types}
+
+
+def _may_be_auto(types: set[AxisType], q: Any) -> bool:
+    """Whether XLA may shard these arrays: by their types, or as jit's `in_shardings` may say."""
+    if types or not isinstance(q, Tracer):
+        return types == {AxisType.Auto}
+    return jax.typeof(q).sharding.mesh.empty and jax.device_count() > 1

@@ -1,0 +1,278 @@
+"""Arrays that XLA shards as it likes: attention in blocks, by `custom_partitioning`.
+
+XLA does not see into a loop over heads: it would gather all of them first. So the forward and the
+backward pass are handed to it whole, each with a rule that says which dimensions belong together,
+and what one device computes of its own part.
+"""
+
+from contextlib import ExitStack
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._types import Sizes, leaf_axes, wide
+from ..backends import blockwise
+from ..backends.hoist import hoist
+from ..backends.local import bound, flat
+from ..backends.platform import platform_of
+from ..rules import Rules, sizes_of
+from .specs import Shards, numbers_of, part_of, places_of
+
+
+class Request(NamedTuple):
+    """All of one attention that is known before any array is.
+
+    Attributes:
+      structure: of the rules, whose leaves are the last operands.
+      axes: for each leaf, the axes of the weights that it lies along.
+      keys: for each leaf the kind of random key that it is, or None.
+      leaves: the shape and dtype of each.
+      sizes, key_heads: of the whole attention.
+      platform, precision, x64: as they were when the request was traced.
+    """
+
+    structure: Any
+    axes: tuple[str, ...]
+    keys: tuple[Any, ...]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    sizes: Sizes
+    key_heads: int
+    platform: str
+    precision: Any
+    x64: bool
+
+    def split(self, operands: Any) -> tuple[tuple, tuple, tuple]:
+        """q, k and v; the numbers of batch entries and heads; the leaves of the rules."""
+        first = 3 + len(self.sizes.batch) + 1
+        return operands[:3], operands[3:first], operands[first:]
+
+    def bound(self, q: jax.Array, k: jax.Array, numbers: Any, leaves: Any) -> Rules:
+        """The rules of one device's part."""
+        mine = [
+            part_of(x, axes, numbers) if kind is None else jax.random.wrap_key_data(x, impl=kind)
+            for x, axes, kind in zip(leaves, self.axes, self.keys, strict=True)
+        ]
+        return bound(q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch))
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """Output `*B T N h` and lse `*B T N` by attention in blocks, wherever XLA puts the parts."""
+    rules = hoist(rules, wide(q.dtype))
+    leaves, structure = jax.tree.flatten(rules)
+    leaves = [jnp.asarray(x) for x in leaves]
+    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    data = [jax.random.key_data(x) if key else x for x, key in zip(leaves, is_key, strict=True)]
+    request = Request(
+        structure=structure,
+        axes=tuple(leaf_axes(rules)),
+        keys=tuple(
+            str(jax.random.key_impl(x)) if is_one else None
+            for x, is_one in zip(leaves, is_key, strict=True)
+        ),
+        leaves=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in data),
+        sizes=sizes_of(q, k),
+        key_heads=k.shape[-2],
+        platform=platform_of(q),
+        precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
+        x64=jax.config.read("jax_enable_x64"),
+    )
+    return _run(request, q, k, v, *numbers_of(request.sizes), *data)
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(request: Request, *operands: jax.Array) -> Any:
+    return _attend(request, *operands)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(request: Request, *operands: jax.Array) -> Any:
+    return _forward(request, *operands)[0]
+
+
+def _forward(request: Request, *operands: jax.Array) -> Any:
+    o, lse, m, l = _partitioned(request, "forward")(*operands)
+    given = o.astype(operands[0].dtype), jnp.moveaxis(lse, -2, -1)
+    return given, (operands, o, m, l)
+
+
+def _backward(request: Request, kept: tuple, cotangents: tuple) -> tuple:
+    operands, o, m, l = kept
+    do, dlse = cotangents
+    grads = _partitioned(request, "backward")(*operands, o, m, l, do, jnp.moveaxis(dlse, -1, -2))
+    found = iter(grads)
+    return tuple(
+        next(found) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in operands
+    )
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+# What one device computes.
+
+
+def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
+    """Output `*B T N h` in float32 or wider; lse, m and l, `*B N T`."""
+    with _as_traced(request):
+        (q, k, v), numbers, leaves = request.split(operands)
+        sizes, rules = sizes_of(q, k), request.bound(q, k, numbers, leaves)
+        plan = blockwise.plan(q, k, rules, request.platform)
+        o, m, l = blockwise.forward_pass(plan, *flat(sizes, q, k, v), rules)
+        lse = blockwise.lse_of(rules, m, l)
+        return o.reshape(*sizes.batch, *o.shape[1:]), *(
+            x.reshape(*sizes.batch, *x.shape[1:]) for x in (lse, m, l)
+        )
+
+
+def _local_backward(request: Request, *operands) -> tuple[jax.Array, ...]:
+    """The gradients of all floating operands of the forward pass, of this device's part."""
+    *operands, o, m, l, do, dlse = operands
+    (q, k, v), numbers, leaves = request.split(operands)
+    with _as_traced(request):
+        sizes, floats = sizes_of(q, k), [x for x in leaves if _is_float(x)]
+
+        def bind(floats: list) -> Rules:
+            given = iter(floats)
+            leaves_ = [next(given) if _is_float(x) else x for x in leaves]
+            return request.bound(q, k, numbers, leaves_)
+
+        rules, pull = jax.vjp(bind, floats)
+        plan = blockwise.plan(q, k, rules, request.platform)
+        rows = flat(sizes, o, m, l, do, dlse)
+        *grads, drules = blockwise.backward_pass(plan, *flat(sizes, q, k, v), rules, *rows)
+        grads = [g.reshape(x.shape) for g, x in zip(grads, (q, k, v), strict=True)]
+        return *grads, *pull(drules)[0]
+
+
+def _as_traced(request: Request) -> Any:
+    """The configuration of the trace: XLA asks for a device's part much later."""
+    stack = ExitStack()
+    for setting in (
+        jax.enable_x64(request.x64),
+        jax.default_matmul_precision(request.precision),
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+    ):
+        stack.enter_context(setting)
+    return stack
+
+
+# What XLA is told.
+
+
+@lru_cache(maxsize=256)
+def _partitioned(request: Request, phase: str) -> Any:
+    local = {"forward": _local_forward, "backward": _local_backward}[phase]
+    whole = partial(local, request)
+    layout = Layout(request, phase)
+    function = custom_partitioning(lambda *operands: whole(*operands))
+    function.def_partition(
+        partition=layout.partition(whole),
+        sharding_rule=layout.rule,
+        need_replication_factors=layout.replicated,
+        **layout.factors,
+    )
+    mapped = custom_vmap(lambda *operands: function(*operands))
+
+    @mapped.def_vmap
+    def _(size: int, batched: Any, *operands: Any) -> Any:
+        """Under vmap the plain computation, for which XLA gathers."""
+        out = jax.vmap(whole, [0 if b else None for b in batched])(*operands)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return mapped
+
+
+class Layout:
+    """The dimensions of operands and results by name, and what follows from them."""
+
+    def __init__(self, request: Request, phase: str):
+        self.request, self.phase = request, phase
+        batch = [f"b{i}" for i in range(len(request.sizes.batch))]
+        groups = request.sizes.N // request.key_heads
+        heads = "n" if groups == 1 else "(n g)"
+        self.factors = {} if groups == 1 else {"g": groups}
+        queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
+        self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
+        along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"]}
+        for i, (axes, leaf) in enumerate(zip(request.axes, request.leaves, strict=True)):
+            axes = "" if _is_float(leaf) and "q" not in axes else axes  # small: whole everywhere
+            self.inputs.append(_names(i, axes, leaf.shape, along))
+        rows = [*batch, heads, "t"]
+        self.outputs = [[*queries, "w"], rows, rows, rows]
+        if phase == "backward":
+            kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
+            numbers = [False] * (len(batch) + 1)
+            is_float = [True, True, True, *numbers, *map(_is_float, request.leaves)]
+            self.outputs = [x for x, f in zip(self.inputs, is_float, strict=True) if f]
+            self.inputs = [*self.inputs, *kept]
+
+    @property
+    def rule(self) -> str:
+        """The rule in the words of `custom_partitioning`."""
+        sides = (", ".join(" ".join(x) for x in side) for side in (self.inputs, self.outputs))
+        return " -> ".join(sides)
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """The factors that no device may cut, in the order in which the rule names them."""
+        text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
+        batch = {f"b{i}" for i in range(len(self.request.sizes.batch))}
+        return tuple(name for name in dict.fromkeys(text.split()) if name not in batch | {"n"})
+
+    def spec(self, names: list[str], shards: Shards) -> PartitionSpec:
+        """How an array with these dimensions is cut."""
+        cut = {f"b{i}": axes for i, axes in enumerate(shards.batch)}
+        cut |= {"n": shards.heads, "(n g)": shards.heads}
+        return PartitionSpec(*(cut.get(name) for name in names))
+
+    def partition(self, whole: Any) -> Any:
+        def partition(mesh: Any, operands: Any, results: Any) -> Any:
+            shards = self._shards(mesh, operands[0].sharding.spec)
+            given, found = (
+                [self.spec(x, shards) for x in side] for side in (self.inputs, self.outputs)
+            )
+
+            def one_device(*operands: jax.Array) -> Any:
+                out = whole(*operands)
+                if self.phase == "forward":
+                    return out
+                return tuple(_summed(x, shards.unused(s)) for x, s in zip(out, found, strict=True))
+
+            outputs, inputs = (
+                tuple(NamedSharding(mesh, spec) for spec in specs) for specs in (found, given)
+            )
+            return mesh, one_device, outputs, inputs
+
+        return partition
+
+    def _shards(self, mesh: Any, spec: PartitionSpec) -> Shards:
+        count = len(self.request.sizes.batch)
+        entries = (*spec, *(None,) * (count + 3 - len(spec)))
+        shards = Shards(tuple(entries[:count]), entries[count + 1])
+        fits = self.request.key_heads % shards.count(mesh) == 0
+        return shards if fits else Shards(shards.batch, None)
+
+
+def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:
+    """The dimensions of leaf i: those of the weights, or its own where it is cut nowhere."""
+    whole = [name for axis in axes for name in along[axis]]
+    mine = whole[len(whole) - len(shape) :] if axes else [""] * len(shape)
+    return [
+        name if n > 1 and name else f"x{i}d{j}"
+        for j, (n, name) in enumerate(zip(shape, mine, strict=True))
+    ]
+
+
+def _summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return jax.lax.psum(x, axes) if axes else x
