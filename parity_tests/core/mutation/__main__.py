@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from . import ENOUGH, Outcome, equivalents, mutants_of, split, stale
 from .files import FILES, WITH_LAWS, chosen, path_of
@@ -99,7 +99,7 @@ def _run(
 
 def report(outcome: Outcome, console: Console, seconds: Counter, skipped: Counter) -> int:
     """Prints the table and all that went wrong; the exit status."""
-    table = Table("file", *outcome.COLUMNS, "share", "sizes only", "seconds")
+    table = Table(Column("file", no_wrap=True), *outcome.COLUMNS, "share", "sizes only", "seconds")
     files = list(dict.fromkeys(mutant.file for mutant in outcome.fates))
     for file in sorted(files, key=[*FILES, *files].index):
         count, share = outcome.count(file), f"{100 * outcome.share(file):.1f} %"
