@@ -7,8 +7,10 @@ time. Annotations, docstrings, imports, type aliases and the words of an error a
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+from .naming import change_of, line
 
 COMPARISONS = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -42,7 +44,6 @@ for one, two in (pair.split() for pair in PAIRS.split(",")):
     NAMES.setdefault(two, one)
 COMMUTE = {"min", "max", "minimum", "maximum", "smaller", "larger", "swapaxes"}
 LIBRARIES = {"np", "jnp", "jax", "math", "ml_dtypes"}
-BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)
 KEPT = (ast.FunctionDef, ast.ClassDef, ast.Return)  # statements that are not left out
 UNTOUCHED = (ast.Import, ast.ImportFrom, ast.JoinedStr, ast.Pass)
 UNREAD = ("annotation", "returns", "ctx", "op", "ops", "format_spec")
@@ -54,13 +55,15 @@ class Site:
 
     where: str  # "Window.key_range"
     statement: ast.stmt
-    parent: ast.AST
+    path: tuple[ast.AST, ...]  # from the statement to the parent
     field: str
     position: int | None
     new: ast.AST | None  # None: the entry of a list falls away
 
     def __post_init__(self):
+        self.parent = self.path[-1]
         self.held = getattr(self.parent, self.field)
+        self.old = self.held if self.position is None else self.held[self.position]
 
     def make(self) -> None:
         if self.position is None:
@@ -76,28 +79,47 @@ class Site:
     @cached_property
     def texts(self) -> tuple[str, str]:
         """The statement as it is, and as it is with the change."""
-        before = _line(self.statement)
+        before = line(self.statement)
         self.make()
-        after = _line(self.new if isinstance(self.new, ast.stmt) else self.statement)
+        after = line(self.new if isinstance(self.new, ast.stmt) else self.statement)
         self.undo()
         return before, after
+
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """The names that the statement assigns to, and the keywords that hold the place."""
+        targets = getattr(self.statement, "targets", [getattr(self.statement, "target", None)])
+        named = [t.id for t in targets if isinstance(t, ast.Name)]
+        keywords = [n.arg for n in (*self.path, self.old) if isinstance(n, ast.keyword) and n.arg]
+        return frozenset([*named, *keywords])
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file: `name` says it whole and outlives changes elsewhere in the file."""
+    """One change of one file.
+
+    `where` and `change` together are told apart from all other changes of the file, and outlive
+    edits elsewhere in the function. `name` says the whole statement, for a reader.
+    """
 
     file: str
     number: int
     line: int
     name: str
+    where: str = ""
+    change: str = ""
+    parts: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.file, self.where, self.change
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
     """All mutants of a source, in its order."""
     found, times = [], Counter()
     seen: set[tuple[int, str]] = set()
-    for number, site in enumerate(sites(source)):
+    for number, site in enumerate(sites(ast.parse(source))):
         before, after = site.texts
         if before == after or (id(site.statement), after) in seen:
             continue
@@ -105,27 +127,39 @@ def mutants(file: str, source: str) -> list[Mutant]:
         name = f"{site.where}: {before}  =>  {after}"
         times[name] += 1
         name += f"  ({times[name]})" if times[name] > 1 else ""
-        found.append(Mutant(file, number, site.statement.lineno, name))
-    return found
+        place, change = site.statement.lineno, change_of(site)
+        found.append(Mutant(file, number, place, name, site.where, change, site.parts))
+    return _told_apart(found)
+
+
+def _told_apart(found: list[Mutant]) -> list[Mutant]:
+    """A change that occurs several times in a function says which of how many it is."""
+    often, times, apart = Counter(m.key for m in found), Counter(), []
+    for mutant in found:
+        times[mutant.key] += 1
+        if often[mutant.key] > 1:
+            change = f"{mutant.change}  ({times[mutant.key]} of {often[mutant.key]})"
+            mutant = replace(mutant, change=change)
+        apart.append(mutant)
+    return apart
 
 
 def mutated(source: str, number: int) -> str:
     """The source with the change of that number made."""
     tree = ast.parse(source)
-    site = _sites_of(tree)[number]
+    site = sites(tree)[number]
     site.make()
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def sites(source: str) -> list[Site]:
-    return _sites_of(ast.parse(source))
+def sites(tree: ast.Module) -> list[Site]:
+    """Every place of a tree and every change there, numbered by their order."""
+    return list(_walk(tree, "", ast.Pass(), (tree,)))
 
 
-def _sites_of(tree: ast.Module) -> list[Site]:
-    return list(_walk(tree, "", ast.Pass()))
-
-
-def _walk(node: ast.AST, where: str, statement: ast.stmt) -> Iterator[Site]:
+def _walk(
+    node: ast.AST, where: str, statement: ast.stmt, path: tuple[ast.AST, ...]
+) -> Iterator[Site]:
     for field, value in ast.iter_fields(node):
         if field in UNREAD or (isinstance(node, ast.Raise) and field == "cause"):
             continue
@@ -135,20 +169,29 @@ def _walk(node: ast.AST, where: str, statement: ast.stmt) -> Iterator[Site]:
             owner = child if isinstance(child, ast.stmt) else statement
             at = position if isinstance(value, list) else None
             for new in _instead(child, field):
-                yield Site(where or "module", owner, node, field, at, new)
+                yield Site(where or "module", owner, path, field, at, new)
             inner = where
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                inner = f"{where}.{child.name}".lstrip(".")
+                inner = f"{where}.{_name(child)}".lstrip(".")
             if isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call):
                 yield from _raised(child, where)
             else:
-                yield from _walk(child, inner, owner)
+                above = () if isinstance(child, ast.stmt) else path
+                yield from _walk(child, inner, owner, (*above, child))
+
+
+def _name(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """The name; of the nameless branches of a singledispatch `seen[Dense]`."""
+    for decorator in node.decorator_list if node.name == "_" else []:
+        if isinstance(decorator, ast.Attribute) and decorator.attr == "register":
+            return f"{ast.unparse(decorator.value)}[{ast.unparse(node.args.args[0].annotation)}]"
+    return node.name
 
 
 def _raised(node: ast.Raise, where: str) -> Iterator[Site]:
     """Only the kind of an error is changed, not its words."""
     for new in _instead(node.exc.func, "func"):
-        yield Site(where, node, node.exc, "func", None, new)
+        yield Site(where or "module", node, (node, node.exc), "func", None, new)
 
 
 def _is_left_alone(node: ast.AST, parent: ast.AST) -> bool:
@@ -159,20 +202,6 @@ def _is_left_alone(node: ast.AST, parent: ast.AST) -> bool:
         and ast.unparse(node.targets[0]).istitle()
     )
     return docstring or alias or isinstance(node, UNTOUCHED)
-
-
-def _line(statement: ast.stmt) -> str:
-    """A statement on one line, a block without its body."""
-    if isinstance(statement, BLOCKS):
-        held = {name: getattr(statement, name, None) for name in ("body", "orelse", "handlers")}
-        statement.body, statement.orelse, statement.handlers = [], [], []
-        text = ast.unparse(statement)
-        for name, value in held.items():
-            if value is not None:
-                setattr(statement, name, value)
-    else:
-        text = ast.unparse(statement)
-    return " ".join(text.split())
 
 
 def _constant(value: object) -> ast.Constant:

@@ -1,0 +1,63 @@
+"""Which files are changed, which laws judge them, and which functions nobody needs to judge."""
+
+from collections.abc import Iterable
+
+# Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
+MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges")
+BLOCKWISE = ()  # ("backends.test_laws_blockwise",)
+
+FILES: dict[str, tuple[str, ...]] = {
+    "reference": ("attend.test_laws_reference",),
+    "masks/algebra": MASKS,
+    "masks/nodes": MASKS,
+    "scores": ("attend.test_laws_scores",),
+    "parity/judge": ("parity.test_laws_judge",),
+    "backends/blockwise/__init__": BLOCKWISE,
+    "backends/blockwise/ranges": BLOCKWISE,
+    "backends/blockwise/block": BLOCKWISE,
+    "backends/blockwise/hoist": BLOCKWISE,
+    "backends/blockwise/plan": BLOCKWISE,
+    "backends/blockwise/units": BLOCKWISE,
+    "backends/blockwise/walk": BLOCKWISE,
+    "backends/protocol": (),
+    "attend": (),
+    "drop_in": (),
+}
+WITH_LAWS = [file for file, laws in FILES.items() if laws]
+
+# "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
+CHOOSES_SIZES: dict[str, dict[str, str]] = {
+    "backends/blockwise/plan": {
+        "plan_of": "Any block size gives the same result; which is quickest is measured.",
+        "_is_short": "Decides whether blocks are written out or looped over, with equal results.",
+        "_few_rows": "Chooses the rows of a block by what is quickest.",
+        "_plan: most": "Bounds the size of a block by what is quickest.",
+        "_plan: rows": "Any number of rows gives the same result.",
+        "_plan: cols": "Any number of columns gives the same result.",
+    }
+}
+
+
+def path_of(file: str) -> str:
+    """`flax_attn/masks/nodes.py` of "masks/nodes"."""
+    return f"flax_attn/{file}.py"
+
+
+def module_of(file: str) -> str:
+    """`flax_attn.masks.nodes` of "masks/nodes"."""
+    return "flax_attn." + file.removesuffix("/__init__").replace("/", ".")
+
+
+def books_of(laws: Iterable[str]) -> tuple[str, ...]:
+    """The full names of law books, which are given from parity_tests.core on."""
+    return tuple(f"parity_tests.core.{book}" for book in laws)
+
+
+def chosen(given: Iterable[str]) -> list[str]:
+    """Files by name, by path, or all of a folder that are listed: keys of FILES, or new ones."""
+    found: dict[str, None] = {}
+    for path in given:
+        file = path.removeprefix("./").removeprefix("flax_attn/").removesuffix(".py").rstrip("/")
+        inside = [name for name in FILES if name.startswith(f"{file}/")]
+        found |= dict.fromkeys(inside or [file])
+    return list(found)
