@@ -1,8 +1,9 @@
 """The judge: what "identical" means, and the only numbers that say so.
 
-Three statements. *Exact*: bit equal, shapes and dtypes included. *Same function*: in float64 the
+Four statements. *Exact*: bit equal, shapes and dtypes included. *Same function*: in float64 the
 norm-relative error is at most 1e-12. *Same precision*: in a narrower dtype the error against the
-float64 truth is at most k times torch's own error against the same truth, plus a few eps.
+float64 truth is at most k times torch's own error against the same truth, plus a few eps. *No
+worse*: the same against another way of our own, at most twice its error.
 """
 
 from dataclasses import dataclass

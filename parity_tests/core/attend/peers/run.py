@@ -84,10 +84,11 @@ def sizes_of(want, dtype="float64"):
     any that never sees a row as a whole it is a float32's eps.
     """
     parts = {name: np.asarray(x, np.float64) for name, x in want.items()}
-    gradients = [x for name, x in parts.items() if name not in GIVEN]
-    sizes = {name: judge.gradient_scale(gradients, parts[name]) for name in parts}
+    gradients = {name: x for name, x in parts.items() if name not in GIVEN}
+    each = [*gradients.values()]
+    sizes = {name: judge.gradient_scale(each, x) for name, x in gradients.items()}
     if dtype == "float32":
-        sizes = dict.fromkeys(parts, judge.whole_gradient(gradients))
+        sizes = dict.fromkeys(gradients, judge.whole_gradient(each))
     lse = np.where(np.isfinite(parts["lse"]), np.abs(parts["lse"]), 0)
     sizes["lse"] = np.maximum(lse, 1) * lse.size**0.5
     sizes["out"] = judge.whole_gradient([parts["out"]])

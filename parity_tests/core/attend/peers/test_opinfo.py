@@ -156,3 +156,68 @@ def test_blockwise_is_no_worse_than_the_formula(name, dtype):
 @pytest.mark.parametrize("name", MORE)
 def test_more_samples(name, dtype):
     check(MORE[name], dtype)
+
+
+# torch's own samples, drawn by torch.
+
+
+def torch_samples(torch, dtype, seeds):
+    """Of every sample without dropout the arrays as we lay them out, and torch's answer."""
+    pytest.importorskip("expecttest", reason="torch's test inputs need expecttest")
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    draw = invocations.sample_inputs_scaled_dot_product_attention
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        for sample in draw(None, "cpu", getattr(torch, dtype), True):
+            if sample.kwargs["dropout_p"] == 0:
+                yield of_sample(torch, sample)
+
+
+def of_sample(torch, sample):
+    """`(rules, learnt, cotangents, torch's answer)` of one sample; heads after lengths."""
+    given = dict(zip("qkv", (sample.input, *sample.args), strict=True))
+    if sample.kwargs.get("attn_mask") is not None:
+        given["bias"] = sample.kwargs["attn_mask"]
+    batch = given["k"].shape[:-2]
+
+    def laid_out(name, x):
+        x = x.detach().double()
+        if name == "bias":
+            return x.numpy()
+        x = x.expand(*batch, *x.shape[-2:])
+        return (x.unsqueeze(2) if x.ndim == 3 else x.transpose(1, 2)).numpy()
+
+    arrays = {name: x.detach().clone().requires_grad_() for name, x in given.items()}
+    for name in "qkv":
+        shape = *batch, *arrays[name].shape[-2:]
+        arrays[name] = arrays[name].detach().expand(shape).clone().requires_grad_()
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(arrays[name] for name in "qkv"),
+        attn_mask=arrays.get("bias"),
+        is_causal=sample.kwargs["is_causal"],
+    )
+    out.backward(torch.ones_like(out))
+    theirs = {name: laid_out(name, x.grad) for name, x in arrays.items()}
+    theirs["out"] = laid_out("out", out)
+    rules = bias if "bias" in given else causal if sample.kwargs["is_causal"] else full
+    learnt = {name: laid_out(name, x) for name, x in given.items()}
+    shape = theirs["out"].shape
+    return rules, learnt, (np.ones(shape), np.zeros(shape[:3])), theirs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_samples_that_torch_draws(dtype, backend):
+    """Of twenty seeds: no worse than torch, output and gradients, by cotangents of ones."""
+    torch = pytest.importorskip("torch", reason="torch draws its own samples")
+    found = {}
+    for rules, learnt, cotangents, theirs in torch_samples(torch, dtype, 20):
+        want = truth(learnt, cotangents, True, **known_to_the_oracle(rules, learnt, {}))
+        got = outcome(rules, backend, dtype, learnt, {}, cotangents)
+        theirs["lse"] = got["lse"]  # which torch does not give
+        theirs = {name: x.astype(got[name].dtype) for name, x in theirs.items()}
+        found.setdefault((rules, learnt["q"].shape), []).append((got, theirs, want))
+    for samples in found.values():
+        none_worse(samples, dtype)
