@@ -44,13 +44,12 @@ RATE = 0.17
 # Every mask, score and kind of heads at least once, each extra with and without.
 # Lengths, heads, width, mask, scores, padding, dropout, dtype.
 CELLS = [
-    ((113, 203), "gqa", 32, "causal", (), True, True, "float64"),
     ((128, 217), "mha", 40, "local", ("cap",), True, False, "float64"),
     ((113, 211), "mqa", 59, "causal local", ("slopes",), False, True, "float64"),
-    ((108, 256), "gqa", 64, "full", ("cap", "slopes"), True, True, "float32"),
+    ((108, 256), "gqa", 64, "full", ("cap", "slopes"), True, True, "float64"),
     ((256, 512), "mqa", 32, "local", ("slopes",), True, False, "float64"),
     ((512, 256), "gqa", 32, "causal", ("cap",), False, False, "float64"),
-    ((3, 799), "mha", 32, "no window", (), True, False, "float64"),
+    ((3, 799), "mha", 32, "no window", (), True, False, "float32"),
 ]
 PADDING = {"none": lambda n: (n, n), "few": lambda n: (n - 20, n), "third": lambda n: (n // 3, n)}
 

@@ -26,6 +26,7 @@ from parity_tests.core.attend.peers.run import (
 # N, K, T and S: nine heads to a key head walk in loops, two to one are written out; both in blocks.
 SIZES = {"in loops": (9, 1, 130, 260), "written out": (4, 2, 70, 90)}
 H, h = 8, 10
+SHORT = [("in loops", "float32"), ("written out", "bfloat16")]
 HIDDEN = {
     "finfo.min": lambda dtype: float(ml_dtypes.finfo(dtype).min),
     "-1e9": lambda dtype: -1e9,
@@ -34,11 +35,11 @@ HIDDEN = {
 }
 
 
-def every(name, values):
-    """The test with every value, on three pairs of walk and dtype; on the other three by hand."""
+def every(name, values, short):
+    """The test with every value; of the pairs of walk and dtype only the short ones in CI."""
     pairs = [
-        pytest.param(walk, dtype, marks=[] if (i + j) % 2 else pytest.mark.long)
-        for (i, walk), (j, dtype) in product(enumerate(SIZES), enumerate(DTYPES))
+        pytest.param(*pair, marks=[] if pair in short else pytest.mark.long)
+        for pair in product(SIZES, DTYPES)
     ]
 
     def parametrized(test):
@@ -88,7 +89,7 @@ def left_padding(number, T, S):
     return np.where((k <= q) & (k >= padding), 0, number)
 
 
-@every("number", HIDDEN)
+@every("number", HIDDEN, [*SHORT, ("written out", "float64")])
 def test_left_padding_by_huge_numbers(walk, dtype, number):
     """One program for all numbers."""
     draws = []
@@ -110,7 +111,7 @@ def everything(x):
     return {"mask": fa.Causal("end"), "score": score, "scale": x["scale"], "sinks": x["sinks"]}
 
 
-@every("caps", CAPS)
+@every("caps", CAPS, SHORT)
 def test_gradients_of_all_parameters(walk, dtype, caps):
     """Usual logits and saturated ones; a narrow cap bends most of them."""
     N, _, T, S = SIZES[walk]
