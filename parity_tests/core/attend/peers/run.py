@@ -90,9 +90,14 @@ def sizes_of(want, dtype="float64"):
     if dtype == "float32":
         sizes = dict.fromkeys(gradients, judge.whole_gradient(each))
     lse = np.where(np.isfinite(parts["lse"]), np.abs(parts["lse"]), 0)
-    sizes["lse"] = np.maximum(lse, 1) * lse.size**0.5
+    sizes["lse"] = np.maximum(lse, 1)
     sizes["out"] = judge.whole_gradient([parts["out"]])
     return {name: np.where(np.asarray(size) > 0, size, 1) for name, size in sizes.items()}
+
+
+def sized(x, size):
+    """`x` over its size, or over the size of each element; what is as large has a norm of one."""
+    return np.asarray(x, np.float64) / size / np.size(size) ** 0.5
 
 
 def same(got, want):
@@ -100,7 +105,7 @@ def same(got, want):
     assert got.keys() == want.keys()
     for name, size in sizes_of(want).items():
         assert got[name].dtype == np.float64, name
-        parts = (np.asarray(x[name], np.float64) / size for x in (got, want))
+        parts = (sized(x[name], size) for x in (got, want))
         verdict = judge.same_function(*parts, scale=1.0)
         assert verdict.ok, (name, verdict)
 
@@ -118,7 +123,7 @@ def none_worse(samples, dtype):
         for parts, size in zip(samples, sizes, strict=True):
             assert parts[0].keys() == parts[1].keys() == parts[2].keys()
             assert parts[0][name].dtype == parts[1][name].dtype, name
-            rows.append([np.asarray(x[name], np.float64) / size[name] for x in parts])
+            rows.append([sized(x[name], size[name]) for x in parts])
         got, others, want = (np.stack(x) for x in zip(*rows, strict=True))
         # As if every sample were of size one, whether its truth is or is all zeros.
         verdict = judge.no_worse(got, others, want, dtype, len(samples) ** 0.5)
