@@ -43,7 +43,7 @@ MODES = {
 }
 SHORT = [  # those that CI takes
     ("bias, causal", "bfloat16"),
-    ("custom, padding", "bfloat16"),
+    ("custom, padding", "float64"),  # where both ways by one wrong mask would show
     ("causal, sliding window", "float64"),
 ]
 
