@@ -1,8 +1,9 @@
 """The judge: what "identical" means, and the only numbers that say so.
 
-Three statements. *Exact*: bit equal, shapes and dtypes included. *Same function*: in float64 the
+Four statements. *Exact*: bit equal, shapes and dtypes included. *Same function*: in float64 the
 norm-relative error is at most 1e-12. *Same precision*: in a narrower dtype the error against the
-float64 truth is at most k times torch's own error against the same truth, plus a few eps.
+float64 truth is at most k times torch's own error against the same truth, plus a few eps. *No
+worse*: the same against another way of our own, at most twice its error.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 SAME_FUNCTION = 1e-12
 FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
@@ -23,10 +25,11 @@ class Verdict:
     """One judgement: the error, its limit, whether it passed, and where the worst element lies.
 
     Attributes:
-      statement: "exact", "same function" or "same precision".
+      statement: "exact", "same function", "same precision" or "no worse".
       error: norm-relative error; inf where shapes or NaN and Inf patterns differ.
       limit: the largest error that passes.
-      own: torch's own error against the float64 truth, for "same precision".
+      own: torch's own error against the float64 truth, for "same precision"; the other way's, for
+        "no worse".
       index: of the element that differs most, or None.
       got, want: the two values there.
       note: a sentence where the numbers do not say it all.
@@ -122,6 +125,29 @@ def within_precision(
     if not np.isfinite(own):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
         return Verdict("same precision", np.inf, 0.0, own=own, note=note)
+    return _explain(verdict, got, truth, scale is not None or zero)
+
+
+def no_worse(
+    got: np.ndarray,
+    others: np.ndarray,
+    truth: np.ndarray,
+    dtype: str,
+    scale: float | None = None,
+    zero: bool = False,
+) -> Verdict:
+    """At most `NO_WORSE` times the error of another way to compute the same, plus a floor.
+
+    The floor is that of `same_precision`, and in float64, where two ways may both be off by much
+    more than `SAME_FUNCTION` if the truth is known better than that, it is `SAME_FUNCTION`.
+    """
+    own = error(others, truth, scale)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    floor = SAME_FUNCTION if dtype == "float64" else FLOOR_EPS[dtype] * eps
+    verdict = Verdict("no worse", error(got, truth, scale), NO_WORSE * own + floor, own=own)
+    if not np.isfinite(own):
+        note = f"the other has NaN or Inf in {dtype} where the truth has none, or the reverse"
+        return Verdict("no worse", np.inf, 0.0, own=own, note=note)
     return _explain(verdict, got, truth, scale is not None or zero)
 
 
