@@ -47,7 +47,7 @@ class Request(NamedTuple):
     precision: Any
     x64: bool
 
-    def split(self, operands: Any) -> tuple[tuple, tuple, tuple]:
+    def split(self, operands: Any) -> tuple[Any, Any, Any]:
         """q, k and v; the numbers of batch entries and heads; the leaves of the rules."""
         first = 3 + len(self.sizes.batch) + 1
         return operands[:3], operands[3:first], operands[first:]
@@ -127,7 +127,8 @@ def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
         (q, k, v), numbers, leaves = request.split(operands)
         sizes, rules = sizes_of(q, k), request.bound(q, k, numbers, leaves)
         plan = blockwise.plan(q, k, rules, request.platform)
-        o, m, l = blockwise.forward_pass(plan, *flat(sizes, q, k, v), rules)
+        q, k, v = flat(sizes, q, k, v)
+        o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
         lse = blockwise.lse_of(rules, m, l)
         return o.reshape(*sizes.batch, *o.shape[1:]), *(
             x.reshape(*sizes.batch, *x.shape[1:]) for x in (lse, m, l)
@@ -148,8 +149,9 @@ def _local_backward(request: Request, *operands) -> tuple[jax.Array, ...]:
 
         rules, pull = jax.vjp(bind, floats)
         plan = blockwise.plan(q, k, rules, request.platform)
-        rows = flat(sizes, o, m, l, do, dlse)
-        *grads, drules = blockwise.backward_pass(plan, *flat(sizes, q, k, v), rules, *rows)
+        given, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dlse)
+        everything: Any = plan, *given, rules, *rows
+        *grads, drules = blockwise.backward_pass(*everything)
         grads = [g.reshape(x.shape) for g, x in zip(grads, (q, k, v), strict=True)]
         return *grads, *pull(drules)[0]
 
@@ -201,7 +203,7 @@ class Layout:
         batch = [f"b{i}" for i in range(len(request.sizes.batch))]
         groups = request.sizes.N // request.key_heads
         heads = "n" if groups == 1 else "(n g)"
-        self.factors = {} if groups == 1 else {"g": groups}
+        self.factors: dict[str, Any] = {} if groups == 1 else {"g": groups}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
         along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"]}

@@ -72,7 +72,8 @@ def forward_units(
     if plan.batched:
         given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
         o, m, l = jax.vmap(one)(*given, *_units(plan))
-        return join(o, sizes.B), *(x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
+        m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
+        return join(o, sizes.B), m, l
 
     def step(whole, unit):
         b, n = unit
@@ -84,7 +85,8 @@ def forward_units(
 
     o = jnp.zeros((*q.shape[:3], v.shape[3]), kind)
     m, l = (jnp.zeros((sizes.B, sizes.N, sizes.T), kind) for _ in range(2))
-    return jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _units(plan))[0]
+    (o, m, l), _ = jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _units(plan))
+    return o, m, l
 
 
 def _units(plan: Plan) -> tuple[jax.Array, jax.Array]:
@@ -177,8 +179,8 @@ def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, l, delta) -> tuple[
 def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
     """All units at once; dk and dv lie as B K H S."""
     B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
-    rows = (x.reshape(-1, G, T) for x in rows)
-    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *rows
+    lines = (x.reshape(-1, G, T) for x in rows)
+    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
     (dscale, _), (dq, dk, dv) = jax.vmap(lambda given, b, n: one(totals, given, b, n))(
         given, *_units(plan)
     )

@@ -15,7 +15,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/blockwise/__init__": BLOCKWISE,
     "backends/blockwise/ranges": BLOCKWISE,
     "backends/blockwise/block": BLOCKWISE,
-    "backends/blockwise/hoist": BLOCKWISE,
+    "backends/hoist": BLOCKWISE,
     "backends/blockwise/plan": BLOCKWISE,
     "backends/blockwise/units": BLOCKWISE,
     "backends/blockwise/walk": BLOCKWISE,

@@ -1,0 +1,183 @@
+"""Attention on eight devices beside one: run as a program of its own, it prints what it found.
+
+`python -m parity_tests.core.sharding.requests` makes eight devices of one CPU, which must be said
+before jax starts, and compares every request on them with the same request on one device.
+"""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from flax_attn import (
+    CAUSAL,
+    Dropout,
+    Fn,
+    Keep,
+    Lengths,
+    Segments,
+    additive,
+    alibi,
+    attend,
+    modify,
+    softcap,
+)
+from flax_attn.parity import judge
+
+B, T, S, N, K, H, h = 4, 132, 140, 8, 4, 6, 10
+KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
+BACKENDS = ("blockwise", "reference")
+COLLECTIVES = r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.RandomState(seed).standard_normal(shape)
+
+
+def whole(seed: int, below: int, *shape: int) -> np.ndarray:
+    return np.random.RandomState(seed).randint(1, below, shape).astype(np.int32)
+
+
+class Request(NamedTuple):
+    """What is asked, from arrays by name; `cut` tells how those are sharded that come so."""
+
+    asked: Callable[[dict], dict]
+    arrays: dict[str, np.ndarray] = {}
+    cut: dict[str, P] = {}
+    spec: P = P("data", None, "model")
+
+
+def by_place(b: Any, n: Any, q: Any, k: Any) -> Any:
+    return (3 * q + 5 * k + 7 * b + n) % 4 > 0
+
+
+def by_head(gain: Any, x: Any, b: Any, n: Any, q: Any, k: Any) -> Any:
+    return x * gain[n] + (b - q).astype(x.dtype) / 50
+
+
+IDS = {"q_ids": np.sort(whole(1, 4, B, T)), "kv_ids": np.sort(whole(2, 4, B, S))}
+REQUESTS = {
+    "documents": Request(
+        lambda a: {"mask": Lengths(a["kv"]) & Segments(a["q_ids"], a["kv_ids"])},
+        {"kv": whole(3, S, B), **IDS},
+        {"kv": P("data"), "q_ids": P("data"), "kv_ids": P("data")},
+    ),
+    "sinks, slopes and scale": Request(
+        lambda a: {
+            "mask": CAUSAL,
+            "score": softcap(a["cap"]) >> alibi(a["slopes"]),
+            "sinks": a["sinks"],
+            "scale": a["scale"],
+        },
+        {
+            "slopes": drawn(4, N),
+            "sinks": drawn(5, N),
+            "scale": drawn(6),
+            "cap": np.asarray(2.0),
+        },
+    ),
+    "dropout": Request(lambda a: {"dropout": Dropout(0.4, jax.random.key(3))}),
+    "functions": Request(
+        lambda a: {"mask": Fn(by_place), "score": modify(by_head, a["gain"])},
+        {"gain": drawn(7, N)},
+    ),
+    "arrays cut along heads": Request(
+        lambda a: {
+            "score": additive(a["bias"]),
+            "dropout": Keep(a["keep"], 0.3),
+            "mask": a["seen"],
+        },
+        {
+            "bias": drawn(8, N, T, S),
+            "keep": drawn(9, B, N, T, S) < 0.5,
+            "seen": drawn(10, B, 1, 1, S) < 1,
+        },
+        {"bias": P("model"), "keep": P("data", "model"), "seen": P("data")},
+    ),
+    "batch alone": Request(
+        lambda a: {"mask": CAUSAL, "dropout": Dropout(0.2, jax.random.key(5))},
+        spec=P(("data", "model")),
+    ),
+}
+
+
+def program(request: Request, backend: str) -> tuple[Callable, Callable]:
+    """Output and lse; all gradients by random cotangents."""
+
+    def forward(q, k, v, arrays):
+        return attend(q, k, v, **request.asked(arrays), backend=backend, return_lse=True)
+
+    def gradients(q, k, v, arrays, do, dlse):
+        floats = {n: x for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        (_, lse), back = jax.vjp(
+            lambda q, k, v, floats: forward(q, k, v, {**arrays, **floats}), q, k, v, floats
+        )
+        return back((do, jnp.where(jnp.isneginf(lse), 0, dlse)))
+
+    return jax.jit(forward), jax.jit(gradients)
+
+
+def run(name: str, kind: str, backend: str) -> dict[str, Any]:
+    request = REQUESTS[name]
+    entries = 8 if "batch" in name else B
+    given = [drawn(0, entries, T, N, H), drawn(11, entries, S, K, H), drawn(12, entries, S, K, h)]
+    cotangents = [drawn(13, entries, T, N, h), drawn(14, entries, T, N)]
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+
+    def placed(x: np.ndarray, spec: P) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    cut = {n: placed(x, request.cut.get(n, P())) for n, x in request.arrays.items()}
+    q, k, v, *spread = (placed(x, request.spec) for x in (*given, *cotangents))
+    forward, gradients = program(request, backend)
+    compiled = forward.lower(q, k, v, cut).compile()
+    backward = gradients.lower(q, k, v, cut, *spread).compile()
+    got = [*compiled(q, k, v, cut), *jax.tree.leaves(backward(q, k, v, cut, *spread))]
+    with jax.default_device(jax.devices()[0]):
+        want = [
+            *forward(*given, request.arrays),
+            *jax.tree.leaves(gradients(*given, request.arrays, *cotangents)),
+        ]
+    return {
+        "forward": Counter(re.findall(COLLECTIVES, compiled.as_text())),
+        "backward": Counter(re.findall(COLLECTIVES, backward.as_text())),
+        "kept": all(x.sharding.is_equivalent_to(q.sharding, 4) for x in (got[0], got[2])),
+        "equal": [bool(v) for v in verdicts(got, want)],
+        "bits": bool(((np.asarray(got[0]) == 0) == (np.asarray(want[0]) == 0)).all()),
+    }
+
+
+def verdicts(got: list, want: list) -> list[bool]:
+    got, want = ([np.asarray(x) for x in xs] for xs in (got, want))
+    everything = want[2:]
+    return [
+        judge.same_function(
+            a, b, judge.gradient_scale(everything, b) if i > 1 else None, zero=True
+        ).ok
+        for i, (a, b) in enumerate(zip(got, want, strict=True))
+    ]
+
+
+def main() -> None:
+    for name in REQUESTS:
+        for kind in KINDS:
+            for backend in BACKENDS:
+                with jax.enable_x64(True):
+                    found = run(name, kind, backend)
+                print(json.dumps({"name": name, "kind": kind, "backend": backend, **found}))
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
