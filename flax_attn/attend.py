@@ -18,6 +18,11 @@ from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .taps import tap
 
+FORWARD_MODE = (
+    "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
+    'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
+    'flax_attn.use_backend("reference").'
+)
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
@@ -53,8 +58,11 @@ def attend(
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
-        `explain` lists; `use_backend` says it for all inside. Forward-mode and higher derivatives
-        need "reference", which "auto" takes below 128 x 128 weights a head.
+        `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
+        `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
+        a head; second derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference" or
+        "blockwise". Under `jax.jit`, and from the function that `jax.linearize` gives, the
+        TypeError is jax's own and does not say so.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:
@@ -64,7 +72,7 @@ def attend(
     Raises:
       ValueError: for ranks, sizes or a backend name that do not fit.
       TypeError: for integer or mixed dtypes, a mask that is not boolean, a score or dropout that
-        is none.
+        is none; for forward mode through a backend other than "reference".
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
@@ -76,9 +84,14 @@ def attend(
     (2, 5, 6, 8)
     """
     q, k, v, rules, sizes = _prepare(q, k, v, Rules(as_mask(mask), score, scale, sinks, dropout))
-    chosen = BACKENDS[_choose(backend, q, k, v, rules)]
+    chosen = _choose(backend, q, k, v, rules)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    o, lse = chosen.forward(q, k, v, rules)
+    try:
+        o, lse = BACKENDS[chosen].forward(q, k, v, rules)
+    except TypeError as error:
+        if chosen == "reference" or "custom_vjp" not in str(error):
+            raise
+        raise TypeError(FORWARD_MODE) from error
     o = tap("context", o)
     o = o.reshape(*sizes.batch, *o.shape[1:])
     return (o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])) if return_lse else o
