@@ -20,7 +20,8 @@ PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
 errors, _types < taps, _checks, _arrays < masks, positions, dropout < scores < rules
-< reference < backends < attend, pooling, projection, heads < drop_in, layers < bench < cli
+< reference < backends < attend, pooling, projection, heads < drop_in, layers
+< flax_drop_in, bench < cli
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
