@@ -120,11 +120,11 @@ def flax_attention(
         attn_weights_value_einsum=attn_weights_value_einsum,
     )
     rate = dropout_rate.item() if isinstance(dropout_rate, np.generic) else dropout_rate
-    rate = check_rate("dropout_rate", rate)
+    check_rate("dropout_rate", rate)
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     sizes = _sizes(q, k, v)
     rules = {"mask": _mask(mask, is_causal), "score": _score(bias, q.dtype)}
-    drop = None if deterministic else _drop(rate, dropout_rng, broadcast_dropout, sizes)
+    drop = None if deterministic else _drop(dropout_rate, dropout_rng, broadcast_dropout, sizes)
     kind = wide(q.dtype) if force_fp32_for_softmax else q.dtype
     with _precision(precision):
         if module is not None:
@@ -145,7 +145,7 @@ def _mask(mask: Any, is_causal: bool) -> Mask:
     if mask is None:
         return CAUSAL if is_causal else FULL
     mask = jnp.asarray(mask)
-    if mask.dtype != jnp.bool_ and not jnp.issubdtype(mask.dtype, jnp.number):
+    if not any(jnp.issubdtype(mask.dtype, kind) for kind in (bool, jnp.integer, jnp.floating)):
         raise TypeError(
             f"mask must be boolean, or a number that is not 0 where a query may look; "
             f"got {mask.dtype}."
@@ -172,7 +172,7 @@ def _drop(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> Keep | None:
             "Pass deterministic=True to drop nothing."
         )
     batch = (1,) * (len(sizes.batch) + 1) if broadcast else (*sizes.batch, sizes.N)
-    return Keep(jax.random.bernoulli(key, 1.0 - rate, (*batch, sizes.T, sizes.S)), rate)
+    return Keep(jax.random.bernoulli(key, 1.0 - rate, (*batch, sizes.T, sizes.S)), float(rate))
 
 
 def _sow(module: Any, weights: Float[Array, "*B N T S"]) -> None:
