@@ -105,7 +105,8 @@ CASES = [
 @pytest.mark.parametrize(("by", "name"), CASES)
 def test_a_module_is_the_same_function(by, name):
     config, inputs, call = {**SHARED, **(NNX if by is by_nnx else LINEN)}[name]
-    got, want = both(by, config, inputs, **call)
+    gradients = not name.startswith("decoding ")  # compiled for shapes that no other case has
+    got, want = both(by, config, inputs, gradients=gradients, **call)
     same(got, want)
     assert bool(got.sown) == ("sow_weights" in call)
 
