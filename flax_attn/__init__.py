@@ -9,6 +9,7 @@ from .backends.platform import aim as aim
 from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
 from .dropout import Keep as Keep
+from .flax_drop_in import flax_attention as flax_attention
 from .layers import BahdanauAttention as BahdanauAttention
 from .layers import CausalAttention as CausalAttention
 from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention

@@ -20,6 +20,11 @@ from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .sharding import attend_sharded
 
+FORWARD_MODE = (
+    "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
+    'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
+    'flax_attn.use_backend("reference").'
+)
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
@@ -60,8 +65,11 @@ def attend(
         Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
         device asks another for any.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
-        `explain` lists; `use_backend` says it for all inside. Forward-mode and higher derivatives
-        need "reference", which "auto" takes below 128 x 128 weights a head.
+        `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
+        `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
+        a head; second derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference" or
+        "blockwise". Under `jax.jit`, and from the function that `jax.linearize` gives, the
+        TypeError is jax's own and does not say so.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:
@@ -71,7 +79,7 @@ def attend(
     Raises:
       ValueError: for ranks, sizes or a backend name that do not fit.
       TypeError: for integer or mixed dtypes, a mask that is not boolean, a score or dropout that
-        is none.
+        is none; for forward mode through a backend other than "reference".
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
@@ -87,8 +95,13 @@ def attend(
     whole = _bound(q, k, v, rules, places)
     name = _choose(backend, q, k, v, whole)
     forward = BACKENDS[name].forward
-    found = attend_sharded(name, forward, q, k, v, rules) if places is None else None
-    o, lse = found or attend_locally(forward, q, k, v, whole)
+    try:
+        found = attend_sharded(name, forward, q, k, v, rules) if places is None else None
+        o, lse = found or attend_locally(forward, q, k, v, whole)
+    except TypeError as error:
+        if name == "reference" or "custom_vjp" not in str(error):
+            raise
+        raise TypeError(FORWARD_MODE) from error
     return (o, lse) if return_lse else o
 
 

@@ -84,7 +84,9 @@ def dot_product_attention(
       local_window_size: how many keys a query sees to its left and right, beside its own; one
         count for both sides, or a pair.
       implementation: None is `attend`'s own choice of a backend, "xla" the plain formula, "cudnn"
-        the kernel or its reason why not.
+        the kernel or its reason why not. Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`)
+        needs "xla", or `use_backend("reference")`, from 128 x 128 weights a head on; under
+        `jax.jit` jax's own TypeError does not say so.
       return_residual: whether the log-sum-exp is wanted too.
 
     Returns:

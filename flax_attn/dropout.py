@@ -136,6 +136,54 @@ def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> lis
     return threefry2x32_p.bind(*varying_alike([jnp.broadcast_to(w, shape) for w in words]))
 
 
+def dropout_stream(rngs: nnx.Rngs) -> nnx.RngStream | None:
+    """The stream "dropout", or the default one, as `nnx.Rngs` answers; None if there is neither.
+
+    >>> dropout_stream(nnx.Rngs(params=0)) is None, dropout_stream(nnx.Rngs(0)) is None
+    (True, False)
+    """
+    try:
+        return rngs["dropout"]
+    except KeyError:
+        return None
+
+
+def check_stream(rate: float, stream: nnx.RngStream | None) -> nnx.RngStream:
+    """`stream`; ValueError if there is none to draw a key from."""
+    if stream is None:
+        raise ValueError(
+            f"dropout={rate} needs a random key in training; the layer was built from rngs without "
+            'a "dropout" or default stream. Build it with rngs=nnx.Rngs(params=0, dropout=1), or '
+            "call it with deterministic=True."
+        )
+    return stream
+
+
+class LayerDropout(nnx.Dropout):
+    """`nnx.Dropout` that asks for a "dropout" stream only when it draws.
+
+    Args:
+      rate: from 0 to 1.
+      rngs: its "dropout" stream, or its default one, gives a new key at every call in training.
+
+    Raises:
+      ValueError: when called in training with a rate above 0, if `rngs` had neither stream.
+
+    >>> LayerDropout(0.0, rngs=nnx.Rngs(params=0))(jnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, rate: float, *, rngs: nnx.Rngs):
+        super().__init__(rate, rngs=dropout_stream(rngs))
+
+    def __call__(self, inputs, *, deterministic=None, rngs=None):
+        """The inputs, dropped in training; `deterministic` overrules `train()` and `eval()`."""
+        off = self.deterministic if deterministic is None else deterministic
+        if rngs is None and not off and 0 < self.rate < 1:
+            check_stream(self.rate, self.rngs)
+        return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
+
+
 class AttentionDropout(nnx.Module):
     """Hands out the `Dropout` of one call in training, and None otherwise.
 
@@ -143,7 +191,11 @@ class AttentionDropout(nnx.Module):
 
     Args:
       rate: from 0 to 1.
-      rngs: its "dropout" stream gives a new key at every call in training.
+      rngs: its "dropout" stream, or its default one, gives a new key at every call in training.
+
+    Raises:
+      ValueError: if the rate lies outside [0, 1]; when called in training with a rate above 0, if
+        `rngs` had neither stream.
 
     >>> dropout = AttentionDropout(0.1, rngs=nnx.Rngs(0))
     >>> dropout.eval()
@@ -154,9 +206,12 @@ class AttentionDropout(nnx.Module):
     def __init__(self, rate: float, *, rngs: nnx.Rngs):
         self.rate = check_rate("dropout", rate)
         self.deterministic = False
-        self.rngs = rngs["dropout"].fork()
+        stream = dropout_stream(rngs)
+        self.rngs = nnx.data(None) if stream is None else stream.fork()
 
     def __call__(self, deterministic: bool | None = None) -> Dropout | None:
         """The dropout to hand to `attend`; `deterministic` overrules `train()` and `eval()`."""
         deterministic = self.deterministic if deterministic is None else deterministic
-        return None if deterministic or self.rate == 0 else Dropout(self.rate, self.rngs())
+        if deterministic or self.rate == 0:
+            return None
+        return Dropout(self.rate, check_stream(self.rate, self.rngs)())

@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from ..dropout import LayerDropout
 from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
@@ -69,7 +70,7 @@ class MultiHeadAttention(nnx.Module):
         self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
         self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
         self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types) if out_proj else None
-        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from ..dropout import LayerDropout
 from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
@@ -64,7 +65,7 @@ class MultiHeadAttentionCombined(nnx.Module):
         types = {"dtype": dtype, "param_dtype": param_dtype}
         self.qkv = torch_linear(d_in, 3 * d_out, use_bias=qkv_bias, rngs=rngs, **types)
         self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types)
-        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -8,6 +8,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from ..dropout import LayerDropout
 from ..projection import torch_linear, torch_uniform
 from ..reference import softmax
 from ..taps import tap
@@ -81,7 +82,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
         biases = (start(d_out) if qkv_bias else None for _ in range(3))
         self.b_query, self.b_key, self.b_value = biases
         self.out_proj = torch_linear(d_out, d_out, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        self.dropout = nnx.Dropout(check_rate("dropout", dropout), rngs=rngs)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

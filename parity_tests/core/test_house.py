@@ -21,7 +21,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types < taps, _checks, _arrays < places < masks, positions, dropout < scores < rules
 < reference < backends < sharding < attend, pooling, projection, heads
-< drop_in, layers < bench < cli
+< drop_in, layers < flax_drop_in, bench < cli
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}

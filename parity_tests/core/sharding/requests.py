@@ -9,7 +9,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -53,8 +54,8 @@ class Request(NamedTuple):
     """What is asked, from arrays by name; `cut` tells how those are sharded that come so."""
 
     asked: Callable[[dict], dict]
-    arrays: dict[str, np.ndarray] = {}
-    cut: dict[str, P] = {}
+    arrays: Mapping[str, np.ndarray] = MappingProxyType({})
+    cut: Mapping[str, P] = MappingProxyType({})
     spec: P = P("data", None, "model")
 
 
@@ -146,8 +147,8 @@ def run(name: str, kind: str, backend: str) -> dict[str, Any]:
     got = [*compiled(q, k, v, cut), *jax.tree.leaves(backward(q, k, v, cut, *spread))]
     with jax.default_device(jax.devices()[0]):
         want = [
-            *forward(*given, request.arrays),
-            *jax.tree.leaves(gradients(*given, request.arrays, *cotangents)),
+            *forward(*given, dict(request.arrays)),
+            *jax.tree.leaves(gradients(*given, dict(request.arrays), *cotangents)),
         ]
     return {
         "forward": Counter(re.findall(COLLECTIVES, compiled.as_text())),

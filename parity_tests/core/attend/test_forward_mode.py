@@ -1,0 +1,104 @@
+"""Forward mode and second derivatives, on both sides of the 128 x 128 weights where "auto" turns.
+
+From there on "auto" takes a backend with its own gradient: second derivatives by reverse mode first
+are the plain formula's, and forward mode raises an error that says what serves it.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import CAUSAL, attend, dot_product_attention, explain, modify, use_backend
+from flax_attn.parity import judge
+from parity_tests.core.backends.refusal import told
+
+T, N, H = 130, 2, 3
+X, U = (np.random.RandomState(i).standard_normal((T, N, H)) for i in range(2))
+WAY_OUT = ("Forward mode", 'attend(..., backend="reference")', 'use_backend("reference")')
+
+
+def causal(x):
+    return attend(x, x, x, mask=CAUSAL)
+
+
+def loss(x):
+    return (causal(x) ** 2).sum()
+
+
+FORWARD = {
+    "jvp": lambda f, x, u: jax.jvp(f, (x,), (u,)),
+    "jacfwd": lambda f, x, u: jax.jacfwd(f)(x),
+    "of a vmap": lambda f, x, u: jax.jvp(jax.vmap(f), (x[None],), (u[None],)),
+}
+TWICE = {
+    "forward over reverse": lambda x, u: jax.jvp(jax.grad(loss), (x,), (u,))[1],
+    "reverse over reverse": lambda x, u: jax.grad(lambda x: (jax.grad(loss)(x) * u).sum())(x),
+}
+
+
+def test_the_sizes_lie_beyond_the_turn():
+    assert explain(X, X, X).chosen == "blockwise"
+    assert explain(X[:100], X[:100], X[:100]).chosen == "reference"
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_names_the_backend_that_serves_it(name):
+    x, u = jnp.asarray(X), jnp.asarray(U)
+    for call in (causal, lambda x: dot_product_attention(x, x, x)):
+        with told(TypeError, *WAY_OUT):
+            FORWARD[name](call, x, u)
+
+
+def test_the_way_out_leads_out():
+    """Eagerly by name, under jit by the context, and "xla" of the drop-in."""
+    x, u = jnp.asarray(X), jnp.asarray(U)
+    want = jax.jvp(lambda x: attend(x, x, x, backend="reference"), (x,), (u,))[1]
+
+    def inside(x):
+        with use_backend("reference"):
+            return attend(x, x, x)
+
+    _, by_context = jax.jit(lambda x, u: jax.jvp(inside, (x,), (u,)))(x, u)
+    named = jax.jvp(lambda x: dot_product_attention(x, x, x, implementation="xla"), (x,), (u,))[1]
+    for got in (by_context, named):
+        assert judge.alike(np.asarray(got), np.asarray(want))
+
+
+@cache
+def by_the_plain_formula():
+    """The Hessian times U, which is symmetric: both orders have this one truth."""
+    with jax.enable_x64(True), use_backend("reference"):
+        return np.asarray(jax.jit(TWICE["forward over reverse"])(jnp.asarray(X), jnp.asarray(U)))
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives_are_the_plain_formulas(name):
+    with jax.enable_x64(True):
+        got = jax.jit(TWICE[name])(jnp.asarray(X), jnp.asarray(U))
+    verdict = judge.same_function(np.asarray(got), by_the_plain_formula())
+    assert verdict.ok, verdict
+
+
+@jax.custom_vjp
+def halved(logits):
+    return logits / 2
+
+
+halved.defvjp(lambda x: (halved(x), None), lambda _, d: (d / 2,))
+
+
+def test_other_type_errors_are_left_as_they_are():
+    """One of the caller's own function in a score, and one that is no matter of derivatives."""
+    x, u = jnp.asarray(X[:5]), jnp.asarray(U[:5])
+    score = modify(lambda logits, b, n, q, k: halved(logits))
+    with pytest.raises(TypeError, match="custom_vjp function"):
+        jax.jvp(lambda x: attend(x, x, x, score=score), (x,), (u,))
+
+    def broken(logits, b, n, q, k):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine"):
+        attend(x, x, x, score=modify(broken), backend="blockwise")
