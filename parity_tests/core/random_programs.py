@@ -4,6 +4,7 @@ A program compiles once and serves many requests. The same seed gives the same p
 requests on every machine.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -220,7 +221,8 @@ def _dropout(given: Program, drawn: Random) -> tuple[dict[str, Any], np.ndarray 
         key = drawn.randint(0, 2**31, 2).astype(np.uint32)
         return {"key": key}, None if given.rate == 0 else kept(key, given.rate, s)
     if given.dropout == "Keep":
-        shape = tuple(n if drawn.rand() < 0.8 else 1 for n in whole)
+        spread = Random([given.seed, 1, 1]).rand(len(whole)) < 0.8  # one shape a program
+        shape = tuple(n if full else 1 for n, full in zip(whole, spread, strict=True))
         keep = drawn.rand(*shape) >= given.rate
         return {"keep": keep}, np.broadcast_to(keep, whole).reshape(-1, *whole[-3:])
     return {}, None
@@ -233,19 +235,15 @@ def kept(key: np.ndarray, rate: float, sizes: Sizes) -> np.ndarray:
     """Who survives flax_attn's own draw, B N T S: that it is right is tested elsewhere."""
     B = int(np.prod(sizes.batch, dtype=int))
     small = all(n <= most for n, most in zip((B, *sizes[1:]), (6, *LARGEST[1:]), strict=True))
+    places = [x.astype(np.int32) for x in (LARGEST if small else sizes).grid()]
     with jax.enable_x64(False):
-        bits = _bits(key, rate, LARGEST if small else sizes)
-    return np.asarray(bits)[:B, : sizes.N, : sizes.T, : sizes.S]
+        bits = np.asarray(_bits(key, rate, *places))
+    return bits[:B, : sizes.N, : sizes.T, : sizes.S]
 
 
-def _bits(key: np.ndarray, rate: float, sizes: Sizes) -> jax.Array:
-    return _jitted(key, rate, sizes)
-
-
-@jax.jit(static_argnums=(1, 2))
-def _jitted(key, rate, sizes):
-    at = (x.astype(np.int32) for x in sizes.grid())
-    return Dropout(rate, jax.random.wrap_key_data(key)).keep(*at)
+@partial(jax.jit, static_argnums=1, compiler_options={"xla_cpu_use_fusion_emitters": False})
+def _bits(key, rate, b, n, q, k):
+    return Dropout(rate, jax.random.wrap_key_data(key)).keep(b, n, q, k)
 
 
 def _poisoned(given: Program, q, k, v, seen: np.ndarray, drawn: Random) -> dict[str, np.ndarray]:
