@@ -2,7 +2,8 @@
 
 `attention` runs in the dtype of its arrays. Every operation's result passes a hook: the identity
 for the truth, `noise` for Monte Carlo arithmetic, which moves each result at random by at most one
-unit in the last place, so that the spread of a few runs tells how well this input can be known.
+unit in the last place, so that the spread of a few runs tells how well this input can be known. A
+sum is many operations: it moves by a unit in the last place of the sum of what is added, unsigned.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .random_masks import Indices
-from .random_scores import Rounding, Step, summed
+from .random_scores import Rounding, Step, added, identity
 
 HUGE = 1e30  # adding a logit to numbers beyond this rounds the logit away and nothing else
 
@@ -39,21 +40,21 @@ class Inputs(NamedTuple):
     dlse: np.ndarray
 
 
-def identity(x: np.ndarray) -> np.ndarray:
-    """The hook of the truth."""
-    return x
-
-
 def noise(seed: int, eps: float) -> Rounding:
-    """A hook that multiplies by `1 + eps * r`, r within 1, and leaves huge fills alone."""
+    """A hook that moves numbers by `eps * r` of their size, r within 1, and leaves fills alone."""
     drawn = np.random.RandomState(seed)
 
-    def rnd(x):
+    def rnd(x, size=None):
         x = np.asarray(x)
-        moved = x * (1 + eps * (2 * drawn.random_sample(x.shape) - 1))
+        moved = x + eps * (2 * drawn.random_sample(x.shape) - 1) * (x if size is None else size)
         return np.where(np.abs(x) < HUGE, moved, x).astype(x.dtype)
 
     return rnd
+
+
+def dot(a: np.ndarray, b: np.ndarray, rnd: Rounding) -> np.ndarray:
+    """`a @ b`; its noise is that of the products that are summed."""
+    return a @ b if rnd is identity else rnd(a @ b, np.abs(a) @ np.abs(b))
 
 
 def attention(given: Inputs, rnd: Rounding = identity) -> dict[str, Any]:
@@ -65,31 +66,33 @@ def attention(given: Inputs, rnd: Rounding = identity) -> dict[str, Any]:
     G = given.q.shape[2] // given.k.shape[2]
     q, k, v, do = (np.swapaxes(x, 1, 2) for x in (given.q, given.k, given.v, given.do))
     k, v = (np.repeat(x, G, axis=1) for x in (k, v))  # B N S H
-    raw = rnd(q @ np.swapaxes(k, 2, 3))  # B N T S
+    raw = dot(q, np.swapaxes(k, 2, 3), rnd)  # B N T S
     x, backs = rnd(raw * given.scale), []
     for step, floats, ints in zip(given.steps, given.floats, given.ints, strict=True):
         x, back = step.apply(x, floats, ints, given.at, rnd)
         backs.append(back)
     p, own, lse = _softmax(np.where(given.seen, x, -np.inf), given.sinks, rnd)
     kept, to_kept = _dropout(p, given, rnd)
-    found = {"o": np.swapaxes(rnd(kept @ v), 1, 2), "lse": np.swapaxes(lse, 1, 2)}
+    found = {"o": np.swapaxes(dot(kept, v, rnd), 1, 2), "lse": np.swapaxes(lse, 1, 2)}
 
     dlse = np.swapaxes(given.dlse, 1, 2)  # B N T
-    dp = to_kept(rnd(do @ np.swapaxes(v, 2, 3)))
-    change = rnd(rnd(np.sum(rnd(p * dp), axis=-1)) - dlse)
+    dp = to_kept(dot(do, np.swapaxes(v, 2, 3), rnd))
+    change = rnd(added(rnd(p * dp), -1, rnd) - dlse)
     ds = rnd(p * rnd(dp - change[..., None]))
     if given.sinks is not None:
-        found["sinks"] = -rnd(np.sum(rnd(own * change), axis=(0, 2)))
+        found["sinks"] = -added(rnd(own * change), (0, 2), rnd)
     parts = []
     for back in backs[::-1]:
         ds, grads = back(ds)
         parts.append(grads)
     found["score"] = parts[::-1]
-    found["scale"] = rnd(np.sum(rnd(ds * raw)))
+    found["scale"] = added(rnd(ds * raw), None, rnd)
     ds = rnd(ds * given.scale)
-    dk, dv = np.swapaxes(ds, 2, 3) @ q, np.swapaxes(kept, 2, 3) @ do
-    found["q"] = np.swapaxes(rnd(ds @ k), 1, 2)
-    found["k"], found["v"] = (np.swapaxes(rnd(_gathered(rnd(x), G)), 1, 2) for x in (dk, dv))
+    found["q"] = np.swapaxes(dot(ds, k, rnd), 1, 2)
+    for name, a, b in (("k", ds, q), ("v", kept, do)):
+        heads = dot(np.swapaxes(a, 2, 3), b, rnd)  # B N S H
+        heads = heads.reshape(heads.shape[0], -1, G, *heads.shape[2:])
+        found[name] = np.swapaxes(added(heads, 2, rnd), 1, 2)
     return found
 
 
@@ -128,11 +131,3 @@ def _dropout(
         return np.where(given.keep, rnd(x / share), 0).astype(p.dtype)
 
     return drop(p), drop
-
-
-def _gathered(x: np.ndarray, G: int) -> np.ndarray:
-    """The sum over the query heads that share a key head: B N S H to B K S H."""
-    return x.reshape(x.shape[0], -1, G, *x.shape[2:]).sum(axis=2)
-
-
-__all__ = ["Inputs", "attention", "identity", "noise", "summed"]

@@ -138,13 +138,13 @@ def _plan(drawn: Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     name = ["default", "loops", "loops", "unrolled", "batched", "gpu"][
         drawn.choice(6, p=[0.15, 0.2, 0.2, 0.2, 0.2, 0.05])
     ]
-    rows, cols = (int(drawn.randint(1, n + 2)) for n in (sizes.T, sizes.S))
+    # Blocks of one row or column take XLA up to two minutes to compile.
+    rows, cols = (int(drawn.randint(2, n + 3)) for n in (sizes.T, sizes.S))
     if name in ("default", "gpu"):
         return name, {}
     if name == "unrolled":  # at most three by three blocks, for the compiler's sake
-        return name, {"unrolled": True, "rows": max(rows, sizes.T // 3 + 1), "cols": max(
-            cols, sizes.S // 3 + 1
-        )}
+        rows, cols = max(rows, sizes.T // 3 + 1), max(cols, sizes.S // 3 + 1)
+        return name, {"unrolled": True, "rows": rows, "cols": cols}
     return name, {"batched": name == "batched", "rows": rows, "cols": cols}
 
 
@@ -248,7 +248,7 @@ def _bits(key, rate, b, n, q, k):
 
 def _poisoned(given: Program, q, k, v, seen: np.ndarray, drawn: Random) -> dict[str, np.ndarray]:
     """q, k and v with NaN and Inf in queries that see nothing and keys that nobody sees."""
-    B, N, T, S = seen.shape
+    B, N, _, S = seen.shape
     blind = np.swapaxes(~seen.any(3), 1, 2).reshape(*q.shape[:-1], 1)
     hidden = ~seen.any(2).reshape(B, given.K, N // given.K, S).any(2)
     hidden = np.swapaxes(hidden, 1, 2).reshape(*k.shape[:-1], 1)

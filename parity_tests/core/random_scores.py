@@ -12,8 +12,7 @@ import flax_attn as fa
 from . import random_masks
 from .random_masks import Indices, Random, Sizes, offset
 
-# ALiBi slopes of each batch entry come with this flag, as offsets of each batch entry do.
-Rounding = Callable[[np.ndarray], np.ndarray]
+Rounding = Callable[..., np.ndarray]  # of a result, and of the size that its noise is a share of
 Back = Callable[[np.ndarray], tuple[np.ndarray, list[np.ndarray]]]
 
 
@@ -241,7 +240,9 @@ def by_distance(drawn: Random, sizes: Sizes, dtype: str) -> Step:
         distance = np.abs(at[3] - at[2]).astype(x.dtype)
         return rnd(x - distance / x.dtype.type(4)), lambda dy: (dy, [])
 
-    return Step("modify(distance)", lambda d: ([], []), lambda fs, xs: fa.modify(_by_distance), apply)
+    return Step(
+        "modify(distance)", lambda d: ([], []), lambda fs, xs: fa.modify(_by_distance), apply
+    )
 
 
 def closure(drawn: Random, sizes: Sizes, dtype: str) -> Step:
@@ -264,11 +265,23 @@ def closure(drawn: Random, sizes: Sizes, dtype: str) -> Step:
     return Step("modify(closure)", lambda d: ([d.standard_normal(sizes.N)], []), build, apply)
 
 
+def identity(x: np.ndarray, size: Any = None) -> np.ndarray:
+    """The rounding hook of the truth."""
+    return x
+
+
+def added(x: np.ndarray, axis: Any, rnd: Rounding) -> np.ndarray:
+    """The sum; its noise is that of what is added."""
+    if rnd is identity:
+        return np.asarray(x.sum(axis=axis))
+    return rnd(np.asarray(x.sum(axis=axis)), np.asarray(np.abs(x).sum(axis=axis)))
+
+
 def summed(x: np.ndarray, shape: tuple[int, ...], rnd: Rounding) -> np.ndarray:
     """The sum over the axes along which an array of this shape was spread."""
-    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
-    along = tuple(i for i, n in enumerate(shape) if n == 1)
-    return rnd(np.asarray(x.sum(axis=along, keepdims=True)))
+    lead = tuple(range(x.ndim - len(shape)))
+    along = tuple(i + len(lead) for i, n in enumerate(shape) if n == 1)
+    return added(x, (*lead, *along), rnd).reshape(shape)
 
 
 SUMS = (additive, alibi, relative, by_distance, closure)

@@ -1,6 +1,6 @@
 """Fuzzing of `attend`: random programs, each backend against the oracle in numpy.
 
-`verdicts(program, requests)` runs one program; `python -m parity_tests.core.fuzz` runs many.
+`run(seed)` runs one program; `python -m parity_tests.core.fuzz` runs many.
 """
 
 from .runs import BACKENDS as BACKENDS

@@ -7,14 +7,11 @@ if any program differs, and prints the line that runs it again.
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from . import BACKENDS, run
+from .worker import outcomes, prepare
 
 Line = dict[str, Any]
 REPEAT = "python -m parity_tests.core.fuzz --program {seed} --request {request}"
@@ -57,16 +54,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def prepare() -> None:
-    """What a process needs before it runs programs, most of which compile once and never again."""
-    import jax
-
-    from .backends import strict
-
-    strict()
-    jax.config.update("jax_enable_compilation_cache", False)
-
-
 def read(path: Path | None) -> dict[int, Line]:
     """The programs already run, by seed."""
     if path is None or not path.exists():
@@ -80,46 +67,6 @@ def write(path: Path | None, line: Line) -> None:
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def outcomes(
-    seeds: list[int], requests: int | None, jobs: int, minutes: float | None
-) -> Iterator[Line]:
-    """The line of each seed, as they end; none is begun after so many minutes."""
-    end = time.monotonic() + 60 * (1e6 if minutes is None else minutes)
-    left = iter(seeds)
-    if jobs == 1:
-        for seed in left:
-            if time.monotonic() > end:
-                return
-            yield one(seed, requests)
-        return
-    # New processes now and then: what is compiled stays in memory.
-    workers = ProcessPoolExecutor(
-        jobs, get_context("spawn"), initializer=prepare, max_tasks_per_child=150
-    )
-    with workers:
-        running: set[Future] = set()
-        while True:
-            while len(running) < jobs and time.monotonic() < end:
-                seed = next(left, None)
-                if seed is None:
-                    break
-                running.add(workers.submit(one, seed, requests))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
-
-
-def one(seed: int, requests: int | None) -> Line:
-    """One program, in whatever process."""
-    import jax
-
-    line = run(seed, requests).line()
-    if seed % 10 == 0:
-        jax.clear_caches()
-    return line
 
 
 def show(line: Line, count: int, of: int) -> None:
@@ -155,7 +102,9 @@ def table(lines: list[Line]) -> str:
     cpu, many = sum(x["cpu"] for x in lines), max(len(lines), 1)
     first = sum(x["first_cpu"] for x in lines)
     more = max(sum(x["requests"] for x in lines) - len(lines), 1)
-    text = f"{cpu / 60:.1f} CPU minutes: {cpu / many:.2f} s a program, of which {first / many:.2f} s"
+    text = (
+        f"{cpu / 60:.1f} CPU minutes: {cpu / many:.2f} s a program, of which {first / many:.2f} s"
+    )
     found.append(f"{text} for its first request; {(cpu - first) / more:.3f} s for each further one")
     return "\n".join(found)
 
