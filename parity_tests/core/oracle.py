@@ -46,8 +46,8 @@ def noise(seed: int, eps: float) -> Rounding:
 
     def rnd(x, size=None):
         x = np.asarray(x)
-        moved = x + eps * (2 * drawn.random_sample(x.shape) - 1) * (x if size is None else size)
-        return np.where(np.abs(x) < HUGE, moved, x).astype(x.dtype)
+        size = np.where(np.abs(x) < HUGE, x if size is None else size, 0)
+        return (x + eps * (2 * drawn.random_sample(x.shape) - 1) * size).astype(x.dtype)
 
     return rnd
 

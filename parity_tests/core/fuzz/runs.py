@@ -82,7 +82,7 @@ def _ask(given: Program, index: int, runners: dict[str, Any], outcome: Outcome) 
             got = jax.tree.map(np.asarray, got)
         except Exception as error:  # whatever it is, it is a finding
             runners[backend] = "broken"
-            text = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            text = f"{type(error).__name__}: {[*str(error).splitlines(), ''][0][:200]}"
             _fault(outcome, index, backend, Row("error", np.inf, 0.0, note=text))
             continue
         for row in rows(truth, got):
