@@ -1,4 +1,4 @@
-"""Random attentions by every backend beside an oracle in numpy; more by `parity_tests.core.fuzz`."""
+"""Random attentions by every backend, beside an oracle in numpy."""
 
 import jax
 import jax.numpy as jnp
