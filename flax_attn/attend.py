@@ -94,15 +94,15 @@ def attend(
     rules = _rules(mask, score, scale, sinks, dropout)
     whole = _bound(q, k, v, rules, places)
     name = _choose(backend, q, k, v, whole)
-    forward = BACKENDS[name].forward
+    attention = BACKENDS[name].attention
     try:
-        found = attend_sharded(name, forward, q, k, v, rules) if places is None else None
-        o, lse = found or attend_locally(forward, q, k, v, whole)
+        found = attend_sharded(name, attention, q, k, v, rules) if places is None else None
+        o, stats = found or attend_locally(attention, q, k, v, whole)
     except TypeError as error:
         if name == "reference" or "custom_vjp" not in str(error):
             raise
         raise TypeError(FORWARD_MODE) from error
-    return (o, lse) if return_lse else o
+    return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
 
 
 def attention_weights(
@@ -137,7 +137,7 @@ def attention_weights(
     rules, sizes = _bound(q, k, k, _rules(mask, score, scale, sinks, None)), sizes_of(q, k)
     q, k = flat(sizes, q, k)
     q, k, _ = reference.zero_unseen(q, k, k, rules)
-    weights, _ = reference.weights_and_lse(q, k, rules)
+    weights, _ = reference.weights_and_stats(q, k, rules)
     return weights.reshape(sizes.shape)
 
 

@@ -10,7 +10,7 @@ zero weights, zero gradients and, without a sink, an lse of -inf.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,22 @@ from .scores import Additive, Chain, Identity, Score
 from .taps import listening, tap
 
 
+class Stats(NamedTuple):
+    """Of each row the maximum m of its scores, and l, the sum of exp(score - m); both finite.
+
+    A row that sees nothing has l = 0. Attention over parts of the keys is put together from these;
+    the log-sum-exp m + log(l) would lose log(l) beside an m of -1e9.
+    """
+
+    m: Float[Array, "*B N T"]
+    l: Float[Array, "*B N T"]
+
+    @property
+    def lse(self) -> Float[Array, "*B N T"]:
+        some = self.l != 0
+        return jnp.where(some, self.m + jnp.log(jnp.where(some, self.l, 1.0)), -jnp.inf)
+
+
 def softmax(
     scores: Float[Array, "*B T S"], sinks: Float[Array, "*#B #T"] | None = None
 ) -> Float[Array, "*B T S"]:
@@ -35,16 +51,24 @@ def softmax(
     >>> softmax(jnp.asarray([[0.0, 0.0], [-jnp.inf, -jnp.inf]])).tolist()
     [[0.5, 0.5], [0.0, 0.0]]
     """
-    return softmax_and_lse(scores, sinks)[0].astype(scores.dtype)
+    return softmax_and_stats(scores, sinks)[0].astype(scores.dtype)
+
+
+def softmax_and_lse(
+    scores: Float[Array, "*B T S"], sinks: Float[Array, "*#B #T"] | None = None
+) -> tuple[Float[Array, "*B T S"], Float[Array, "*B T"]]:
+    """The softmax over the last axis and its log-sum-exp, both in float32 or wider."""
+    weights, stats = softmax_and_stats(scores, sinks)
+    return weights, stats.lse
 
 
 @jax.jit
-def softmax_and_lse(
+def softmax_and_stats(
     scores: Float[Array, "*B T S"],
     sinks: Float[Array, "*#B #T"] | None = None,
     seen: Bool[Array, "*#B #T #S"] | None = None,
-) -> tuple[Float[Array, "*B T S"], Float[Array, "*B T"]]:
-    """The softmax over what is seen of the last axis, and its log-sum-exp; float32 or wider.
+) -> tuple[Float[Array, "*B T S"], Stats]:
+    """The softmax over what is seen of the last axis, and its parts; float32 or wider.
 
     What is not seen weighs nothing, and no gradient comes back from there, be it infinite.
     """
@@ -60,18 +84,16 @@ def softmax_and_lse(
     l = powers.sum(axis=-1)
     if sinks is not None:
         l = l + jnp.exp(sinks - m)
-    some = l != 0
-    l = jnp.where(some, l, 1.0)
-    weights = powers / l[..., None]
+    weights = powers / jnp.where(l != 0, l, 1.0)[..., None]
     if seen is not None:
         weights = jnp.where(seen, weights, 0.0)
-    return weights, jnp.where(some, m + jnp.log(l), -jnp.inf)
+    return weights, Stats(m, l)
 
 
-def weights_and_lse(
+def weights_and_stats(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], rules: Rules
-) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T"]]:
-    """The weights before dropout and the lse, by bound rules; query head n reads key head n//G."""
+) -> tuple[Float[Array, "B N T S"], Stats]:
+    """The weights before dropout and their parts, by bound rules; head n reads key head n // G."""
     sizes, kind = sizes_of(q, k), wide(q.dtype)
     groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
     q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
@@ -82,7 +104,7 @@ def weights_and_lse(
     if listening():
         scores = tap("scores", scores if seen is None else jnp.where(seen, scores, -jnp.inf))
     sinks = None if rules.sinks is None else rules.sinks[None, :, None]  # 1 N 1
-    return softmax_and_lse(scores, sinks, seen)
+    return softmax_and_stats(scores, sinks, seen)
 
 
 def _scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
@@ -111,8 +133,16 @@ def forward(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
     """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
+    o, stats = attention(q, k, v, rules)
+    return o, stats.lse
+
+
+def attention(
+    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
+) -> tuple[Float[Array, "B T N h"], Stats]:
+    """The output, in the dtype of q, and the parts of the weights, by bound rules."""
     q, k, v = zero_unseen(q, k, v, rules)
-    weights, lse = weights_and_lse(q, k, rules)
+    weights, stats = weights_and_stats(q, k, rules)
     hides = not (isinstance(rules.mask, Full) and isinstance(rules.score, Identity))
     dead = jnp.swapaxes((weights == 0).all(-1), 1, 2) if hides else None  # B T N
     weights = tap("weights", weights)
@@ -125,7 +155,7 @@ def forward(
     o = o.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype)
     if dead is not None:  # no cotangent comes in there, be it NaN
         o = jnp.where(dead[..., None], 0, o)
-    return o, lse
+    return o, stats
 
 
 def zero_unseen(

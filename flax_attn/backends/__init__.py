@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -10,7 +10,7 @@ from .. import reference
 from ..rules import Rules
 from . import blockwise, cudnn, protocol, splash, tokamax
 
-Forward = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, jax.Array]]
+Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, reference.Stats]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 
 
@@ -19,24 +19,34 @@ def _never(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 
 
 class Backend(NamedTuple):
-    """`forward(q, k, v, rules) -> (o, lse)` on B T N H arrays and bound rules.
+    """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
     `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None;
     `aside` the reason why "auto" passes it over although it could, or None.
     """
 
-    forward: Forward
+    attention: Attention
     refusal: Refusal
     aside: Refusal = _never
+
+
+def _by_lse(forward: Any) -> Attention:
+    """A kernel that gives the log-sum-exp alone, as the others give m and l."""
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+        o, lse = forward(q, k, v, rules)
+        return o, protocol.of_lse(lse)
+
+    return attention
 
 
 _known = protocol.with_known_lengths
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "cudnn": Backend(cudnn.forward, _known(cudnn.refusal), protocol.aside),
-        "tokamax": Backend(tokamax.forward, _known(tokamax.refusal), protocol.aside),
-        "splash": Backend(splash.forward, _known(splash.refusal), protocol.aside),
-        "blockwise": Backend(blockwise.forward, _known(_never), blockwise.aside),
-        "reference": Backend(reference.forward, _never),
+        "cudnn": Backend(_by_lse(cudnn.forward), _known(cudnn.refusal), protocol.aside),
+        "tokamax": Backend(_by_lse(tokamax.forward), _known(tokamax.refusal), protocol.aside),
+        "splash": Backend(_by_lse(splash.forward), _known(splash.refusal), protocol.aside),
+        "blockwise": Backend(blockwise.attention, _known(_never), blockwise.aside),
+        "reference": Backend(reference.attention, _never),
     }
 )

@@ -3,10 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._types import Sizes
 from ..places import Places
+from ..reference import Stats
 from ..rules import Rules, sizes_of
 from ..taps import tap
 
@@ -25,13 +25,13 @@ def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def attend_locally(
-    forward: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
-) -> tuple[jax.Array, jax.Array]:
-    """Output `*B T N h` and lse `*B T N` by a backend's `forward` and bound rules."""
+    attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+) -> tuple[jax.Array, Stats]:
+    """Output `*B T N h` and the parts `*B N T` by a backend's `attention` and bound rules."""
     sizes = sizes_of(q, k)
     q, k, v = flat(sizes, q, k, v)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    o, lse = forward(q, k, v, rules)
+    o, stats = attention(q, k, v, rules)
     o = tap("context", o)
-    o = o.reshape(*sizes.batch, *o.shape[1:])
-    return o, jnp.swapaxes(lse, 1, 2).reshape(o.shape[:-1])
+    parts = (x.reshape(*sizes.batch, *x.shape[1:]) for x in stats)
+    return o.reshape(*sizes.batch, *o.shape[1:]), Stats(*parts)

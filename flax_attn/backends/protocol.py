@@ -24,6 +24,7 @@ from .. import taps
 from .._arrays import varying_alike
 from .._types import Sizes
 from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
+from ..reference import Stats
 from ..rules import Rules, sizes_of
 
 SMALL = 256 * 256  # query-key pairs of a head
@@ -195,17 +196,6 @@ def _least(a: np.ndarray, b: Any) -> Any:
 
 
 # The kernel.
-
-
-class Stats(NamedTuple):
-    """Of each row, B N T in float32 or wider: the maximum, and the sum of exp(score - m)."""
-
-    m: jax.Array
-    l: jax.Array
-
-    @property
-    def lse(self) -> jax.Array:
-        return jnp.where(self.l == 0, -jnp.inf, self.m + jnp.log(jnp.where(self.l == 0, 1, self.l)))
 
 
 def of_lse(lse: jax.Array) -> Stats:

@@ -16,13 +16,14 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from ..reference import Stats
 from . import auto, explicit
 
 
 def attend_sharded(
-    name: str, forward: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Any
-) -> tuple[jax.Array, jax.Array] | None:
-    """Output and lse of arrays that lie on several devices; None if these lie on one.
+    name: str, attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Any
+) -> tuple[jax.Array, Stats] | None:
+    """Output and parts of the weights of arrays on several devices; None if they lie on one.
 
     Raises:
       ValueError: if q, k and v are sharded differently, or along their width.
@@ -30,7 +31,7 @@ def attend_sharded(
     """
     types = mesh_types(q, k, v)
     if types == {AxisType.Explicit}:
-        return explicit.attend(name, forward, q, k, v, rules)
+        return explicit.attend(name, attention, q, k, v, rules)
     if name == "blockwise" and _may_be_auto(types, q):
         return auto.attend(q, k, v, rules)
     return None

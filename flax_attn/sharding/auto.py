@@ -21,6 +21,7 @@ from ..backends import blockwise
 from ..backends.hoist import hoist
 from ..backends.local import bound, flat
 from ..backends.platform import platform_of
+from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .specs import Shards, numbers_of, part_of, places_of
 
@@ -61,8 +62,8 @@ class Request(NamedTuple):
         return bound(q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch))
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
-    """Output `*B T N h` and lse `*B T N` by attention in blocks, wherever XLA puts the parts."""
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, Stats]:
+    """Output `*B T N h` and the parts of the weights `*B N T`, wherever XLA puts them."""
     rules = hoist(rules, wide(q.dtype))
     leaves, structure = jax.tree.flatten(rules)
     leaves = [jnp.asarray(x) for x in leaves]
@@ -96,15 +97,15 @@ def _attend(request: Request, *operands: jax.Array) -> Any:
 
 
 def _forward(request: Request, *operands: jax.Array) -> Any:
-    o, lse, m, l = _partitioned(request, "forward")(*operands)
-    given = o.astype(operands[0].dtype), jnp.moveaxis(lse, -2, -1)
-    return given, (operands, o, m, l)
+    o, m, l, *stats = _partitioned(request, "forward")(*operands)
+    stats = Stats(*stats)
+    return (o.astype(operands[0].dtype), stats), (operands, o, m, l, stats.l)
 
 
 def _backward(request: Request, kept: tuple, cotangents: tuple) -> tuple:
-    operands, o, m, l = kept
-    do, dlse = cotangents
-    grads = _partitioned(request, "backward")(*operands, o, m, l, do, jnp.moveaxis(dlse, -1, -2))
+    operands, o, m, l, total = kept
+    do, dstats = cotangents
+    grads = _partitioned(request, "backward")(*operands, o, m, l, do, dstats.l * total)
     found = iter(grads)
     return tuple(
         next(found) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in operands
@@ -122,16 +123,16 @@ def _is_float(x: Any) -> bool:
 
 
 def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
-    """Output `*B T N h` in float32 or wider; lse, m and l, `*B N T`."""
+    """Output `*B T N h` in float32 or wider; m and l, `*B N T`, without the sinks and with them."""
     with _as_traced(request):
         (q, k, v), numbers, leaves = request.split(operands)
         sizes, rules = sizes_of(q, k), request.bound(q, k, numbers, leaves)
         plan = blockwise.plan(q, k, rules, request.platform)
         q, k, v = flat(sizes, q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
-        lse = blockwise.lse_of(rules, m, l)
+        stats = blockwise.stats_of(rules, m, l)
         return o.reshape(*sizes.batch, *o.shape[1:]), *(
-            x.reshape(*sizes.batch, *x.shape[1:]) for x in (lse, m, l)
+            x.reshape(*sizes.batch, *x.shape[1:]) for x in (m, l, *stats)
         )
 
 
@@ -211,7 +212,7 @@ class Layout:
             axes = "" if _is_float(leaf) and "q" not in axes else axes  # small: whole everywhere
             self.inputs.append(_names(i, axes, leaf.shape, along))
         rows = [*batch, heads, "t"]
-        self.outputs = [[*queries, "w"], rows, rows, rows]
+        self.outputs = [[*queries, "w"], rows, rows, rows, rows]
         if phase == "backward":
             kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
             numbers = [False] * (len(batch) + 1)

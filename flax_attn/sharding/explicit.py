@@ -12,6 +12,7 @@ from .. import taps
 from .._types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, bound
+from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .specs import Shards, names_in, numbers_of, part_of, places_of
 
@@ -23,19 +24,19 @@ KERNELS = (
 
 
 def attend(
-    name: str, forward: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
-) -> tuple[jax.Array, jax.Array]:
-    """Output `*B T N h` and lse `*B T N`, sharded as q is."""
+    name: str, attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+) -> tuple[jax.Array, Stats]:
+    """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
     types = [jax.typeof(x).sharding for x in (q, k, v)]
     mesh = next(kind.mesh for kind in types if kind.mesh.size > 1)
     shards = _agreed({n: kind.spec for n, kind in zip("qkv", types, strict=True)})
     k, v = (_repeated(x, shards.count(mesh), q.shape[-2]) for x in (k, v))
     rules = hoist(rules, wide(q.dtype))
-    return _run(name, forward, mesh, shards, q, k, v, rules)
+    return _run(name, attention, mesh, shards, q, k, v, rules)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(name: str, forward: Any, mesh: Any, shards: Shards, q, k, v, rules: Rules) -> Any:
+def _run(name: str, attention: Any, mesh: Any, shards: Shards, q, k, v, rules: Rules) -> Any:
     sizes, axes = sizes_of(q, k), leaf_axes(rules)
     leaves, structure = jax.tree.flatten(rules)
     specs = [_as_it_comes(x, shards.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
@@ -46,19 +47,18 @@ def _run(name: str, forward: Any, mesh: Any, shards: Shards, q, k, v, rules: Rul
         leaves = [part_of(x, a, numbers) for x, a in zip(leaves, axes, strict=True)]
         rules = bound(q, k, structure.unflatten(leaves), places_of(numbers, sizes.batch))
         with taps.listen(lambda name, value: None):  # what is heard inside cannot come out
-            return attend_locally(forward, q, k, v, rules)
+            return attend_locally(attention, q, k, v, rules)
 
     given = (*(shards.queries,) * 3, *shards.numbers, *specs)
     arrays = [
         jax.sharding.reshard(x, NamedSharding(mesh, spec))
         for x, spec in zip((q, k, v, *numbers_of(sizes), *leaves), given, strict=True)
     ]
-    rows = PartitionSpec(*shards.queries[:-1])
     return jax.shard_map(
         local,
         mesh=mesh,
         in_specs=given,
-        out_specs=(shards.queries, rows),
+        out_specs=(shards.queries, shards.rows),  # of both m and l
         check_vma=not (name in KERNELS or has_functions(rules)),
     )(*arrays)
 

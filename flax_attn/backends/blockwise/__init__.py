@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 from ... import reference, taps
 from ..._arrays import varying_alike
 from ..._types import wide
+from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
@@ -43,9 +44,21 @@ def forward(
     **how: Any,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
     """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
+    o, stats = attention(q, k, v, rules, **how)
+    return o, stats.lse
+
+
+def attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K h"],
+    rules: Rules,
+    **how: Any,
+) -> tuple[Float[Array, "B T N h"], Stats]:
+    """The output, in the dtype of q, and the parts of the weights, by bound rules."""
     sizes = sizes_of(q, k)
     if 0 in (*q.shape, *k.shape, *v.shape):
-        return reference.forward(q, k, v, rules)
+        return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
     made = plan(q, k, rules, platform_of(q), **how)
@@ -79,7 +92,7 @@ def _attend(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) 
 
 def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     o, m, l = forward_pass(plan, q, k, v, rules)
-    return (o.astype(q.dtype), lse_of(rules, m, l)), (q, k, v, rules, o, m, l)
+    return (o.astype(q.dtype), stats_of(rules, m, l)), (q, k, v, rules, o, m, l)
 
 
 def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
@@ -93,7 +106,10 @@ def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Ru
 
 
 def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
-    return backward_pass(plan, *kept, *given)
+    q, k, v, rules, o, m, l = kept
+    do, dstats = given
+    dlse = dstats.l * stats_of(rules, m, l).l
+    return backward_pass(plan, q, k, v, rules, o, m, l, do, dlse)
 
 
 def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple[Any, ...]:
@@ -130,13 +146,13 @@ def _sinks(rules: Rules, m: jax.Array) -> jax.Array:
     return jnp.broadcast_to(rules.sinks.astype(m.dtype)[None, :, None], m.shape)
 
 
-def lse_of(rules: Rules, m: jax.Array, l: jax.Array) -> jax.Array:
-    """The log-sum-exp of what `forward_pass` gave, sinks included."""
-    return _lse(*_with_sinks(rules, m, l))
+def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
+    """The parts of the weights from what `forward_pass` gave, sinks included.
 
-
-def _lse(m: jax.Array, l: jax.Array) -> jax.Array:
-    return jnp.where(l == 0, -jnp.inf, m + jnp.log(_nonzero(l)))
+    m is a shift, of which nothing depends: the gradient of the log-sum-exp is that of l alone.
+    """
+    m, l = _with_sinks(rules, m, l)
+    return Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
 
 def _nonzero(l: jax.Array) -> jax.Array:

@@ -137,7 +137,7 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
         ),
         (lambda: alibi(np.ones(4)).bind(SIZES), ValueError, r"\(3,\).*\(4,\)"),
         (lambda: alibi(np.ones(3), offset="start"), ValueError, '"end"'),
-        (lambda: alibi(np.ones(3), offset=np.arange(T)), ValueError, "an integer"),
+        (lambda: alibi(np.ones(3), offset=np.arange(1.0)), ValueError, "an integer"),
         (lambda: softcap(float("inf")), ValueError, "finite bound above zero; got inf"),
         (lambda: softcap(np.ones(S)), ValueError, r"one number for all heads; got shape \(7,\)"),
         (lambda: softcap("30"), TypeError, "must be a number; got '30'"),
