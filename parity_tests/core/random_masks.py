@@ -13,7 +13,7 @@ import numpy as np
 import flax_attn as fa
 
 # Offsets that are arrays of one number a batch entry, for Causal and Window; scalars while False.
-PER_ENTRY = False
+PER_ENTRY = True
 
 Random = np.random.RandomState
 Indices = tuple[np.ndarray, ...]  # b, n, q, k, open

@@ -123,7 +123,7 @@ def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple
         m = jnp.where(dead, m, most)
         dsinks = -jnp.sum(share * jnp.where(dead, -dlse, delta), axis=(0, 2))
         dsinks = dsinks.astype(rules.sinks.dtype)
-    rows = jnp.where(dead, jnp.inf, m), _nonzero(l), jnp.where(dead, 0, delta)
+    rows = jnp.where(dead, jnp.inf, m), 1 / _nonzero(l), jnp.where(dead, 0, delta)
     with jax.default_matmul_precision(plan.precision):
         *grads, dscore = backward_units(plan, q, k, v, rules, do, *rows)
     return *grads[:3], _cotangent(rules, grads[3], dscore, dsinks)

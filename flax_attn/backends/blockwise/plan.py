@@ -44,28 +44,18 @@ def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: An
     G = sizes.N // key_heads
     if platform != "cpu":
         how = {"rows": 1024, "cols": 1024, "batched": True, **how}
-    elif G <= 8 and _is_short(rules, sizes):
+    elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
         rows = _few_rows(rules, sizes, G)
         how = {"rows": rows, "cols": min(1024, 2**18 // (rows * G)), "unrolled": True, **how}
     return _plan(sizes, G, rules, **how)
 
 
-def _is_short(rules: Rules, sizes: Sizes) -> bool:
-    longest = max(sizes.T, sizes.S)
-    return longest <= 1024 or (longest <= 2048 and rules.mask.is_static)
-
-
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
-    """Queries of a block: the fewer, the less is computed that is hidden."""
+    """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled."""
     lo, hi = static_inner(rules.mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
-    if not hides:
-        rows = 128 if sizes.T <= 256 else 256
-    elif sizes.T <= 256:
-        rows = 64
-    else:
-        rows = 128 if sizes.T <= 1024 or _band(rules, sizes, 128) else 256
-    return max(32, min(rows, 512 // G))
+    few = sizes.T <= (512 if hides else 256) or (hides and _band(rules, sizes, 128))
+    return max(32, min(128 if few else 256, 512 // G))
 
 
 def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **how: bool) -> Plan:

@@ -148,10 +148,10 @@ def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
     return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
 
 
-def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, l, delta) -> tuple[Any, ...]:
+def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, share, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
-    A row that sees nothing has an m of inf here.
+    `share` is 1 / l. A row that sees nothing has an m of inf here.
     """
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
@@ -169,7 +169,7 @@ def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, l, delta) -> tuple[
         return totals, (dq, dk, dv)
 
     walk = _backward_batched if plan.batched and not leaves else _backward_looped
-    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, l, delta)
+    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, share, delta)
     grads = [x.astype(q.dtype) for x in (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))]
     is_array = isinstance(rules.scale, jax.Array)
     dscale = dscale.astype(rules.scale.dtype) if is_array else None
@@ -211,9 +211,9 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows:
 
 def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, m, l, delta = given
+    q, k, v, do, m, share, delta = given
     kind, shape = wide(q.dtype), (at.G, at.rows)
-    raw, do, m, l, delta = (_rows(x, at) for x in (q, do, m, l, delta))
+    raw, do, m, share, delta = (_rows(x, at) for x in (q, do, m, share, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
     if new is not None:  # rows that an earlier block has had
@@ -230,7 +230,7 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
             kb, vb = quiet(kb, shown), quiet(vb, shown)
         x, back = _score(rules, _logits(raw, kb, rules, at), at)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
-        lines = (y.reshape(*shape, 1) for y in (m, l, delta))
+        lines = (y.reshape(*shape, 1) for y in (m, share, delta))
         p, ds = _weights(rules, at, x, dp, shown, *lines)
         parts, ds = back(ds)
         totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
@@ -246,10 +246,10 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
 
 
-def _weights(rules, at: Block, x, dp, shown, m, l, delta) -> tuple[jax.Array, jax.Array]:
+def _weights(rules, at: Block, x, dp, shown, m, share, delta) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores, from scores and do.v."""
     x = x if shown is None else jnp.where(shown, x, -jnp.inf)
-    p = dropped = jnp.exp(x - m) / l
+    p = dropped = jnp.exp(x - m) * share
     if rules.dropout is not None:
         keep = kept(rules.dropout, at)
         dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))

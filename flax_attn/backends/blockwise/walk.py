@@ -54,8 +54,11 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
     lo, hi, sure, until = ranges
     first, last = lo // cols, (hi + cols - 1) // cols
     sure, until = (sure + cols - 1) // cols, until // cols
+    starts_sure = isinstance(sure, int) and isinstance(first, int) and sure <= first
     sure = smaller(larger(sure, first), last)
     until = smaller(larger(until, sure), last)
+    if starts_sure:
+        first = sure  # so that no loop is compiled for what is known to be empty
 
     def body(masked):
         def run(j, carry):
@@ -66,7 +69,7 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
         return run
 
     for a, b, masked in ((first, sure, True), (sure, until, False), (until, last, True)):
-        if not (isinstance(a, int) and isinstance(b, int) and a >= b):
+        if a is not b and not (isinstance(a, int) and isinstance(b, int) and a >= b):
             a, b = (jnp.asarray(x, jnp.int32) for x in (a, b))
             carry = jax.lax.fori_loop(a, b, body(masked), carry)
     return carry

@@ -29,7 +29,6 @@ WITH_LAWS = [file for file, laws in FILES.items() if laws]
 CHOOSES_SIZES: dict[str, dict[str, str]] = {
     "backends/blockwise/plan": {
         "plan_of": "Any block size gives the same result; which is quickest is measured.",
-        "_is_short": "Decides whether blocks are written out or looped over, with equal results.",
         "_few_rows": "Chooses the rows of a block by what is quickest.",
         "_plan: most": "Bounds the size of a block by what is quickest.",
         "_plan: rows": "Any number of rows gives the same result.",
