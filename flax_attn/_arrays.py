@@ -47,7 +47,7 @@ def look_up(array: jax.Array, *indices: Any) -> jax.Array:
 def check_integers(what: str, **arrays: Any) -> None:
     """Raises TypeError unless every array given is of integers."""
     for name, array in arrays.items():
-        kind = None if array is None else dtype_of(array)
+        kind = None if array is None or is_whole(array) else dtype_of(array)
         if kind is not None and not jnp.issubdtype(kind, jnp.integer):
             raise TypeError(f"{what}.{name} must hold integers; got {kind}.")
 

@@ -173,10 +173,12 @@ def zero_unseen(
     if found is not None:
         sees, keys = found
         return _known(q, sees), _known(k, keys), _known(v, keys)
-    seen = jnp.broadcast_to(rules.mask.grid(sizes), (sizes.B, sizes.N, sizes.T, sizes.S))
+    seen = rules.mask.grid(sizes)  # B|1 N|1 T|1 S|1
     sees = jnp.swapaxes(seen.any(axis=3), 1, 2)[..., None]  # B T N 1
-    groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
-    keys = seen.any(axis=2).reshape(sizes.B, *groups, sizes.S).any(axis=2)  # B K S
+    keys = seen.any(axis=2)  # B N S
+    if keys.shape[1] > 1:
+        groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
+        keys = keys.reshape(keys.shape[0], *groups, keys.shape[2]).any(axis=2)  # B K S
     keys = jnp.swapaxes(keys, 1, 2)[..., None]  # B S K 1
     return jnp.where(sees, q, 0), jnp.where(keys, k, 0), jnp.where(keys, v, 0)
 

@@ -40,6 +40,13 @@ def aim(platform: str, capability: tuple[int, int] | None = None) -> Any:
     return _aimed(Aim(platform, capability))
 
 
+def mesh_of(x: Any) -> Any:
+    """The mesh on which `x` lies, or of size 1; of an array, traced or not, or its shape alone."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return getattr(x.sharding, "mesh", None) or jax.sharding.AbstractMesh((), ())
+    return jax.typeof(x).sharding.mesh
+
+
 def platform_of(x: jax.Array) -> str:
     """Where `x` lies; of a traced array, what is compiled for unless told otherwise: see `aim`."""
     if _aimed.value is not None:

@@ -26,6 +26,7 @@ from .._types import Sizes
 from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
 from ..reference import Stats
 from ..rules import Rules, sizes_of
+from .platform import mesh_of
 
 SMALL = 256 * 256  # query-key pairs of a head
 ROWS = 256  # queries that are asked at once what they see
@@ -57,9 +58,18 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.number)
 
 
-def of_shard_map(x: jax.Array) -> str | None:
-    """Why a Pallas kernel, which does not say over which axes its output varies, cannot run."""
-    varies = jax.typeof(x).manual_axis_type.varying
+def of_mesh(x: jax.Array) -> str | None:
+    """Why a Pallas kernel cannot run on the devices on which `x` lies, or None.
+
+    It does not say over which axes its output varies, and XLA does not know how to cut it.
+    """
+    mesh = mesh_of(x)
+    if mesh.size > 1 and jax.sharding.AxisType.Auto in mesh.axis_types:
+        return (
+            "cannot be cut along mesh axes of type Auto; give the mesh Explicit axes, which is "
+            "jax.make_mesh's default, or call attend inside a jax.shard_map"
+        )
+    varies = not isinstance(x, jax.ShapeDtypeStruct) and jax.typeof(x).manual_axis_type.varying
     return "needs check_vma=False in the shard_map around it" if varies else None
 
 

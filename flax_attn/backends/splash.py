@@ -20,7 +20,7 @@ from ..masks import FULL, Full, Mask, Segments
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import alive_in, band_of, blank, is_number, of_lse, of_shard_map, parts_of, serve
+from .protocol import alive_in, band_of, blank, is_number, of_lse, of_mesh, parts_of, serve
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
 NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
@@ -269,7 +269,7 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
         return f"takes softcap alone as a score; {type(rules.score).__name__} is asked for"
     if isinstance(rules.score, Softcap) and not is_number(rules.score.cap):
         return "needs the bound of softcap as a number, not as an array"
-    return _of_mask(rules.mask, sizes_of(q, k)) or of_shard_map(q) or _of_version()
+    return _of_mask(rules.mask, sizes_of(q, k)) or of_mesh(q) or _of_version()
 
 
 def _of_mask(mask: Mask, sizes: Sizes) -> str | None:

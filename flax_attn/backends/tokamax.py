@@ -22,7 +22,7 @@ from ..masks import And, Chunked, Mask
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
-from .protocol import Stats, band_of, blank, is_number, of_shard_map, parts_of, serve, with_dlse
+from .protocol import Stats, band_of, blank, is_number, of_mesh, parts_of, serve, with_dlse
 
 HOME = "tokamax._src.ops.attention."
 OLDEST = (0, 0, 12)
@@ -177,7 +177,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
         return f"needs an NVIDIA GPU of compute capability 9 or 10; this one has {at}"
     if q.dtype not in KINDS:
         return f"needs float16 or bfloat16, since it would round {q.dtype}"
-    return unable(q, k, v, rules) or of_shard_map(q) or _of_version()
+    return unable(q, k, v, rules) or of_mesh(q) or _of_version()
 
 
 def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:

@@ -16,6 +16,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from ..backends.platform import mesh_of
 from ..reference import Stats
 from . import auto, explicit
 
@@ -39,7 +40,7 @@ def attend_sharded(
 
 def mesh_types(*arrays: jax.Array) -> set[AxisType]:
     """The types of the axes on which arrays lie; none for one device."""
-    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+    meshes = [mesh_of(x) for x in arrays]
     return {kind for mesh in meshes if mesh.size > 1 for kind in mesh.axis_types}
 
 

@@ -9,8 +9,9 @@ from jaxtyping import Array, Float
 
 from ..._arrays import varying_alike
 from ..._types import wide
+from ...reference import finite_unless
 from ...rules import Rules
-from ...scores import Identity
+from ...scores import Additive, Alibi, Identity
 from .block import Block, add, is_cut, kept, leaves_of, local, quiet, scored, visible
 from .plan import Plan
 from .walk import over_keys, over_queries
@@ -228,7 +229,7 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
         shown = visible(rules.mask, at) if masked else None
         if shown is not None and plan.quiet:
             kb, vb = quiet(kb, shown), quiet(vb, shown)
-        x, back = _score(rules, _logits(raw, kb, rules, at), at)
+        x, back = _score(rules, _logits(raw, kb, rules, at), at, shown)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
         lines = (y.reshape(*shape, 1) for y in (m, share, delta))
         p, ds = _weights(rules, at, x, dp, shown, *lines)
@@ -262,9 +263,23 @@ def _add_cols(total: Float[Array, "H S"], part: Float[Array, "H cols"], at: Bloc
     return jax.lax.dynamic_update_slice_in_dim(total, part, at.k, axis=1)
 
 
-def _score(rules: Rules, x: jax.Array, at: Block) -> tuple[jax.Array, Callable]:
-    """The logits changed by the score, and what leads a gradient back to its leaves and them."""
+def _score(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array, Callable]:
+    """The logits changed by the score, and what leads a gradient back to its leaves and them.
+
+    Where a query may not look, NaN and Inf are taken out first, and no gradient comes back.
+    """
     if isinstance(rules.score, Identity):
         return x, lambda ds: ([], ds)
     leaves, put = leaves_of(local(rules.score, at))
-    return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
+    if shown is None or isinstance(rules.score, Additive | Alibi):  # whose derivative is one
+        return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
+    cut = zip(leaves, is_cut(rules.score), strict=True)
+    leaves = [finite_unless(shown, y) if is_part else y for y, is_part in cut]
+    x = finite_unless(shown, x)
+    out, back = jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
+
+    def back_where_shown(ds: jax.Array) -> Any:
+        parts, dx = back(ds)
+        return parts, jnp.where(shown, dx, 0)
+
+    return out, back_where_shown

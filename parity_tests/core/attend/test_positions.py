@@ -123,6 +123,7 @@ def slopes_of_the_paper(n):
 
 @pytest.mark.parametrize("n", range(1, 18))
 def test_alibi_slopes_are_the_papers(n):
+    assert alibi_slopes(n).dtype == np.float64
     want = np.asarray(slopes_of_the_paper(n))
     assert judge.printed(alibi_slopes(n), want) and len(want) == n
 

@@ -1,14 +1,16 @@
 """The ranges by which blocks are skipped or left unmasked, against the mask itself."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flax_attn import FULL, Causal, Chunked, Fn, Lengths, Prefix, Segments, Window
+from flax_attn import FULL, Causal, Chunked, Fn, Lengths, Prefix, Segments, Window, attend
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.ranges import Rows, inner, outer
+from flax_attn.parity import judge
 
 B, T, S = 2, 7, 9
 SIZES = Sizes((B,), 1, T, S)
@@ -16,6 +18,7 @@ _, _, Q, K = SIZES.grid()
 
 offsets = st.integers(-4, 6) | st.just("end")
 counts = st.none() | st.integers(0, 4)
+each = st.lists(st.integers(-4, 6), min_size=B, max_size=B).map(np.asarray)
 lengths = st.lists(st.integers(0, S), min_size=B, max_size=B).map(np.asarray)
 
 
@@ -27,8 +30,8 @@ def ids(length):
 leaves = st.one_of(
     st.just(FULL),
     st.just(Fn(lambda b, n, q, k: (q * k) % 3 == b)),
-    st.builds(Causal, offsets),
-    st.builds(Window, counts, counts, offsets),
+    st.builds(Causal, offsets | each),
+    st.builds(Window, counts, counts, offsets | each),
     st.builds(Chunked, st.integers(1, 5)),
     st.builds(Prefix, st.integers(0, S) | lengths),
     st.builds(Lengths, lengths, st.none() | lengths),
@@ -55,6 +58,32 @@ def test_ranges(mask, b, start, rows):
     assert not seen[:, : max(lo, 0)].any() and not seen[:, max(hi, 0) :].any()
     lo, hi = map(int, inner(mask, b, Rows(start, stop - start), SIZES))
     assert lo >= hi or (lo >= 0 and hi <= S and seen[:, lo:hi].all())
+
+
+@given(masks, st.integers(0, B - 1), st.integers(0, T - 1), st.integers(1, T))
+@settings(deadline=None, max_examples=150)
+def test_traced_ranges_are_the_known_ones(mask, b, start, rows):
+    """A plan is made of known ranges, and its loops run over traced ones."""
+    mask, rows = mask.bind(SIZES), min(rows, T - start)
+    for ranges in (outer, inner):
+        known = ranges(mask, b, Rows(start, rows), SIZES)
+        traced = ranges(mask, jnp.asarray(b), Rows(jnp.asarray(start), rows), SIZES)
+        assert [int(x) for x in known] == [int(x) for x in traced]
+    if mask.is_static:
+        assert all(isinstance(x, int) for x in known)
+
+
+@pytest.mark.parametrize("length", [1024, 1025, 2047, 2049])
+def test_a_hidden_band_where_the_plan_changes(length):
+    """`~` of a static mask, written out and in loops; against each row's own keys."""
+    mask, q = Causal() & ~Causal(-128), np.random.RandomState(0).standard_normal((length, 1, 4))
+    with jax.enable_x64(True):
+        x = jnp.asarray(q)
+        got = np.asarray(attend(x, x, x, mask=mask, backend="blockwise"))[:, 0]
+    for t in (0, 127, 128, length // 2, length - 1):
+        keys = q[max(0, t - 127) : t + 1, 0]
+        powers = np.exp(keys @ q[t, 0] / 2)
+        assert judge.same_function(got[t], (powers / powers.sum()) @ keys).ok
 
 
 @pytest.mark.parametrize(

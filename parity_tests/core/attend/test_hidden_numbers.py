@@ -1,0 +1,166 @@
+"""What is hidden, or beyond any sequence, changes nothing: huge numbers, NaN, far offsets."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import (
+    CAUSAL,
+    Causal,
+    Dense,
+    Prefix,
+    Rules,
+    Window,
+    additive,
+    alibi,
+    attend,
+    modify,
+    softcap,
+)
+from flax_attn._types import Sizes
+from flax_attn.parity import judge
+
+BACKENDS = ("reference", "blockwise")
+B, T, N, H = 2, 12, 3, 4
+HUGE = 3e38
+
+
+def drawn(seed, *shape, dtype=np.float32):
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape), dtype)
+
+
+def arrays():
+    return drawn(0, B, T, N, H), drawn(1, B, T, N, H), drawn(2, B, T, N, H)
+
+
+def same(a, b):
+    return all(
+        judge.exact(np.asarray(x), np.asarray(y)).ok
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_huge_value_that_later_rows_see_leaves_earlier_ones_alone(backend):
+    q, k, v = arrays()
+
+    def gradients(v):
+        def loss(q, k, v):
+            return jnp.sum(attend(q, k, v, mask=CAUSAL, backend=backend)[:, : T - 1])
+
+        return jax.grad(loss, (0, 1))(q, k, v)
+
+    assert same(gradients(v), gradients(v.at[:, -1].set(HUGE)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("by", ["mask", "additive"])
+def test_a_cotangent_of_a_row_that_sees_nothing_goes_nowhere(backend, by):
+    seen = np.tri(T, dtype=bool)
+    seen[3] = False
+    how = {
+        "mask": {"mask": Dense(seen), "sinks": drawn(3, N)},
+        "additive": {"score": additive(jnp.where(seen, 0.0, -jnp.inf))},
+    }[by]
+    _, back = jax.vjp(lambda *x: attend(*x, **how, backend=backend), *arrays())
+    cotangent = drawn(4, B, T, N, H)
+    assert same(back(cotangent.at[:, 3].set(jnp.nan)), back(cotangent.at[:, 3].set(0)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_that_is_nan_where_nobody_looks_reaches_nothing(backend):
+    """Through a softcap, whose derivative at NaN is NaN."""
+    bias = drawn(5, B, N, T, T)
+    hidden = ~np.tri(T, dtype=bool)
+
+    def gradients(bias):
+        def loss(q, k, v, bias):
+            score = additive(bias) >> softcap(2.0)
+            o, lse = attend(*(q, k, v), mask=CAUSAL, score=score, backend=backend, return_lse=True)
+            return jnp.sum(jnp.sin(o)) + jnp.sum(jnp.cos(lse))
+
+        return jax.grad(loss, (0, 1, 2, 3))(*arrays(), bias)
+
+    assert same(gradients(bias), gradients(jnp.where(hidden, jnp.nan, bias)))
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8, int])
+def test_whole_numbers_of_every_kind_are_offsets(number):
+    """From 128 tokens on too, where blocks take over."""
+    q = drawn(0, 130, 1, 2)
+    masks = [Causal(number(3)), Window(number(4), number(2), number(1)), Prefix(number(5))]
+    plain = [Causal(3), Window(4, 2, 1), Prefix(5)]
+    for mask, want in zip(masks, plain, strict=True):
+        assert same(attend(q, q, q, mask=mask), attend(q, q, q, mask=want))
+
+
+@pytest.mark.parametrize("far", [2**31 - 1, 2**31, 2**40, 10**30])
+def test_far_offsets_hide_or_show_all(far):
+    sizes = Sizes((), 1, 5, 7)
+    assert Causal(far).bind(sizes).static(sizes).all()
+    assert not Causal(-far).bind(sizes).static(sizes).any()
+    assert Window(far, far).bind(sizes).static(sizes).all()
+    assert not Window(3, 3, far).bind(sizes).static(sizes).any()
+    cancels = Window(far, None, far).bind(sizes).static(sizes)  # k - q >= 0
+    assert (cancels == (np.arange(7) >= np.arange(5)[:, None])).all()
+    assert Prefix(far).bind(sizes).static(sizes).all()
+    q = drawn(0, 130, 1, 2)
+    assert same(attend(q, q, q, mask=Causal(far)), attend(q, q, q))
+    assert not attend(q, q, q, mask=Causal(-far), backend="blockwise").any()
+
+
+def by_entry(make, offsets, q):
+    """Each batch entry by itself, with its own number."""
+    return jnp.stack([attend(x, x, x, **make(int(o))) for x, o in zip(q, offsets, strict=True)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_for_each_entry(backend):
+    q, offsets = drawn(0, 3, 140, 2, 4), np.asarray([-20, 0, 7])
+    makes = [
+        (lambda o: {"mask": Causal(o)}),
+        (lambda o: {"mask": Window(9, 2, o)}),
+        (lambda o: {"mask": Window(30, None, o) & CAUSAL}),
+        (lambda o: {"score": alibi(np.asarray([0.5, 0.1]), o)}),
+    ]
+    with jax.numpy_rank_promotion("raise"):
+        for make in makes:
+            got = attend(q, q, q, **make(offsets), backend=backend)
+            assert judge.alike(got, by_entry(make, offsets, q))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_slopes_for_each_entry(backend):
+    q, slopes = drawn(0, 3, 9, 2, 4), drawn(6, 3, 2)
+    got = attend(q, q, q, score=alibi(slopes), backend=backend)
+    want = [attend(x, x, x, score=alibi(s)) for x, s in zip(q, slopes, strict=True)]
+    assert judge.alike(got, jnp.stack(want))
+
+
+def test_none_leaves_everything_as_it_is():
+    q, k, v = arrays()
+    assert same(attend(q, k, v, mask=None, score=None), attend(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "bound", [np.asarray(0.0), jnp.asarray(-1.0), np.nan, jnp.asarray(jnp.inf)]
+)
+def test_a_bound_that_is_none_is_refused(bound):
+    with pytest.raises(ValueError, match="softcap needs a finite bound above zero"):
+        softcap(bound)
+
+
+def test_a_param_inside_a_frozen_object_is_refused():
+    param = nnx.Param(jnp.ones(N))
+    for make in (
+        lambda: alibi(param),
+        lambda: additive(param),
+        lambda: modify(lambda p, x, b, n, q, k: x, {"gain": param}),
+        lambda: Rules(sinks=param),
+    ):
+        with pytest.raises(TypeError, match=r"nnx\.Param, which would never be trained"):
+            make()
+    q, k, v = arrays()
+    assert attend(q, k, v, sinks=param).shape == q.shape
