@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from ._types import Sizes, wide
 from .masks import Full, Mask
 from .rules import Rules, sizes_of
-from .scores import Additive, Chain, Identity, Score
+from .scores import Additive, Alibi, Chain, Identity, Score
 from .taps import listening, tap
 
 
@@ -109,7 +109,7 @@ def weights_and_stats(
 
 def _scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
     """The logits changed by the score; what is hidden, NaN included, reaches no gradient."""
-    if seen is None or isinstance(score, Identity):
+    if seen is None or isinstance(score, Identity | Additive | Alibi):  # whose derivative is one
         return score.grid(logits, sizes)
     hidden = jax.lax.stop_gradient(finite_unless(False, logits))
     return _finite_where_hidden(score, seen).grid(jnp.where(seen, logits, hidden), sizes)
@@ -122,11 +122,8 @@ def _finite_where_hidden(score: Score, seen: Any) -> Score:
 
 
 def finite_unless(seen: Any, x: jax.Array) -> jax.Array:
-    """`x` with zeros in place of NaN and Inf where it is not seen; `x` may be one along an axis."""
-    wider = jnp.broadcast_shapes(x.shape, jnp.shape(seen))
-    along = tuple(i for i, (n, most) in enumerate(zip(x.shape, wider, strict=False)) if n < most)
-    somewhere = jnp.any(seen, axis=along, keepdims=True) if along else seen
-    return jnp.where(somewhere | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+    """`x`, as wide as `seen`, with zeros in place of NaN and Inf where it is not seen."""
+    return jnp.where(seen | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
 
 def forward(

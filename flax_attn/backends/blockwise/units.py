@@ -273,10 +273,13 @@ def _score(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array
     leaves, put = leaves_of(local(rules.score, at))
     if shown is None or isinstance(rules.score, Additive | Alibi):  # whose derivative is one
         return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
-    cut = zip(leaves, is_cut(rules.score), strict=True)
-    leaves = [finite_unless(shown, y) if is_part else y for y, is_part in cut]
-    x = finite_unless(shown, x)
-    out, back = jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
+    cut, x = is_cut(rules.score), finite_unless(shown, x)
+
+    def change(leaves: list, x: jax.Array) -> jax.Array:
+        parts = zip(leaves, cut, strict=True)
+        return scored(put([finite_unless(shown, y) if c else y for y, c in parts]), x, at)
+
+    out, back = jax.vjp(change, leaves, x)
 
     def back_where_shown(ds: jax.Array) -> Any:
         parts, dx = back(ds)
