@@ -38,6 +38,7 @@ from .masks import Mask as Mask
 from .masks import Prefix as Prefix
 from .masks import Segments as Segments
 from .masks import Window as Window
+from .places import Places as Places
 from .positions import Rotary as Rotary
 from .positions import alibi_slopes as alibi_slopes
 from .rules import Rules as Rules

@@ -25,9 +25,13 @@ class Places:
     Raises:
       ValueError: in use, if their shapes do not fit.
 
-    >>> from flax_attn._types import Sizes
-    >>> Places(n=jnp.asarray([4, 5])).bind(Sizes((3,), 2, 1, 1)).b.tolist()
-    [0, 1, 2]
+    >>> import jax
+    >>> from flax_attn import Dropout, Places, attend
+    >>> q = jnp.ones((3, 5, 4, 2))
+    >>> drop = Dropout(0.5, jax.random.key(0))
+    >>> half = attend(*3 * [q[:, :, 2:]], dropout=drop, places=Places(n=jnp.asarray([2, 3])))
+    >>> bool((half == attend(q, q, q, dropout=drop)[:, :, 2:]).all())
+    True
     """
 
     b: Any = None

@@ -16,7 +16,9 @@ PUBLIC = {
     if not name.startswith("_") and callable(thing)
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
-OURS = {f"flax_attn.{name}" for name in ("aim", "explain", "use_backend", "Rules")}  # no paper's
+OURS = {
+    f"flax_attn.{name}" for name in ("aim", "explain", "use_backend", "Rules", "Places")
+}  # no paper's
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 
 of_all_public = pytest.mark.parametrize("name", PUBLIC)
