@@ -17,6 +17,9 @@ PUBLIC = {
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
 OURS = {
+    f"flax_attn.{name}"  # no paper's
+    for name in ("aim", "explain", "use_backend", "Rules", "Places")
+}
     f"flax_attn.{name}" for name in ("aim", "explain", "use_backend", "Rules", "Places")
 }  # no paper's
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
