@@ -16,12 +16,8 @@ PUBLIC = {
     if not name.startswith("_") and callable(thing)
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
-OURS = {
-    f"flax_attn.{name}"  # no paper's
-    for name in ("aim", "explain", "use_backend", "Rules", "Places")
-}
-    f"flax_attn.{name}" for name in ("aim", "explain", "use_backend", "Rules", "Places")
-}  # no paper's
+NO_PAPERS = ("aim", "explain", "use_backend", "Rules", "Places")
+OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 
 of_all_public = pytest.mark.parametrize("name", PUBLIC)
