@@ -6,6 +6,7 @@ that a backend may skip what nobody sees. With T != S the diagonal is stated: `o
 upper-left, as torch and jax have it; `offset="end"` lets the last query see the last key, as
 flash-attention does.
 
+    >>> from flax_attn._types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
     array([[1, 0, 0],
            [1, 1, 0],
