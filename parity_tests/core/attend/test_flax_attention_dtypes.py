@@ -26,12 +26,11 @@ from parity_tests.core.attend.flax_modules import (
 X = draw(1, 1, 5, 12)
 KINDS = [*itertools.product(["float32", "float16"], repeat=2)]  # dtype, param_dtype
 PARTS = [*itertools.product([True, False], repeat=3)]  # use_bias, decode, normalize_qk
-PRECISIONS = [  # on a CPU all three are one program but for a word: `pytest -m long` runs the rest
+# On a CPU all three precisions are one program but for a word: `pytest -m long` runs the others.
+BY_HAND = jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST
+PRECISIONS = [
     jax.lax.Precision.DEFAULT,
-    *(
-        pytest.param(p, marks=pytest.mark.long)
-        for p in (jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST)
-    ),
+    *(pytest.param(precision, marks=pytest.mark.long) for precision in BY_HAND),
 ]
 
 
