@@ -45,13 +45,18 @@ class Places:
         for name, given, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
             numbers = jnp.arange(count, dtype=jnp.int32) if given is None else jnp.asarray(given)
             whole = sizes.batch if name == "b" else (sizes.N,)
-            if given is not None and jnp.broadcast_shapes(numbers.shape, whole) != whole:
+            if given is not None and not _fits(numbers.shape, whole):
                 raise ValueError(
                     f"Places.{name} must broadcast to {whole}; got shape {numbers.shape}."
                 )
             numbers = numbers if given is None else jnp.broadcast_to(numbers, whole)
             found[name] = numbers.reshape(count).astype(jnp.int32)
         return Places(**found)
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    pairs = zip(shape[::-1], whole[::-1], strict=False)
+    return len(shape) <= len(whole) and all(n in (1, most) for n, most in pairs)
 
 
 def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:

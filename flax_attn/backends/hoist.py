@@ -33,6 +33,13 @@ class Run:
         with jax.numpy_dtype_promotion("standard"):
             closed = jax.make_jaxpr(lambda *xs: trace(*xs))(*element)
         self.jaxpr, self.consts = closed.jaxpr, tuple(closed.consts)
+        self.axes = jax.typeof(element[-1]).manual_axis_type.varying
+        if self.axes and self.consts:
+            raise NotImplementedError(
+                "attention in blocks cannot take a function that closes over arrays inside a "
+                "jax.shard_map that checks its axes. Hand them in as modify(fn, params), give the "
+                'shard_map check_vma=False, or ask for backend="reference".'
+            )
         self.text = str(self.jaxpr)
 
     def __eq__(self, other: Any) -> bool:
@@ -139,7 +146,9 @@ def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
     flat = [jnp.asarray(x).reshape(-1 if i in axes else ()) for i, x in enumerate(index)]
-    consts, given, flat = varying_alike((consts, given, flat))
+    consts, given, flat = jax.tree.map(
+        lambda x: varying(x, run.axes), varying_alike((consts, given, flat))
+    )
 
     def one(index: list, *logits: jax.Array) -> jax.Array:
         return run(consts, *given[:1], *logits, *index)

@@ -192,4 +192,4 @@ def test_splash_as_interpreted_is_the_reference(knob):
 
 def test_all_backends_are_told_of():
     assert [found.backend for found in explain(*arrays(jnp.float32), mask=FULL)] == [*BACKENDS]
-    assert reference.forward is BACKENDS["reference"].forward
+    assert reference.attention is BACKENDS["reference"].attention
