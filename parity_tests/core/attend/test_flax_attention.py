@@ -95,14 +95,14 @@ LINEN = {
     "an old key at the call": (DROP, [X], {"dropout_rng": jax.random.PRNGKey(11)}),
     "another dropout key": (DROP, [X], {"key": 8}),
 }
-CASES = [
+CALLS = [
     *((by, name) for by in (by_nnx, by_linen) for name in SHARED),
     *((by_nnx, name) for name in NNX),
     *((by_linen, name) for name in LINEN),
 ]
 
 
-@pytest.mark.parametrize(("by", "name"), CASES)
+@pytest.mark.parametrize(("by", "name"), CALLS)
 def test_a_module_is_the_same_function(by, name):
     config, inputs, call = {**SHARED, **(NNX if by is by_nnx else LINEN)}[name]
     gradients = not name.startswith("decoding ")  # compiled for shapes that no other case has
