@@ -78,8 +78,8 @@ def near(x: Any) -> Any:
 
 
 def is_whole(x: Any) -> bool:
-    """Whether `x` is a whole number, Python's or numpy's, and no array."""
-    return isinstance(x, int | np.integer)
+    """Whether `x` is a whole number, Python's or numpy's; no array, neither True nor False."""
+    return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
 def pick(condition: Any, a: Any, b: Any) -> Any:
@@ -106,7 +106,7 @@ def dtype_of(array: Any) -> np.dtype:
 
 def is_count(n: Any, least: int) -> bool:
     """Whether `n` is a whole number of at least `least`; True and False are none."""
-    return is_whole(n) and not isinstance(n, bool) and n >= least
+    return is_whole(n) and n >= least
 
 
 def check_offset(who: str, offset: Any) -> None:
@@ -115,7 +115,7 @@ def check_offset(who: str, offset: Any) -> None:
         fits = offset == "end"
     else:
         fits = is_whole(offset) or jnp.issubdtype(dtype_of(offset), jnp.integer)
-    if not fits or isinstance(offset, bool):
+    if not fits:
         raise ValueError(
             f'{who}.offset must be an integer or "end"; got {offset!r}. An array of integers gives '
             "each batch entry its own."
