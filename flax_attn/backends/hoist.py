@@ -33,8 +33,8 @@ class Run:
         with jax.numpy_dtype_promotion("standard"):
             closed = jax.make_jaxpr(lambda *xs: trace(*xs))(*element)
         self.jaxpr, self.consts = closed.jaxpr, tuple(closed.consts)
-        self.axes = jax.typeof(element[-1]).manual_axis_type.varying
-        if self.axes and self.consts:
+        self.axes = jax.typeof(jax.tree.leaves(element)[-1]).manual_axis_type.varying
+        if any(self.axes - jax.typeof(x).manual_axis_type.varying for x in self.consts):
             raise NotImplementedError(
                 "attention in blocks cannot take a function that closes over arrays inside a "
                 "jax.shard_map that checks its axes. Hand them in as modify(fn, params), give the "

@@ -302,3 +302,25 @@ def test_what_does_not_fit_is_named():
         mask = make()
         with pytest.raises(ValueError, match=words):
             mask.bind(Sizes((2,), N, 4, 7))
+
+
+def test_far_offsets_and_counts_may_cancel():
+    sizes, far = Sizes((), 1, 5, 7), 2**40
+    beside = np.arange(7) - np.arange(5)[:, None]  # k - q
+    for mask, says in [
+        (masks.Window(far + 2, 1, far), beside >= -2),
+        (masks.Window(3, far + 1, -far), beside <= 1),
+        (masks.Window(far, None, far + 1), beside >= 1),
+        (masks.Window(None, far, -far - 1), beside <= -1),
+        (masks.Window(far, far), beside < 9),
+        (masks.Window(far, 2), beside <= 2),
+        (masks.Window(2, far), beside >= -2),
+        (masks.Window(3, 3, far), beside > 9),
+        (masks.Causal(far), beside < 9),
+        (masks.Causal(-far), beside > 9),
+        (masks.Prefix(far), beside < 9),
+        (masks.Prefix(-far), beside > 9),
+    ]:
+        bound = mask.bind(sizes)
+        assert (bound.static(sizes) == says).all(), mask
+        assert all(abs(n) <= 2**30 for n in vars(bound).values() if isinstance(n, int))

@@ -1,0 +1,475 @@
+"""The laws of `attend` and its drop-in: what is taken, chosen, refused and given back.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the two files.
+"""
+
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import taps
+from flax_attn.attend import FORWARD_MODE, attend, attention_weights, explain, use_backend
+from flax_attn.backends import choice
+from flax_attn.backends.platform import aim
+from flax_attn.drop_in import dot_product_attention
+from flax_attn.dropout import Dropout, Keep
+from flax_attn.masks import CAUSAL, FULL, Fn, Lengths
+from flax_attn.parity import judge
+from flax_attn.places import Places
+from flax_attn.scores import IDENTITY, additive, modify, softcap
+
+from ..backends.law_cases import eager64, normal
+from .numpy_attention import attention
+
+B, T, S, N, K, H, h = 2, 4, 5, 6, 3, 4, 3
+Q, KEYS, V = normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, h)
+BIAS, SINKS = normal(3, B, N, T, S), np.arange(N) / 3 - 1
+TABLE = np.random.RandomState(4).rand(B, N, T, S) < 0.6
+TABLE[1, 2, 3] = False
+DIAGONAL = np.arange(S) <= np.arange(T)[:, None]
+BACKENDS = ["cudnn", "tokamax", "splash", "blockwise", "reference"]
+
+
+def truth(**rules):
+    q, k, v = Q, KEYS, V
+    found = attention(q, k, v, np.zeros((B, T, N, h)), **rules)
+    return found["out"], found["lse"]
+
+
+def same(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == jnp.float64 and judge.same_function(a, b).ok
+
+
+@eager64
+def test_every_argument_reaches_the_arithmetic():
+    for given, rules in (
+        ({}, {}),
+        ({"mask": None, "score": None, "scale": None, "sinks": None, "dropout": None}, {}),
+        ({"mask": FULL, "score": IDENTITY}, {}),
+        ({"mask": CAUSAL}, {"seen": DIAGONAL}),
+        ({"mask": TABLE}, {"seen": TABLE}),
+        ({"mask": jnp.asarray(TABLE)}, {"seen": TABLE}),
+        ({"score": additive(BIAS)}, {"bias": BIAS}),
+        ({"scale": 0.3}, {"scale": 0.3}),
+        ({"scale": jnp.asarray(0.3)}, {"scale": 0.3}),
+        ({"scale": nnx.Param(jnp.asarray(0.3))}, {"scale": 0.3}),
+        ({"scale": 2}, {"scale": 2.0}),
+        ({"dropout": Keep(np.ones((T, S), bool), 0.0)}, {}),
+        (
+            {"mask": TABLE, "score": additive(BIAS), "scale": 0.5},
+            {"seen": TABLE, "bias": BIAS, "scale": 0.5},
+        ),
+    ):
+        same(attend(Q, KEYS, V, return_lse=True, **given), truth(**rules))
+        alone = attend(Q, KEYS, V, **given)
+        assert judge.same_function(alone, truth(**rules)[0]).ok
+        if "dropout" not in given:
+            weights = attention_weights(Q, KEYS, **given)
+            assert weights.shape == (B, N, T, S)
+            found = np.einsum("bnts,bsnh->btnh", weights, np.repeat(V, N // K, axis=2))
+            assert judge.same_function(found, truth(**rules)[0]).ok
+
+
+@eager64
+def test_sinks_and_dropout():
+    _, lse = truth()
+    share = np.exp(lse - np.logaddexp(lse, SINKS))[..., None]
+    for sinks in (SINKS, jnp.asarray(SINKS), nnx.Param(jnp.asarray(SINKS))):
+        got = attend(Q, KEYS, V, sinks=sinks, return_lse=True)
+        same(got, (truth()[0] * share, np.logaddexp(lse, SINKS)))
+        weights = attention_weights(Q, KEYS, sinks=sinks)
+        assert judge.same_function(weights.sum(-1), np.swapaxes(share[..., 0], 1, 2)).ok
+    none = attend(Q, KEYS, V, dropout=Keep(np.zeros((T, S), bool), 0.5))
+    assert not none.any()
+    twice = attend(Q, KEYS, V, dropout=Keep(np.ones((T, S), bool), 0.5))
+    assert judge.same_function(twice, 2 * truth()[0]).ok
+
+
+@eager64
+def test_any_batch_axes():
+    want = truth(seen=TABLE)
+    lead = (1, B)
+    got = attend(Q[None], KEYS[None], V[None], mask=TABLE[None], return_lse=True)
+    assert got[0].shape == (*lead, T, N, h) and got[1].shape == (*lead, T, N)
+    same([x[0] for x in got], want)
+    assert attention_weights(Q[None], KEYS[None]).shape == (*lead, N, T, S)
+    for i in range(B):
+        got = attend(Q[i], KEYS[i], V[i], mask=TABLE[i], return_lse=True)
+        assert got[0].shape == (T, N, h)
+        same(got, [x[i] for x in want])
+        assert attention_weights(Q[i], KEYS[i]).shape == (N, T, S)
+
+
+@eager64
+def test_what_nobody_sees_reaches_nothing():
+    q, k, v = Q.copy(), KEYS.copy(), V.copy()
+    q[1, 2:], k[0, 3:], v[0, 3:] = np.nan, np.nan, np.nan
+    mask = Lengths(np.asarray([3, S]), np.asarray([T, 2]))
+    clean = attend(Q, KEYS, V, mask=mask, return_lse=True)
+    for backend in ("auto", "reference"):
+        got = attend(q, k, v, mask=mask, return_lse=True, backend=backend)
+        for a, b in zip(got, clean, strict=True):
+            assert judge.exact(a, b).ok
+    assert judge.exact(attention_weights(q, k, mask=mask), attention_weights(Q, KEYS, mask=mask)).ok
+
+
+@eager64
+def test_a_shard_is_a_part_of_the_whole():
+    drop, mask = Dropout(0.5, jax.random.key(1)), Fn(lambda b, n, q, k: (b + n + q + k) % 3 > 0)
+    whole = attend(Q, KEYS, V, dropout=drop, mask=mask)
+    places = Places(b=np.asarray([1]), n=np.arange(2, 6))
+    shard = Q[1:, :, 2:], KEYS[1:, :, 1:], V[1:, :, 1:]
+    got = attend(*shard, dropout=drop, mask=mask, places=places)
+    assert judge.same_function(got, whole[1:, :, 2:]).ok
+    other = attend(*shard, dropout=drop, mask=mask)
+    assert not judge.same_function(other, whole[1:, :, 2:]).ok
+    with pytest.raises(ValueError, match=r"Places\.n must broadcast"):
+        attend(*shard, places=Places(n=np.ones((4, 1), int)))
+
+
+ONES = {
+    name: np.ones(s, "float32")
+    for name, s in zip("qkv", ((B, T, N, H), (B, S, K, H), (B, S, K, h)), strict=True)
+}
+
+
+def changed(**shapes):
+    return {name: np.ones(shape, "float32") for name, shape in shapes.items()}
+
+
+WRONG = [
+    (changed(q=(T, H)), ValueError, "at least the axes (length, heads, width); got q (4, 4), k (2"),
+    (changed(k=(S, H)), ValueError, "at least the axes"),
+    (changed(v=(S, h)), ValueError, "at least the axes"),
+    (changed(q=(1, T, N, H)), ValueError, "share their batch axes; got q (1, 4, 6, 4), k (2, 5"),
+    (changed(k=(1, S, K, H)), ValueError, "share their batch axes"),
+    (changed(v=(1, S, K, h)), ValueError, "share their batch axes"),
+    (changed(v=(B, T, K, h)), ValueError, "k and v must share length and heads"),
+    (changed(v=(B, S, N, h)), ValueError, "k and v must share length and heads"),
+    (changed(q=(B, T, N, 5)), ValueError, "share a head width of at least 1; got q (2, 4, 6, 5)"),
+    (changed(q=(B, T, N, 0), k=(B, S, K, 0)), ValueError, "share a head width of at least 1"),
+    (changed(q=(B, T, 4, H)), ValueError, "The key/value heads must divide the query heads; got q"),
+    (changed(q=(B, T, 0, H)), ValueError, "must divide the query heads"),
+    (changed(k=(B, S, 0, H), v=(B, S, 0, h)), ValueError, "must divide the query heads"),
+    (changed(q=(B, T, 1, H)), ValueError, "must divide the query heads"),
+    ({"q": ONES["q"].astype(int)}, TypeError, "floating arrays; got q int32, k float32, v float32"),
+    ({"k": ONES["k"] > 0}, TypeError, "attend works on floating arrays"),
+    ({"v": ONES["v"].astype(complex)}, TypeError, "attend works on floating arrays"),
+    ({"q": ONES["q"].astype("float16")}, TypeError, "share one dtype; got q float16, k float32"),
+    ({"v": ONES["v"].astype("float16")}, TypeError, "share one dtype"),
+    ({"mask": np.ones((T, S))}, TypeError, "True means 'may look'"),
+    ({"mask": [[True]]}, TypeError, "True means 'may look'"),
+    ({"mask": np.ones((S, T), bool)}, ValueError, "A mask must broadcast"),
+    ({"score": np.ones((T, S))}, TypeError, "score must be one of flax_attn's scores; got ndarray"),
+    ({"score": additive(np.ones((S, T)))}, ValueError, "An additive score must broadcast"),
+    ({"scale": "1"}, TypeError, "scale must be a number; got '1'"),
+    ({"scale": True}, TypeError, "scale must be a number"),
+    ({"scale": np.ones(N)}, ValueError, "scale must be one number for all heads"),
+    ({"sinks": np.ones(K)}, ValueError, "sinks needs one logit a query head"),
+    ({"dropout": 0.1}, TypeError, "dropout must be Dropout(rate, key), Keep(mask, rate) or None"),
+    ({"backend": "flash"}, ValueError, f'must be "auto" or one of {", ".join(BACKENDS)}; got \'fl'),
+    ({"backend": None}, ValueError, "got None"),
+    # What is wrong twice is named once: rules, then dtypes, then shapes, then sizes, the backend.
+    ({"mask": 1, "score": 1}, TypeError, "True means 'may look'"),
+    ({"score": 1, "dropout": 1}, TypeError, "score must be"),
+    ({"dropout": 1, "scale": "1"}, TypeError, "dropout must be"),
+    ({"scale": "1", "q": np.ones(3)}, TypeError, "scale must be"),
+    ({"q": np.ones((1, 1), int)}, TypeError, "floating"),
+    ({"q": np.ones((1, 1), "float32"), "sinks": np.ones(1)}, ValueError, "at least the axes"),
+    ({"sinks": np.ones(1), "backend": "flash"}, ValueError, "sinks needs"),
+]
+
+
+def test_what_does_not_fit_is_named():
+    for given, kind, words in WRONG:
+        with pytest.raises(kind, match=re.escape(words)):
+            attend(**{**ONES, **given})
+        if "backend" not in given:
+            with pytest.raises(kind, match=re.escape(words)):
+                explain(**{**ONES, **given})
+        if not {"backend", "v", "dropout"} & given.keys():
+            rest = {name: x for name, x in given.items() if name not in "qk"}
+            arrays = {**ONES, **given}
+            with pytest.raises(kind):
+                attention_weights(arrays["q"], arrays["k"], **rest)
+    explain(**{**ONES, "q": np.ones((B, T, K, H), "float32")})
+    assert attend(**{**ONES, "q": np.ones((B, T, K, H), "float32")}).shape == (B, T, K, h)
+    assert attend(**{**ONES, **changed(q=(B, T, 2, 1), k=(B, S, 1, 1), v=(B, S, 1, 0))}).size == 0
+
+
+def shapes(length, batch=()):
+    q, kv = (jax.ShapeDtypeStruct((*batch, length, n, 8), jnp.float32) for n in (2, 1))
+    return q, kv, kv
+
+
+def names(found):
+    return [verdict.backend for verdict in found]
+
+
+def test_every_backend_says_what_it_thinks():
+    for arrays in (shapes(7), shapes(7, (2, 3)), [jnp.ones(x.shape) for x in shapes(7)]):
+        found = explain(*arrays)
+        assert names(found) == BACKENDS and found.chosen == "reference"
+        assert all(v.refusal for v in found[:3]) and not any(v.aside for v in found[:3])
+        assert found[3].refusal is None and found[3].aside.startswith("the plain formula is as qui")
+        assert found[4] == ("reference", None, None)
+    long = explain(*shapes(128))
+    assert long.chosen == "blockwise" and long[3] == ("blockwise", None, None)
+    assert explain(np.ones((3, 2, 4)), np.ones((3, 2, 4)), [[[1.0] * 4] * 2] * 3).chosen
+    with taps.listen():
+        assert explain(*shapes(128)).chosen == "reference"
+    q = jax.ShapeDtypeStruct((1, 512, 4, 64), jnp.bfloat16)
+    with aim("gpu", (9, 0)):
+        assert explain(q, q, q).chosen == "cudnn" and explain(q, q, q, scale=0.5).chosen == "cudnn"
+        for refused in (
+            {"score": softcap(2.0)},
+            {"sinks": jnp.ones(4)},
+            {"dropout": Dropout(0.5, jax.random.key(0))},
+            {"mask": Fn(lambda b, n, q, k: q > k)},
+            {"scale": jnp.asarray(0.5)},
+        ):
+            before, after = explain(q, q, q)[0], explain(q, q, q, **refused)[0]
+            assert before.refusal is None and (after.refusal or "sinks" in refused), refused
+
+
+def test_the_name_asked_for_is_taken():
+    q, k, v = (jnp.asarray(ONES[name]) for name in "qkv")
+
+    def tapped(**how):
+        with taps.listen() as heard:
+            attend(q, k, v, **how)
+        return "weights" in dict(heard)
+
+    with jax.disable_jit():
+        assert tapped() and tapped(backend="reference") and not tapped(backend="blockwise")
+        with use_backend("blockwise"):
+            assert not tapped() and tapped(backend="reference")
+            found = explain(q, k, v)
+            assert found.chosen == "blockwise"
+            assert {v.aside for v in found} == {None, "blockwise is asked for"}
+            assert found[3] == ("blockwise", None, None) and found[4][2] is not None
+            with use_backend("auto"):
+                assert tapped() and explain(q, k, v).chosen == "reference"
+        assert tapped()
+    words = "backend 'cudnn' cannot serve this request: "
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        attend(q, k, v, backend="cudnn")
+    assert explain(q, k, v)[0].refusal in str(caught.value)
+    with use_backend("cudnn"):
+        assert explain(q, k, v).chosen is None
+        with pytest.raises(NotImplementedError, match=words):
+            attend(q, k, v)
+        assert attend(q, k, v, backend="reference").shape == (B, T, N, h)
+    with pytest.raises(ValueError, match=r"blockwise.*; got 'flash'"):
+        use_backend("flash")
+
+
+def test_a_name_that_the_environment_gives_is_checked_in_use():
+    module = attend.__globals__
+    with module["_wanted"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
+        explain(**ONES)
+    with module["_wanted"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
+        attend(**ONES)
+    assert module["_wanted"].value == "auto"
+
+
+def test_a_slow_path_is_told_once():
+    q = jax.ShapeDtypeStruct((512, 2, 8), jnp.float32)
+    choice._warn.cache_clear()
+
+    def run(**how):
+        with aim("gpu"):
+            jax.eval_shape(lambda q: attend(q, q, q, **how), q)
+
+    run(backend="blockwise")
+    with pytest.warns(UserWarning, match="slow on a gpu"):
+        run(score=modify(lambda x, *_: x))
+    run(score=modify(lambda x, *_: x))
+    choice._warn.cache_clear()
+
+
+def test_forward_mode_says_what_would_work():
+    x = jnp.asarray(normal(0, 3, 2, 4), "float32")
+
+    def through(backend, error=None):
+        def run(x):
+            return attend(x, x, x, backend=backend)
+
+        return jax.jvp(run, (x,), (x,))[1]
+
+    assert through("reference").shape == x.shape
+    with pytest.raises(TypeError, match=re.escape(FORWARD_MODE)):
+        through("blockwise")
+    with use_backend("blockwise"), pytest.raises(TypeError, match="Forward mode"):
+        through("auto")
+
+    def broken(x, b, n, q, k):
+        raise TypeError("a custom_vjp of the user's" if words else "of the user's")
+
+    for words, backend, told in (  # noqa: B007
+        (True, "reference", "^a custom_vjp of"),
+        (False, "reference", "^of the"),
+        (False, "blockwise", "^of the"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            attend(x, x, x, score=modify(broken), backend=backend)
+
+
+# The drop-in.
+
+
+SEEN, COUNTS, ROWS = TABLE, np.asarray([3, 5], "int32"), np.asarray([4, 2], "int32")
+VALUES = normal(5, B, S, K, H)
+AT_Q, AT_K = np.arange(T)[:, None], np.arange(S)
+
+
+def window(left, right):
+    return (AT_Q - left <= AT_K) & (AT_K <= AT_Q + right)
+
+
+def short(queries, keys):
+    seen = np.ones((B, 1, T, S), bool)
+    if queries is not None:
+        seen = seen & (AT_Q < queries[:, None, None, None])
+    return seen if keys is None else seen & (AT_K < keys[:, None, None, None])
+
+
+CALLS = [
+    ({}, {}),
+    ({"scale": 0.3}, {"scale": 0.3}),
+    ({"bias": BIAS}, {"bias": BIAS}),
+    ({"bias": BIAS[0, 0]}, {"bias": BIAS[:1, :1]}),
+    ({"bias": 2}, {"bias": np.full((1, 1, 1, 1), 2.0)}),
+    ({"bias": np.arange(S)}, {"bias": np.arange(S).reshape(1, 1, 1, S) * 1.0}),
+    ({"mask": SEEN}, {"seen": SEEN}),
+    ({"mask": SEEN[0, 0]}, {"seen": SEEN[:1, :1]}),
+    ({"is_causal": True}, {"seen": DIAGONAL}),
+    ({"is_causal": np.True_}, {"seen": DIAGONAL}),
+    ({"local_window_size": 1}, {"seen": window(1, 1)}),
+    ({"local_window_size": np.int32(0)}, {"seen": window(0, 0)}),
+    ({"local_window_size": (2, 0)}, {"seen": window(2, 0)}),
+    ({"local_window_size": [0, np.int64(2)]}, {"seen": window(0, 2)}),
+    ({"query_seq_lengths": ROWS}, {"seen": short(ROWS, None)}),
+    ({"key_value_seq_lengths": COUNTS}, {"seen": short(None, COUNTS)}),
+    (
+        {"query_seq_lengths": ROWS, "key_value_seq_lengths": jnp.asarray(COUNTS)},
+        {"seen": short(ROWS, COUNTS)},
+    ),
+    (
+        {
+            "mask": SEEN,
+            "is_causal": True,
+            "local_window_size": (3, 9),
+            "key_value_seq_lengths": COUNTS,
+            "bias": BIAS,
+        },
+        {"seen": SEEN & DIAGONAL & window(3, 9) & short(None, COUNTS), "bias": BIAS},
+    ),
+]
+
+
+@cache
+def of_jax(i):
+    found = attention(Q, KEYS, VALUES, np.zeros((B, T, N, H)), **CALLS[i][1])
+    return found["out"], found["lse"]
+
+
+@eager64
+def test_the_drop_in_means_what_jax_means():
+    for i, (given, _) in enumerate(CALLS):
+        want = of_jax(i)
+        got = dot_product_attention(Q, KEYS, VALUES, return_residual=True, **given)
+        same(got, want)
+        only = dot_product_attention(Q, KEYS, VALUES, implementation="xla", **given)
+        assert judge.same_function(only, want[0]).ok
+    got = dot_product_attention(Q, KEYS, VALUES, BIAS, SEEN)  # by place
+    assert judge.same_function(
+        got, attention(Q, KEYS, VALUES, 0 * got, bias=BIAS, seen=SEEN)["out"]
+    ).ok
+
+
+@eager64
+def test_the_drop_in_takes_a_batch_of_one_without_its_axis():
+    want = of_jax(0)
+    got = dot_product_attention(Q[0], KEYS[0], VALUES[0], return_residual=True)
+    same(got, [x[0] for x in want])
+    alone = dot_product_attention(Q[1], KEYS[1], VALUES[1])
+    assert alone.shape == (T, N, H) and judge.same_function(alone, want[0][1]).ok
+
+
+def test_the_drop_in_keeps_apart_what_hides():
+    """So that a backend sees what each part is: no mask that is asked for is an array of T S."""
+    x = jnp.ones((1, 300, 2, 8), jnp.float32)
+
+    def peak(**given):
+        jaxpr = jax.make_jaxpr(lambda x: dot_product_attention(x, x, x, **given))(x)
+        return str(jaxpr)
+
+    with use_backend("blockwise"):
+        for given in ({}, {"is_causal": True}, {"local_window_size": 3}):
+            assert "300,300" not in peak(**given)
+        assert "300,300" in peak(mask=np.ones((300, 300), bool))
+
+
+REFUSED = [
+    ({"query": np.ones((T, H))}, ValueError, "query must have the axes (batch, length, heads, wi"),
+    ({"key": np.ones((1, B, S, K, H))}, ValueError, "key must have the axes"),
+    ({"value": np.ones((S, H))}, ValueError, "value must have the axes"),
+    ({"mask": np.ones((T, S))}, TypeError, "mask must be boolean, True where a query may look"),
+    ({"mask": np.ones((S, T), bool)}, ValueError, "mask must broadcast"),
+    ({"bias": np.ones((T, S), bool)}, TypeError, "bias must hold real numbers; got bool"),
+    ({"bias": np.ones((T, S), complex)}, TypeError, "bias must hold real numbers; got complex"),
+    ({"bias": np.ones((S, T))}, ValueError, "bias must broadcast"),
+    ({"local_window_size": -1}, ValueError, "local_window_size must be a count of keys, 0 or mor"),
+    ({"local_window_size": (1, 2, 3)}, ValueError, "got (1, 2, 3)"),
+    ({"local_window_size": (1,)}, ValueError, "got (1,)"),
+    ({"local_window_size": (1, None)}, ValueError, "got (1, None)"),
+    ({"local_window_size": 1.5}, ValueError, "got 1.5"),
+    ({"local_window_size": (1, True)}, ValueError, "got (1, True)"),
+    ({"query_seq_lengths": np.ones(B)}, TypeError, "query_seq_lengths must hold integers; got f"),
+    ({"query_seq_lengths": np.ones(B, bool)}, TypeError, "query_seq_lengths must hold integers"),
+    ({"key_value_seq_lengths": np.ones(B)}, TypeError, "key_value_seq_lengths must hold integers"),
+    ({"key_value_seq_lengths": 3}, ValueError, "key_value_seq_lengths needs one length a batch"),
+    ({"query_seq_lengths": np.ones(3, int)}, ValueError, "query_seq_lengths needs one length a b"),
+    ({"query_seq_lengths": np.ones((B, 1), int)}, ValueError, "shape (2,); got shape (2, 1)"),
+    ({"is_causal": "no"}, TypeError, "is_causal must be True or False; got 'no'"),
+    ({"is_causal": 1}, TypeError, "is_causal must be True or False"),
+    ({"return_residual": None}, TypeError, "return_residual must be True or False; got None"),
+    ({"implementation": "flash"}, ValueError, "implementation must be None, 'xla' or 'cudnn'; go"),
+    ({"implementation": ["xla"]}, ValueError, "implementation must be None"),
+    ({"implementation": 0}, ValueError, "implementation must be None"),
+    ({"implementation": "cudnn"}, NotImplementedError, "backend 'cudnn' cannot serve"),
+    ({"scale": "1"}, TypeError, "scale must be a number"),
+    # What is wrong twice is named once: choices, then arrays, then lengths, then masks, the bias.
+    ({"implementation": "flash", "is_causal": 1}, ValueError, "implementation must be"),
+    ({"is_causal": 1, "query": np.ones(3)}, TypeError, "is_causal must be"),
+    ({"query": np.ones(3), "query_seq_lengths": 3}, ValueError, "query must have"),
+    ({"query_seq_lengths": 3, "local_window_size": -1}, ValueError, "query_seq_lengths needs"),
+    ({"local_window_size": -1, "mask": np.ones(3)}, ValueError, "local_window_size must"),
+    ({"mask": np.ones(3), "bias": True}, TypeError, "mask must be boolean"),
+    ({"bias": True, "scale": "1"}, TypeError, "bias must hold"),
+]
+
+
+def test_what_the_drop_in_refuses():
+    given = {"query": ONES["q"], "key": ONES["k"], "value": ONES["k"]}
+    for wrong, kind, words in REFUSED:
+        with pytest.raises(kind, match=re.escape(words)):
+            dot_product_attention(**{**given, **wrong})
+
+
+def test_the_drop_in_keeps_narrow_dtypes():
+    q, k = (jnp.asarray(ONES[name], "bfloat16") for name in "qk")
+    out, lse = dot_product_attention(q, k, k, bias=3, return_residual=True)
+    assert out.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+    assert (lse > 3).all()
+    with use_backend("cudnn"):
+        assert dot_product_attention(q, k, k, implementation="xla").shape == q.shape
+        with pytest.raises(NotImplementedError):
+            dot_product_attention(q, k, k)

@@ -1,0 +1,223 @@
+"""The laws of one block of logits: each part of it is the whole's, cut by slices.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the blocks.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flax_attn._types import Sizes
+from flax_attn.backends.blockwise.block import (
+    Block,
+    add,
+    is_cut,
+    kept,
+    leaves_of,
+    local,
+    quiet,
+    scored,
+    seen,
+    visible,
+)
+from flax_attn.dropout import Dropout, Keep
+from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, Window
+from flax_attn.parity import judge
+from flax_attn.scores import IDENTITY, additive, alibi, modify, softcap
+
+from .law_cases import drawn_masks, eager64, normal
+
+B, N, T, S = 3, 4, 6, 8
+SIZES = Sizes((B,), N, T, S)
+AT = Block(1, 2, 1, 3, 2, 3, 4)
+TRACED = AT._replace(**{name: jnp.asarray(getattr(AT, name)) for name in "bnqk"})
+WHOLE = (slice(1, 2), slice(2, 4), slice(1, 4), slice(3, 7))
+SHAPES = [(B, N, T, S), (1, N, T, S), (B, 1, T, S), (B, N, 1, S), (B, N, T, 1), (1, 1, 1, 1)]
+
+
+def part(array, at=WHOLE):
+    """The block's part of an array `B|1 N|1 T|1 S|1`, as G|1 rows|1 cols|1."""
+    return np.asarray(array)[
+        tuple(x if n > 1 else slice(None) for x, n in zip(at, array.shape, strict=True))
+    ][0]
+
+
+def whole(array):
+    return np.broadcast_to(part(array), (2, 3, 4))
+
+
+def primitives(f, *given):
+    return str(jax.make_jaxpr(f)(*given))
+
+
+def test_a_block_says_where_it_stands():
+    for at in (AT, TRACED):
+        b, n, q, k = at.indices()
+        assert b.tolist() == [[[1]]] and n.tolist() == [[[2]], [[3]]]
+        assert q.tolist() == [[[1], [2], [3]]] and k.tolist() == [[[3, 4, 5, 6]]]
+        assert {x.dtype for x in (b, n, q, k)} == {jnp.dtype("int32")}
+    with jax.enable_x64(True):
+        wide = AT._replace(q=jnp.asarray(1, "int64"))
+        assert {x.dtype for x in wide.indices()} == {jnp.dtype("int32")}
+        assert {x.dtype for x in wide.corner(np.ones((B, N, T, S)))[0]} == {jnp.dtype("int32")}
+    assert Block(1, 2, 1, 3, 2, 3, 4).fresh is None
+
+
+def test_parts_of_arrays_are_their_slices():
+    for shape in SHAPES:
+        array = normal(0, *shape)
+        starts, counts = AT.corner(array)
+        want = [s if n > 1 else 0 for s, n in zip((1, 2, 1, 3), shape, strict=True)]
+        assert list(map(int, starts)) == want
+        assert counts == [c if n > 1 else 1 for c, n in zip((1, 2, 3, 4), shape, strict=True)]
+        for at in (AT, TRACED):
+            assert judge.exact(at.cut(jnp.asarray(array)), part(array).astype("float32")).ok
+
+
+def test_two_are_more_than_one():
+    array, at = jnp.arange(16).reshape(2, 2, 2, 2), Block(1, 1, 1, 1, 1, 1, 1)
+    assert list(map(int, at.corner(array)[0])) == [1] * 4 and at.cut(array).tolist() == [[[15]]]
+
+
+def test_a_block_sees_what_the_whole_mask_shows_there():
+    for mask, table, sizes in drawn_masks(24, (6, 8), seed=100):
+        at = Block(1, 0, jnp.asarray(2), 3, 2, 3, 4)
+        want = table[1, 0:2, 2:5, 3:7]
+        found = np.asarray(visible(mask, at))
+        assert found.dtype == bool and judge.exact(found, want).ok
+        assert judge.exact(np.broadcast_to(seen(mask, at), want.shape), want).ok
+        assert sizes.S == 8
+
+
+def test_arrays_are_never_gathered():
+    for shape in SHAPES:
+        array = np.random.RandomState(1).rand(*shape) < 0.5
+        mask = Dense(array).bind(SIZES)
+        for changed, want in (
+            (mask, whole(array)),
+            (~mask, ~whole(array)),
+            (mask & CAUSAL, whole(array) & (np.arange(3, 7) <= np.arange(1, 4)[:, None])),
+            (CAUSAL & mask, whole(array) & (np.arange(3, 7) <= np.arange(1, 4)[:, None])),
+            (mask | Window(0, 0), whole(array) | np.eye(3, 4, -2, bool)),
+            (Window(0, 0) | mask, whole(array) | np.eye(3, 4, -2, bool)),
+        ):
+            assert judge.exact(visible(changed, AT), want).ok
+            assert "gather" not in primitives(lambda m=changed: visible(m, TRACED))
+    keep = Keep(array, 0.5).bind(SIZES)
+    assert "gather" not in primitives(lambda: kept(keep, TRACED))
+    bias = additive(normal(2, N, T, S)).bind(SIZES)
+    logits = jnp.zeros((2, 3, 4))
+    for score in (bias, softcap(2.0) >> bias, bias >> softcap(2.0)):
+        changed = primitives(lambda s=score: scored(local(s, TRACED), logits, TRACED))
+        assert "gather" not in changed
+
+
+def test_keys_that_a_block_before_has_had_are_left_out():
+    for fresh, count in ((3, 0), (5, 2), (6, 3)):
+        for start in (fresh, jnp.asarray(fresh)):
+            found = visible(FULL, AT._replace(fresh=start))
+            assert found.shape == (2, 3, 4) and found.dtype == bool
+            assert not found[..., :count].any() and found[..., count:].all()
+    lengths = Lengths(np.asarray([9, 6, 0])).bind(SIZES)
+    assert (
+        visible(lengths, AT._replace(fresh=5)).tolist() == [[[False] * 2 + [True, False]] * 3] * 2
+    )
+    assert visible(FULL, AT).all() and visible(FULL, AT).shape == (2, 3, 4)
+
+
+def test_what_nobody_in_the_block_sees_is_zero():
+    for G in (1, 2):
+        shown = np.zeros((G, 3, 4), bool)
+        shown[0, 1, 0] = shown[G - 1, 2, 2] = shown[:, 0, 2] = True
+        x = np.asarray([[1.0, 2.0], [np.nan, np.inf], [3.0, 4.0], [-np.inf, 5.0]], "float32")
+        found = quiet(jnp.asarray(x), jnp.asarray(shown))
+        assert found.tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]] and found.dtype == jnp.float32
+        narrow = quiet(jnp.asarray(x, "bfloat16"), jnp.asarray(shown))
+        assert narrow.dtype == jnp.bfloat16 and narrow[3].tolist() == [0, 0]
+        assert narrow[2].tolist() == [3, 4]
+    with jax.enable_x64(True):
+        wide = quiet(jnp.asarray(x, "float64"), jnp.asarray(shown))
+        assert wide.dtype == jnp.float64 and judge.exact(wide.astype("float32"), found).ok
+    assert "reduce_or" not in primitives(quiet, x, shown)
+
+
+def test_the_same_elements_are_dropped_as_in_the_whole():
+    for shape in SHAPES:
+        mask = np.random.RandomState(3).rand(*shape) < 0.5
+        for at in (AT, TRACED):
+            found = kept(Keep(mask, 0.5).bind(SIZES), at)
+            assert found.dtype == bool and judge.exact(found, whole(mask)).ok
+    dropout = Dropout(0.5, jax.random.key(2))
+    grid = np.asarray(dropout.grid(SIZES))
+    for at in (AT, TRACED):
+        assert judge.exact(kept(dropout, at), part(grid)).ok
+    assert kept(Dropout(1.0, jax.random.key(2)), AT).shape == (2, 3, 4)
+
+
+def bent(params, x, b, n, q, k):
+    return x * params["gain"] + params["shift"][n] * (q - 2 * k + 5 * b).astype(x.dtype)
+
+
+BIAS, SLOPES = normal(4, N, T, S), np.arange(1.0, N + 1)
+PARAMS = {"gain": np.asarray(1.5), "shift": SLOPES / 3, "whole": np.arange(3)}
+SCORES = {
+    "none": (lambda: IDENTITY, []),
+    "cap": (lambda: softcap(jnp.asarray(2.0)), [False]),
+    "number": (lambda: softcap(2.0), []),
+    "bias": (lambda: additive(BIAS), [True]),
+    "key bias": (lambda: additive(BIAS[:1, :1]), [True]),
+    "alibi": (lambda: alibi(SLOPES), [False]),
+    "offsets": (lambda: alibi(SLOPES, np.asarray([0, 2, 5])), [False]),
+    "function": (lambda: modify(bent, PARAMS), [False, False]),
+    "bias, cap": (lambda: additive(BIAS) >> softcap(jnp.asarray(2.0)), [True, False]),
+    "cap, bias": (lambda: softcap(jnp.asarray(2.0)) >> additive(BIAS), [False, True]),
+    "three": (
+        lambda: alibi(SLOPES) >> (additive(BIAS) >> softcap(3.0)) >> additive(BIAS[:, :1]),
+        [False, True, True],
+    ),
+}
+
+
+@eager64
+def test_scores_of_a_block_are_those_of_the_whole():
+    logits = normal(5, B, N, T, S)
+    for name, (make, cuts) in SCORES.items():
+        score = make().bind(SIZES)
+        want = part(score.grid(jnp.asarray(logits), SIZES))
+        block = jnp.asarray(part(logits))
+        for at in (AT, TRACED):
+            got = scored(local(score, at), block, at)
+            assert got.dtype == jnp.float64 and judge.same_function(got, want).ok, name
+        assert is_cut(score) == cuts, name
+        leaves, put = leaves_of(score)
+        assert len(leaves) == len(cuts) and put(leaves) == score
+        assert all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves)
+        other = put([x + 1 for x in leaves])
+        for a, b in zip(leaves_of(other)[0], leaves, strict=True):
+            assert judge.exact(a, b + 1).ok
+        ints = [x for x in jax.tree.leaves(other) if jnp.issubdtype(x.dtype, jnp.integer)]
+        assert len(jax.tree.leaves(other)) == len(leaves) + len(ints)
+        # what is cut is as small as the block
+        sizes = [x.size for x in leaves_of(local(score, AT))[0]]
+        for size, x, is_part in zip(sizes, leaves, cuts, strict=True):
+            assert size == (part(x).size if is_part else x.size), name
+    bias = additive(BIAS.astype("float32")).bind(SIZES)
+    assert scored(local(bias, AT), block, AT).dtype == jnp.float64
+
+
+@eager64
+def test_gradients_of_parts_are_added_where_they_belong():
+    for shape in SHAPES:
+        total = normal(6, *shape)
+        share = normal(7, *part(total).shape)
+        want = total.copy()
+        want[tuple(x if n > 1 else slice(None) for x, n in zip(WHOLE, shape, strict=True))] += share
+        for at in (AT, TRACED):
+            got = add(jnp.asarray(total), jnp.asarray(share), True, at)
+            assert judge.same_function(got, want).ok
+            narrow = add(jnp.asarray(total), jnp.asarray(share, "float32"), True, at)
+            assert narrow.dtype == jnp.float64 and narrow.shape == shape
+    slopes, more = normal(8, N), normal(9, N)
+    got = add(jnp.asarray(slopes), jnp.asarray(more, "float32"), False, AT)
+    assert got.dtype == jnp.float64
+    assert judge.same_function(got, slopes + more.astype("float32")).ok

@@ -1,0 +1,282 @@
+"""The laws of users' functions made pure: same values, told apart by what they are and close over.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of `hoist`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from flax_attn._types import Sizes
+from flax_attn.backends.hoist import Run, Traced, has_functions, hoist
+from flax_attn.masks import CAUSAL, FULL, Dense, Fn, Lengths, Window
+from flax_attn.parity import judge
+from flax_attn.places import Places
+from flax_attn.rules import Rules
+from flax_attn.scores import IDENTITY, Chain, Modify, additive, alibi, modify, softcap
+
+from .law_cases import normal
+
+B, N, T, S = 3, 4, 5, 6
+SIZES = Sizes((B,), N, T, S)
+GRID = SIZES.grid()
+TABLE = np.random.RandomState(0).rand(B, N, T, S) < 0.5
+WEIGHTS = normal(1, B, N, T, S).astype("float32")
+# One block: heads 1 and 2, queries 1 to 3, keys 2 to 5 of entry 2.
+BLOCK = (
+    np.full((1, 1, 1), 2),
+    np.arange(1, 3).reshape(-1, 1, 1),
+    np.arange(1, 4).reshape(1, -1, 1),
+    np.arange(2, 6).reshape(1, 1, -1),
+)
+PART = 2, slice(1, 3), slice(1, 4), slice(2, 6)
+PLACES = Places(b=jnp.asarray([2, 0, 1]), n=jnp.asarray([3, 1, 0, 2]))
+
+
+def table():
+    held = jnp.asarray(TABLE)
+    return Fn(lambda b, n, q, k: held[b, n, q, k])
+
+
+def weighted():
+    held = jnp.asarray(WEIGHTS)
+    return modify(lambda x, b, n, q, k: 2 * x + held[b, n, q, k])
+
+
+def by_params(params, x, b, n, q, k):
+    return x * params["gain"] + params["all"][b, n, q, k]
+
+
+PARAMS = {"gain": jnp.float32(1.5), "all": jnp.asarray(WEIGHTS)}
+INDEX = np.arange(B * N * T * S).reshape(B, N, T, S)
+
+
+def position(b, n, q, k):
+    """The element of an array B N T S, in order."""
+    return ((b * N + n) * T + q) * S + k
+
+
+def test_a_mask_function_gives_what_it_gave():
+    mask = hoist(table(), "float32")
+    assert isinstance(mask, Traced) and mask.is_static is False
+    assert type(mask.consts) is tuple
+    whole = mask(*GRID)
+    assert whole.dtype == bool and judge.exact(whole, TABLE).ok
+    for index in (BLOCK, tuple(map(jnp.asarray, BLOCK))):
+        assert judge.exact(mask(*index), TABLE[PART]).ok
+    assert len(jax.tree.leaves(mask)) == 1
+    half = hoist(Fn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0), "float32")
+    assert judge.exact(half(*GRID), INDEX % 3 == 0).ok
+    assert judge.exact(half(*BLOCK), INDEX[PART] % 3 == 0).ok
+    # Not all of the open axes need be there.
+    assert judge.exact(half(0, *BLOCK[1:]), INDEX[0, 1:3, 1:4, 2:6] % 3 == 0).ok
+    shifted = hoist(Fn(lambda b, n, q, k: q + 0.5 >= k), "float32")  # mixed as numpy mixes
+    assert judge.exact(shifted(*GRID)[0, 0], np.arange(T)[:, None] >= np.arange(S)).ok
+    assert mask(*GRID).shape == (B, N, T, S)
+
+
+def test_a_score_function_gives_what_it_gave():
+    logits = normal(2, B, N, T, S).astype("float32")
+    for score, want in (
+        (weighted(), 2 * logits + WEIGHTS),
+        (modify(by_params, PARAMS), logits * np.float32(1.5) + WEIGHTS),
+        (
+            modify(lambda x, b, n, q, k: x + position(b, n, q, k).astype(x.dtype)),
+            logits + INDEX.astype("float32"),
+        ),
+    ):
+        pure = hoist(score, "float32")
+        assert isinstance(pure, Modify)
+        for index, block, truth in (
+            (GRID, logits, want),
+            (BLOCK, logits[PART], want[PART]),
+            (tuple(map(jnp.asarray, BLOCK)), logits[PART], want[PART]),
+        ):
+            got = pure(jnp.asarray(block), *index)
+            assert got.dtype == jnp.float32
+            assert judge.exact(got, truth).ok
+    assert modify(lambda p, *xs: xs[0] + p, jnp.float32(0)) != pure
+    falsy = hoist(modify(lambda p, x, *_: x + 1 + p, 0), "float32")  # no params are falsy ones
+    assert falsy(jnp.ones((1, 1, 1), jnp.float32), *(x[:1, :1, :1] for x in BLOCK)) == 2
+
+
+def test_functions_are_traced_in_the_dtype_of_a_logit():
+    kinds = []
+
+    def fn(x, b, n, q, k):
+        kinds.append((x.dtype, x.shape, *(i.dtype for i in (b, n, q, k)), b.shape))
+        return x
+
+    for kind in ("float32", "bfloat16"):
+        hoist(modify(fn), kind)
+        hoist(Fn(lambda b, n, q, k: fn(b, b, n, q, k) > 0), kind)
+    int32 = jnp.dtype("int32")
+    assert [kind[0] for kind in kinds] == [jnp.float32, int32, jnp.bfloat16, int32]
+    assert all(kind[1:] == ((), *[int32] * 4, ()) for kind in kinds)
+
+
+def test_a_function_keeps_shape_and_dtype_and_a_mask_function_is_boolean():
+    with pytest.raises(ValueError, match="must keep the logits' shape and dtype"):
+        hoist(modify(lambda x, *_: x.astype(jnp.bfloat16)), "float32")
+    with pytest.raises(TypeError, match="boolean"):
+        hoist(Fn(lambda b, n, q, k: q - k), "float32")
+
+
+def test_what_holds_no_function_stays_the_very_same():
+    for rules in (
+        FULL,
+        CAUSAL & Window(1, 0),
+        softcap(2.0) >> alibi(np.ones(N)),
+        Rules(Dense(TABLE), additive(WEIGHTS), 0.5, np.ones(N)),
+        Rules(),
+        None,
+    ):
+        assert hoist(rules, "float32") is rules and not has_functions(rules)
+
+
+def test_functions_are_found_wherever_they_stand():
+    fn, score = table(), weighted()
+    for mask in (fn & CAUSAL, CAUSAL | fn, ~fn, ~(~fn & ~CAUSAL)):
+        rules = Rules(mask, softcap(2.0), 0.5)
+        pure = hoist(rules, "float32")
+        assert has_functions(pure) and has_functions(pure.mask) and not has_functions(pure.score)
+        assert pure.scale == 0.5 and pure.score is rules.score and type(pure.mask) is type(mask)
+        assert judge.exact(pure.mask(*GRID), np.asarray(mask(*GRID))).ok
+    for chained in (softcap(2.0) >> score, score >> softcap(2.0), score >> score):
+        pure = hoist(Rules(score=chained), "float32")
+        assert has_functions(pure) and isinstance(pure.score, Chain) and pure.mask is FULL
+        logits = jnp.asarray(WEIGHTS[:, :, ::-1])
+        assert judge.exact(pure.score(logits, *GRID), chained(logits, *GRID)).ok
+    assert has_functions(hoist(Rules(fn, score), "float32"))
+    assert not has_functions(Rules(fn, score)) and not has_functions(IDENTITY)
+    lengths = Lengths(np.ones(B, int))
+    found = hoist(fn & lengths, "float32")
+    assert found.b is lengths and isinstance(found.a, Traced)
+
+
+def test_what_is_pure_stays_as_it_is():
+    pure = hoist(Rules(table() & CAUSAL, weighted() >> softcap(2.0)), "float32")
+    again = hoist(pure, "float32")
+    assert again is pure
+
+
+def test_functions_are_told_apart_by_what_they_are_and_what_was_traced():
+    held = [jnp.asarray(TABLE)]
+
+    def fn(b, n, q, k):
+        return held[0][b, n, q, k]
+
+    def other(b, n, q, k):
+        return held[0][b, n, q, k]
+
+    one, two, three = (hoist(Fn(f), "float32") for f in (fn, fn, other))
+    assert one.run == two.run and hash(one.run) == hash(two.run)
+    assert one == two and hash(one) == hash(two)
+    assert one.run != three.run and one != three and one.run != fn
+    held[0] = ~held[0]
+    changed = hoist(Fn(fn), "float32")
+    assert changed.run == one.run and changed != one  # another leaf of the same structure
+    assert judge.exact(changed(*GRID), ~TABLE).ok and judge.exact(one(*GRID), TABLE).ok
+    held[0] = held[0][:, :, :, :1]
+    grown = hoist(Fn(fn), "float32")
+    assert grown.run != one.run and grown.run.fn is fn
+    assert len({one.run, two.run, three.run, changed.run, grown.run}) == 3
+
+    def score(x, b, n, q, k):
+        return x + held[0].astype(x.dtype)[b, n, q, 0]
+
+    first, same = (hoist(modify(score), "float32") for _ in range(2))
+    assert first.fn == same.fn and hash(first.fn) == hash(same.fn) and first == same
+    assert first.fn != score and first.fn != hoist(modify(weighted().fn), "float32").fn
+    assert first.fn != first.fn.run and first.fn.run != first.fn
+    held[0] = held[0][:, :, :2]
+    assert hoist(modify(score), "float32").fn != first.fn
+    traced = []
+
+    @jax.jit
+    def use(mask):
+        traced.append(mask)
+        return mask(0, 0, 0, 0)
+
+    for mask in (one, two, changed, three):
+        use(mask)
+    assert len(traced) == 2
+
+
+def test_a_run_takes_its_arrays_from_outside():
+    held = jnp.asarray([1.0, 2.0])
+    run = Run(
+        test_a_run_takes_its_arrays_from_outside,
+        lambda a, b: a + b["x"] * held.sum(),
+        1.0,
+        {"x": 2.0},
+    )
+    assert len(run.consts) == 1 and run.consts[0].tolist() == [1.0, 2.0]
+    assert run(run.consts, 1.0, {"x": 2.0}) == 7 and run((5 * held,), 1.0, 2.0) == 31
+    assert run.text == str(run.jaxpr)
+
+
+def test_gradients_reach_what_a_function_closes_over():
+    logits = jnp.asarray(normal(3, B, N, T, S), "float32")
+
+    def loss(held, params):
+        def fn(params, x, b, n, q, k):
+            return params[n] * x * held[b, n, q, k]
+
+        pure = hoist(modify(fn, params), "float32")
+        leaves, structure = jax.tree.flatten(pure)
+        assert len(leaves) == 2
+        return structure.unflatten(leaves)(logits, *GRID).sum()
+
+    slopes = jnp.asarray([0.5, 2.0, -1.0, 3.0])
+    by_held, by_slopes = jax.grad(loss, (0, 1))(jnp.asarray(WEIGHTS), slopes)
+    logits = np.asarray(logits)
+    assert judge.exact(by_held, logits * np.asarray(slopes)[:, None, None]).ok
+    assert judge.alike(by_slopes, (logits * WEIGHTS).sum((0, 2, 3)))
+
+
+def test_functions_ask_for_the_place_in_the_whole():
+    at = np.asarray(PLACES.b), np.asarray(PLACES.n)
+    want = TABLE[at[0]][:, at[1]]
+    fn = table()
+    mask, later = hoist(fn.at(PLACES), "float32"), hoist(fn, "float32").at(PLACES)
+    assert isinstance(later, Traced) and later.run == mask.run
+    assert hoist(table(), "float32").places is None
+    for pure in (mask, later):
+        assert pure.places is PLACES
+        assert judge.exact(pure(*GRID), want).ok and judge.exact(pure(*BLOCK), want[PART]).ok
+    score = hoist(weighted().at(PLACES), "float32")
+    assert score.places is PLACES
+    logits = jnp.zeros((B, N, T, S), jnp.float32)
+    assert judge.exact(score(logits, *GRID), WEIGHTS[at[0]][:, at[1]]).ok
+    both = hoist(weighted(), "float32").at(PLACES)
+    assert judge.exact(both(logits[PART], *BLOCK), WEIGHTS[at[0]][:, at[1]][PART]).ok
+
+
+def test_functions_of_shards():
+    """Inside a shard_map, where indices and logits vary and arrays that all share do not."""
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
+
+    def run(logits, held):
+        axes = jax.typeof(logits).manual_axis_type.varying
+
+        def bent(x, b, n, q, k):
+            assert jax.typeof(x).manual_axis_type.varying == axes
+            assert jax.typeof(q).manual_axis_type.varying == axes
+            return x + held[b, n, q, k]
+
+        pure = hoist(Rules(table_free(), modify(bent)), "float32", axes)
+        index = [jnp.asarray(x) for x in GRID]
+        index[2] = index[2] + held.astype(int).min() * 0  # of a block whose start is traced
+        return jnp.where(pure.mask(*index), pure.score(logits, *index), 0)
+
+    spec = PartitionSpec("x")
+    run = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)
+    got = run(jnp.asarray(WEIGHTS[::-1]), jnp.asarray(WEIGHTS))
+    assert judge.exact(got, np.where(INDEX % 3 == 0, WEIGHTS + WEIGHTS[::-1], 0)).ok
+
+
+def table_free():
+    return Fn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0)
