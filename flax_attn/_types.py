@@ -38,18 +38,16 @@ class Sizes(NamedTuple):
 
     def grid(self) -> tuple[Any, ...]:
         """Open index arrays b, n, q, k that broadcast to B N T S; numpy's if the size is known."""
-        shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
-        counts = (self.B, self.N, self.T, self.S)
-        return tuple(_steps(n).reshape(shape) for n, shape in zip(counts, shapes, strict=True))
+        return self._open(_steps)
 
     def iotas(self) -> tuple[jax.Array, ...]:
         """The same, counted inside a program: known numbers would be folded while it compiles."""
+        return self._open(lambda count: jnp.arange(count, dtype=jnp.int32))
+
+    def _open(self, counted: Any) -> tuple[Any, ...]:
         shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
         counts = (self.B, self.N, self.T, self.S)
-        return tuple(
-            jnp.arange(n, dtype=jnp.int32).reshape(shape)
-            for n, shape in zip(counts, shapes, strict=True)
-        )
+        return tuple(counted(n).reshape(shape) for n, shape in zip(counts, shapes, strict=True))
 
 
 def _steps(count: Any) -> Any:

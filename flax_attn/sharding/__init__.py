@@ -33,7 +33,8 @@ def attend_sharded(
     types = mesh_types(q, k, v)
     if types == {AxisType.Explicit}:
         return explicit.attend(name, attention, q, k, v, rules)
-    if name == "blockwise" and _may_be_auto(types, q):
+    known = all(isinstance(n, int) and n for x in (q, k, v) for n in x.shape)
+    if name == "blockwise" and known and _may_be_auto(types, q):
         return auto.attend(q, k, v, rules)
     return None
 
