@@ -138,7 +138,7 @@ def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
     def refusal(q, k, v, rules):
         return "another reason"
 
-    changed = {**BACKENDS, "cudnn": Backend(BACKENDS["cudnn"].forward, refusal)}
+    changed = {**BACKENDS, "cudnn": Backend(BACKENDS["cudnn"].attention, refusal)}
     monkeypatch.setitem(attend.__globals__, "BACKENDS", changed)
     with pytest.warns(UserWarning, match="cudnn: another reason"):
         attend(*arrays())
