@@ -11,6 +11,7 @@ alone gives lse for m and 1 for l. The rest is done around it, once for all kern
     silence     zeros in place of what sees nothing and what nobody sees, so that NaN stays there
 """
 
+import math
 from collections.abc import Callable
 from functools import partial, singledispatch
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -29,6 +30,7 @@ from ..rules import Rules, sizes_of
 from .platform import mesh_of
 
 SMALL = 256 * 256  # query-key pairs of a head
+COPIED = 2**20  # bytes of keys and values a query, which the plain formula copies
 ROWS = 256  # queries that are asked at once what they see
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -37,9 +39,21 @@ def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why the plain formula is the better choice although a kernel could serve."""
     if taps.listening():
         return "somebody listens to the weights"
-    if q.shape[-3] * k.shape[-3] <= SMALL:
+    if q.shape[-3] * k.shape[-3] <= SMALL and not long_cache(q, k, v):
         return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
+
+
+def long_cache(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
+    """Whether so few queries look at so many keys and values that a copy of these is what costs.
+
+    >>> cache, queries = (jax.ShapeDtypeStruct((1, n, 8, 64), "float32") for n in (4096, 1))
+    >>> long_cache(queries, cache, cache), long_cache(cache, cache, cache)
+    (True, False)
+    """
+    counts = ([n for n in x.shape if isinstance(n, int)] for x in (k, v))  # the rest is left open
+    size = sum(math.prod(n) * x.dtype.itemsize for n, x in zip(counts, (k, v), strict=True))
+    return size > COPIED * q.shape[-3]
 
 
 def with_known_lengths(refusal: Callable[..., str | None]) -> Callable[..., str | None]:

@@ -29,6 +29,7 @@ from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
+from ..protocol import long_cache
 from .block import leaves_of
 from .plan import Plan, plan_of
 from .units import backward_units, forward_units
@@ -75,7 +76,7 @@ def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) ->
 
 def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why the plain formula is the better choice: it is quicker on small ones, and shows points."""
-    if q.shape[-3] * k.shape[-3] < SMALL:
+    if q.shape[-3] * k.shape[-3] < SMALL and not long_cache(q, k, v):
         return f"the plain formula is as quick for {q.shape[-3]} x {k.shape[-3]} weights"
     return "somebody listens to the weights" if taps.listening() else None
 

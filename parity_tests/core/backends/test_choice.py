@@ -69,6 +69,23 @@ def test_explain_warns_of_nothing(on_a_gpu):
         explain(*arrays())
 
 
+@pytest.mark.parametrize(
+    "queries, keys, chosen",
+    [
+        (1, 1024, "reference"),
+        (1, 1025, "blockwise"),
+        (3, 3072, "reference"),
+        (3, 3073, "blockwise"),
+        (127, 128, "reference"),
+        (128, 128, "blockwise"),
+    ],
+)
+def test_a_few_queries_on_a_long_cache_are_no_small_request(queries, keys, chosen):
+    """64 float32 numbers of 2 heads for keys and values are 1 KiB a place."""
+    q, k = (jax.ShapeDtypeStruct((1, n, 2, 64), jnp.float32) for n in (queries, keys))
+    assert explain(q, k, k).chosen == chosen
+
+
 # The sentence, as a function of the platform.
 
 
