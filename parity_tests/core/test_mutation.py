@@ -10,7 +10,7 @@ import pytest
 from .mutation import Mutant, Outcome, equivalents, mutants_of, size_of, split, stale
 from .mutation.__main__ import main
 from .mutation.chain import Chain, Sources
-from .mutation.files import CHOOSES_SIZES, WITH_LAWS, chosen
+from .mutation.files import CHOOSES_SIZES, LIGHT, chosen
 from .mutation.operators import mutants, mutated
 from .mutation.record import Record
 from .mutation.worker import Trial, try_all
@@ -269,7 +269,7 @@ def test_files_are_named_by_path_or_folder(capsys):
 
 def test_no_mutant_of_a_sample_lives():
     known = equivalents()
-    every = [m for file in WITH_LAWS for m in split(mutants_of(file))[0] if m.key not in known]
+    every = [m for file in LIGHT for m in split(mutants_of(file))[0] if m.key not in known]
     drawn = random.Random(len(every)).sample(every, SAMPLE)
     outcome = Outcome(try_all(sorted(drawn, key=lambda m: m.file), jobs=1), known)
     assert not outcome.alive

@@ -27,7 +27,7 @@ from .naming import change_of
 from .operators import Mutant, sites
 
 ROOT = Path(__file__).parents[3]
-SECONDS, SECONDS_TO_WARM = 20, 300  # of work
+SECONDS, SECONDS_TO_WARM = 40, 300  # of work
 PATIENCE = 10  # times as long for a process that waits
 LARGEST = 2**32  # bytes of a process before a new one takes its place: jax keeps what it was told
 

@@ -1,0 +1,290 @@
+"""The laws of attention in blocks: any plan gives the plain formula, output, parts and gradients.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the passes and of
+the arithmetic of one head. Whole attentions are as small as they may be and run operation by
+operation, so that a mutant compiles nothing.
+"""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import reference, taps
+from flax_attn._types import Sizes
+from flax_attn.backends import blockwise
+from flax_attn.backends.blockwise import units
+from flax_attn.backends.blockwise.block import Block
+from flax_attn.dropout import Keep
+from flax_attn.masks import CAUSAL
+from flax_attn.parity import judge
+from flax_attn.rules import Rules
+from flax_attn.scores import additive
+
+from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
+
+pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+
+LOOPS = {"rows": 2, "cols": 3}
+WRITTEN = {"rows": 2, "cols": 3, "unrolled": True}
+BATCHED = {"rows": 2, "cols": 2, "batched": True}
+
+
+# Whole attentions. Those that tell most come first.
+
+
+@eager64
+def test_a_table_of_everything_in_loops():
+    check(blockwise.forward, "table", rows=2, cols=2)
+
+
+@eager64
+def test_lengths_and_dropout_written_out():
+    check(blockwise.forward, "lengths", **WRITTEN)
+
+
+@eager64
+def test_numbers_of_a_score_for_all_heads_at_once():
+    check(blockwise.forward, "causal", **BATCHED)
+    check(blockwise.forward, "padding", **BATCHED)
+
+
+@eager64
+def test_a_window_in_a_band():
+    check(blockwise.forward, "window", rows=1, cols=2)
+
+
+@eager64
+def test_rows_that_are_hidden_by_huge_numbers():
+    check(blockwise.forward, "huge", **LOOPS)
+    check(blockwise.forward, "lowest", **WRITTEN)
+
+
+@eager64
+def test_rows_that_are_dead_by_a_bias_and_hold_a_sink():
+    check(blockwise.forward, "masked out by a bias", rows=3, cols=5, batched=True)
+
+
+@eager64
+def test_sinks_of_heads_that_share_keys():
+    check(blockwise.forward, "documents", rows=2, cols=3, batched=True)
+
+
+@eager64
+def test_nobody_sees_anything():
+    check(blockwise.forward, "blind", rows=3, cols=5)
+    check(blockwise.forward, "table alone", rows=3, cols=2, unrolled=True)
+
+
+@eager64
+def test_offsets_of_each_entry():
+    check(blockwise.forward, "own offsets", rows=2, cols=3)
+
+
+# The parts of the weights.
+
+
+@eager64
+def test_the_parts_of_the_weights_are_those_of_the_plain_formula():
+    for name in ("table", "blind", "padding"):
+        (q, k, v, rules), _, want = case(name)
+        o, stats = blockwise.attention(q, k, v, rules, rows=3, cols=5)
+        assert o.dtype == jnp.float64 and stats.m.dtype == stats.l.dtype == jnp.float64
+        _, known = reference.attention(q, k, v, rules)
+        dead = np.asarray(known.l) == 0
+        assert np.array_equal(np.asarray(stats.l) == 0, dead)
+        assert np.isfinite(stats.m).all() and not np.asarray(stats.m)[dead].any()
+        assert judge.same_function(stats.lse, want[1]).ok
+        top = np.asarray(known.l) * np.exp(np.asarray(known.m) - np.asarray(stats.m))
+        assert judge.same_function(stats.l, top).ok
+
+
+@eager64
+def test_nothing_depends_on_the_largest_score():
+    (q, k, v, rules), _, _ = case("documents")
+
+    def parts(q):
+        return blockwise.attention(q, k, v, rules, rows=3, cols=5)[1]
+
+    _, back = jax.vjp(parts, q)
+    still = back(reference.Stats(jnp.ones((B, N, T)), jnp.zeros((B, N, T))))[0]
+    assert not np.asarray(still).any()
+    moved = back(reference.Stats(jnp.zeros((B, N, T)), jnp.ones((B, N, T))))[0]
+    assert np.asarray(moved).any()
+
+
+def test_the_parts_before_the_sinks_are_kept():
+    (q, k, v, rules), _, want = case("documents")
+    with jax.enable_x64(True), jax.disable_jit():
+        made = blockwise.plan(q, k, rules, "cpu", rows=3, cols=5)
+        o, m, l = blockwise.forward_pass(made, q, k, v, rules)
+        assert o.dtype == m.dtype == l.dtype == jnp.float64
+        bare = Rules(rules.mask, rules.score, rules.scale)
+        known = reference.attention(q, k, v, bare)[1]
+        got = reference.Stats(jnp.where(l == 0, 0.0, m), l)
+        assert judge.same_function(got.lse, known.lse).ok
+        assert judge.same_function(o, want[0]).ok
+        stats = blockwise.stats_of(rules, m, l)
+        assert judge.same_function(stats.lse, want[1]).ok
+        assert judge.exact(blockwise.stats_of(bare, m, l).l, l).ok
+
+
+# Dtypes.
+
+
+@eager64
+def test_narrow_inputs_are_summed_wide():
+    exact = case("causal")
+    for dtype, near in (("bfloat16", 2e-2), ("float32", 1e-5)):
+        (q, k, v, rules), cotangents, want = case("causal", dtype)
+        made = blockwise.plan(q, k, rules, "cpu", **LOOPS)
+        o, m, l = blockwise.forward_pass(made, q, k, v, rules)
+        assert o.dtype == m.dtype == l.dtype == jnp.float32
+        got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert a.dtype == b.dtype, i
+            worst = np.abs(a.astype(float) - b.astype(float)).max()
+            assert worst <= 4 * near * np.abs(exact.want[i]).max(), (i, worst)
+
+
+@eager64
+def test_float32_parameters_of_a_wide_attention_keep_their_dtype():
+    bias, sinks = jnp.asarray(normal(1, N, T, S), "float32"), jnp.asarray(normal(2, N), "float32")
+    (q, k, v, _), cotangents, _ = case("plain")
+    rules = Rules(CAUSAL, additive(bias), jnp.asarray(0.7, "float32"), sinks)
+    given = q, k, v, rules.bind(Sizes((B,), N, T, S), H)
+    got, want = (
+        outcome(forward, given, cotangents)
+        for forward in (partial(blockwise.forward, **LOOPS), reference.forward)
+    )
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and np.abs(a - b).max() <= 1e-5 * max(1, np.abs(b).max())
+
+
+# What a request without numbers gives, and what is refused or passed over.
+
+
+def test_no_keys_no_queries_no_width():
+    for shapes in (
+        ((2, 0, 4, 3), (2, 5, 2, 3), (2, 5, 2, 2)),
+        ((2, 3, 4, 3), (2, 0, 2, 3), (2, 0, 2, 2)),
+        ((2, 3, 4, 3), (2, 5, 2, 3), (2, 5, 2, 0)),
+        ((0, 3, 4, 3), (0, 5, 2, 3), (0, 5, 2, 2)),
+        ((2, 3, 4, 0), (2, 5, 2, 0), (2, 5, 2, 2)),
+    ):
+        q, k, v = (jnp.ones(shape) for shape in shapes)
+        rules = Rules().bind(Sizes((shapes[0][0],), 4, shapes[0][1], shapes[1][1]), 1)
+        o, stats = blockwise.attention(q, k, v, rules)
+        assert o.shape == (*shapes[0][:3], shapes[2][3])
+        assert stats.l.shape == (shapes[0][0], 4, shapes[0][1])
+
+
+def test_somebody_who_listens_hears_which_were_kept():
+    keep = np.random.RandomState(0).rand(1, N, 1, S) < 0.5
+    (q, k, v, _), _, _ = case("plain", "float32")
+    sizes = Sizes((B,), N, T, S)
+    rules = Rules(dropout=Keep(keep, 0.5)).bind(sizes, H)
+    forward = partial(blockwise.forward, **LOOPS)
+    with jax.disable_jit(), taps.listen() as heard:
+        forward(q, k, v, rules)
+        ((name, found),) = heard
+        assert name == "keep" and np.array_equal(found, np.broadcast_to(keep, sizes.shape))
+        forward(q, k, v, Rules().bind(sizes, H))
+    assert len(heard) == 1
+
+
+def shapes(queries, keys, width=4):
+    return [jax.ShapeDtypeStruct((1, n, 2, width), jnp.float32) for n in (queries, keys, keys)]
+
+
+def test_the_plain_formula_is_left_small_requests_and_listeners():
+    rules = Rules()
+    for queries, keys in ((128, 127), (1, 100), (127, 128)):
+        told = blockwise.aside(*shapes(queries, keys), rules)
+        assert told == f"the plain formula is as quick for {queries} x {keys} weights"
+    assert blockwise.aside(*shapes(128, 128), rules) is None
+    assert blockwise.aside(*shapes(1, 2000, 64), rules) is None
+    with taps.listen():
+        assert blockwise.aside(*shapes(128, 128), rules) == "somebody listens to the weights"
+
+
+def test_one_jitted_program_for_one_plan():
+    (q, k, v, rules), _, want = case("causal", "float32")
+    text = str(jax.make_jaxpr(partial(blockwise.forward, **LOOPS))(q, k, v, rules))
+    assert "pjit[" in text or "jit[" in text
+    o, lse = blockwise.forward(q, k, v, rules, **LOOPS)
+    assert np.abs(o - want[0]).max() < 1e-5 and np.abs(lse - want[1]).max() < 1e-5
+    made = blockwise.plan(q, k, rules, "tpu")
+    assert made.sizes == Sizes((B,), N, T, S) and made.batched and made.groups == N // K
+    lead = jnp.ones((3, 1, T, N, H)), jnp.ones((3, 1, S, K, H))
+    assert blockwise.plan(*lead, rules, "cpu").sizes == Sizes((3,), N, T, S)
+
+
+def test_it_runs_inside_a_shard_map():
+    """Where arrays vary over devices and others do not, in the carries of loops too."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+    q, k, v = normal(0, 1, 2, 2, 3), normal(1, 1, 3, 1, 3), normal(2, 1, 3, 1, 2)
+    q, k, v = (jnp.asarray(x, "float32") for x in (q, k, v))
+    rules = Rules(CAUSAL, sinks=jnp.asarray([0.3, -1.0]), scale=jnp.asarray(0.5))
+    rules = rules.bind(Sizes((1,), 2, 2, 3), 3)
+    for how in ({"rows": 1, "cols": 2}, {"rows": 1, "cols": 2, "batched": True}):
+        run = partial(blockwise.forward, **how)
+        grad = jax.grad(lambda *x, run=run: sum(y.sum() for y in run(*x)), argnums=(0, 1, 2))
+        local = jax.shard_map(
+            grad, mesh=mesh, in_specs=(P("x"), P(), P(), P()), out_specs=(P("x"), P(), P())
+        )
+        jax.jit(local).lower(q, k, v, rules)
+
+
+# The pieces.
+
+
+def test_heads_that_share_keys_stand_together_and_return():
+    x = normal(0, 2, 3, 6, 4)
+    for G in (1, 2, 3, 6):
+        parts = units.split(jnp.asarray(x), G)
+        assert parts.shape == (2 * 6 // G, G, 3, 4)
+        for u, g in itertools.product(range(2 * 6 // G), range(G)):
+            b, n = divmod(u, 6 // G)
+            assert np.array_equal(parts[u, g], x[b, :, n * G + g].astype("float32"))
+        assert np.array_equal(units.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32"))
+    made = blockwise.plan(jnp.ones((2, 3, 6, 4)), jnp.ones((2, 5, 2, 4)), Rules(), "cpu")
+    made = units._units(made)
+    assert [y.tolist() for y in made] == [[0, 0, 1, 1], [0, 3, 0, 3]]
+    assert {y.dtype for y in made} == {jnp.dtype("int32")}
+
+
+def test_parts_are_taken_from_their_place_and_put_there():
+    x = normal(1, 2, 3, 6, 4).astype("float32")
+    for b, n in ((0, 0), (1, 2), (jnp.asarray(1), jnp.asarray(4))):
+        want = np.moveaxis(x[int(b), :, int(n) : int(n) + 2], 1, 0)
+        assert np.array_equal(units.take(jnp.asarray(x), b, n, 2), want)
+    total = units.put(jnp.zeros((3, 4)), jnp.ones((2, 2), "bfloat16"), 1, jnp.asarray(2))
+    assert total.dtype == jnp.float32
+    assert total.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    at = Block(0, 0, 1, 2, 2, 2, 3)
+    lines = np.arange(2 * 5 * 3.0).reshape(2, 5, 3)
+    assert np.array_equal(units._rows(jnp.asarray(lines), at), lines[:, 1:3].reshape(4, 3))
+    assert np.array_equal(units._rows(jnp.asarray(lines[..., 0]), at), lines[:, 1:3, 0].reshape(4))
+    assert np.array_equal(units._cols(jnp.asarray(lines[0]), at), lines[0, 2:5])
+    sums = units._add_cols(jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at)
+    want = np.ones((2, 6), "float32")
+    want[:, 2:5] += normal(2, 2, 3).astype("float32")
+    assert np.array_equal(sums, want)
+    with jax.enable_x64(True):
+        assert {y.dtype for y in units._starts(1, jnp.asarray(2))} == {jnp.dtype("int32")}
+
+
+def test_the_scale_goes_where_it_rounds_nothing_away():
+    at, rules = Block(0, 0, 0, 0, 2, 2, 3), Rules(scale=3.0)
+    q, k = normal(3, 4, 5), normal(4, 3, 5)
+    for dtype in ("float32", "bfloat16"):
+        a, b = (jnp.asarray(x, dtype) for x in (q, k))
+        x = units._logits(a, b, rules, at)
+        assert x.shape == (2, 2, 3) and x.dtype == jnp.float32
+        want = 3 * np.asarray(a, float) @ np.asarray(b, float).T
+        assert np.abs(np.asarray(x).reshape(4, 3) - want).max() < 2e-6 * np.abs(want).max() * 5

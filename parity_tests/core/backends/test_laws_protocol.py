@@ -1,0 +1,527 @@
+"""The laws of what kernels share: what a mask is, who is alive, sinks and silence around a kernel.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol. The
+kernel here is a plain formula that knows of the mask through a bias alone, as kernels do.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import reference, taps
+from flax_attn._types import Sizes, wide
+from flax_attn.backends import protocol
+from flax_attn.backends.protocol import (
+    Band,
+    Kernel,
+    alive,
+    alive_in,
+    aside,
+    band_of,
+    blank,
+    is_number,
+    long_cache,
+    of_lse,
+    of_mesh,
+    parts_of,
+    serve,
+    with_dlse,
+    with_known_lengths,
+)
+from flax_attn.masks import CAUSAL, FULL, Causal, Dense, Fn, Lengths, Mask, Prefix, Segments, Window
+from flax_attn.parity import judge
+from flax_attn.reference import Stats
+from flax_attn.rules import Rules
+from flax_attn.scores import additive
+
+from .law_cases import drawn_masks, eager64, normal
+
+pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+
+B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
+SIZES = Sizes((B,), N, T, S)
+FAR = -1e20  # what a kernel adds where the mask hides
+
+
+# Small requests.
+
+
+def shapes(queries: int, keys: int, width: int = 4, dtype: str = "float32") -> list[Any]:
+    return [jax.ShapeDtypeStruct((1, n, 2, width), dtype) for n in (queries, keys, keys)]
+
+
+def test_small_requests_and_listeners_are_left_to_the_plain_formula():
+    for queries, keys in ((256, 256), (1, 1000), (16, 4096)):
+        told = aside(*shapes(queries, keys), Rules())
+        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
+    for queries, keys in ((256, 257), (257, 256)):
+        assert aside(*shapes(queries, keys), Rules()) is None
+    assert aside(*shapes(1, 2000, 128), Rules()) is None
+    with taps.listen():
+        assert aside(*shapes(256, 257), Rules()) == "somebody listens to the weights"
+
+
+def test_a_cache_is_long_from_a_mebibyte_a_query_on():
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        places = 2**20 // (2 * 2 * 4 * size)
+        assert not long_cache(*shapes(1, places, dtype=dtype))
+        assert long_cache(*shapes(1, places + 1, dtype=dtype))
+        assert not long_cache(*shapes(3, 3 * places, dtype=dtype))
+        assert long_cache(*shapes(3, 3 * places + 1, dtype=dtype))
+    q, k, v = (
+        SimpleNamespace(shape=("open", n, 2, 64), dtype=np.dtype("f4")) for n in (1, 1025, 1025)
+    )
+    assert long_cache(q, k, v)
+    assert not long_cache(q, k, SimpleNamespace(shape=(1, 1023, 2, 64), dtype=np.dtype("f4")))
+
+
+def test_lengths_that_are_left_open_are_refused():
+    refuses = with_known_lengths(lambda q, k, v, rules: f"asked with {rules}")
+    q, k, v = shapes(3, 4)
+    assert refuses(q, k, v, "rules") == "asked with rules"
+    for arrays in (
+        (SimpleNamespace(shape=(1, "open", 2, 4)), k),
+        (q, SimpleNamespace(shape=(1, "open", 2, 4))),
+    ):
+        told = refuses(*arrays, v, "rules")
+        assert told == "needs lengths that are known when it is compiled"
+    batch = SimpleNamespace(shape=("open", 3, 2, 4))
+    assert refuses(batch, batch, batch, "rules") == "asked with rules"
+
+
+def test_numbers_are_what_is_known():
+    for x in (1, 2.0, np.float32(3), np.int64(4)):
+        assert is_number(x)
+    for x in (np.ones(1), jnp.ones(()), None, "1"):
+        assert not is_number(x)
+
+
+def test_pallas_kernels_need_axes_that_are_not_auto():
+    auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    x, kept = jnp.ones(2), protocol.mesh_of
+    try:
+        for size, types, fits in (
+            (1, (auto,), True),
+            (2, (explicit,), True),
+            (2, (auto,), False),
+            (2, (explicit, auto), False),
+            (0, (), True),
+        ):
+            protocol.mesh_of = lambda x, size=size, types=types: SimpleNamespace(
+                size=size, axis_types=types
+            )
+            told = of_mesh(x)
+            assert (
+                told is None if fits else told.startswith("cannot be cut along mesh axes of type")
+            )
+            assert fits or ("jax.make_mesh" in told and told.endswith("inside a jax.shard_map"))
+    finally:
+        protocol.mesh_of = kept
+    assert of_mesh(jax.ShapeDtypeStruct((2,), "float32")) is None
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(auto,))
+    heard = []
+    for check in (True, False):
+        P = jax.sharding.PartitionSpec("x")
+        ask = jax.shard_map(
+            lambda x: (heard.append(of_mesh(x)), x)[1],
+            mesh=mesh,
+            in_specs=P,
+            out_specs=P,
+            check_vma=check,
+        )
+        jax.eval_shape(ask, x)
+    assert heard == ["needs check_vma=False in the shard_map around it", None]
+
+
+# Masks as bands.
+
+
+def test_masks_that_are_bands():
+    three, four, rows = np.asarray([3, 1]), np.asarray([4, 2]), np.asarray([2, 1])
+    for mask, want in (
+        (FULL, Band()),
+        (CAUSAL, Band(None, 0)),
+        (Causal(3), Band(None, 3)),
+        (Causal(np.int64(-2)), Band(None, -2)),
+        (Window(2, 1), Band(-2, 1)),
+        (Window(2, None), Band(-2, None)),
+        (Window(None, 1), Band(None, 1)),
+        (Window(2, 1, 5), Band(3, 6)),
+        (Window(0, 0, np.int32(-1)), Band(-1, -1)),
+        (Lengths(three), Band(kv=three)),
+        (Lengths(three, rows), Band(kv=three, rows=rows)),
+        (Prefix(three), Band(kv=three)),
+        (CAUSAL & Window(2, 5), Band(-2, 0)),
+        (Window(2, 5) & Window(3, 4), Band(-2, 4)),
+        (Window(3, 4) & Window(2, 5), Band(-2, 4)),
+        (Lengths(three) & CAUSAL & Lengths(four), Band(None, 0, np.asarray([3, 1]))),
+        (Lengths(four, rows) & Lengths(three), Band(None, None, np.asarray([3, 1]), rows)),
+        (Lengths(three, three) & Lengths(four, rows), Band(None, None, three, rows)),
+        (FULL & FULL, Band()),
+    ):
+        found = band_of(mask)
+        assert isinstance(found, Band)
+        assert (found.lo, found.hi) == (want.lo, want.hi), mask
+        assert all(end is None or type(end) is int for end in (found.lo, found.hi))
+        for a, b in zip(found[2:], want[2:], strict=True):
+            assert (a is None) == (b is None) and (a is None or np.array_equal(a, b)), mask
+    none = Causal(jnp.asarray(1)), ~CAUSAL, CAUSAL | FULL, Dense(np.ones((T, S), bool))
+    for mask in (*none, none[0] & CAUSAL, CAUSAL & none[1], Window(1, 1, np.asarray([1, 2]))):
+        assert band_of(mask) is None
+
+
+def test_parts_of_an_and():
+    a, b, c = CAUSAL, Window(1, 1), Lengths(np.asarray([1, 2]))
+    assert parts_of(a) == [a] and parts_of(a & b) == [a, b]
+    assert parts_of((a & b) & c) == [a, b, c] == parts_of(a & (b & c))
+    (one,) = parts_of(a | b)
+    assert one == (a | b)
+
+
+# Who is alive.
+
+
+def found_in(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """By the public half: B T and B S, whole."""
+    rows, keys = alive(mask.bind(sizes), sizes)
+    rows = np.ones((1, sizes.T), bool) if rows is None else np.asarray(rows)
+    keys = np.ones((1, sizes.S), bool) if keys is None else np.asarray(keys)
+    assert rows.dtype == keys.dtype == bool
+    return (
+        np.broadcast_to(rows, (sizes.B, sizes.T)),
+        np.broadcast_to(keys, (sizes.B, sizes.S)),
+    )
+
+
+def check_alive(mask: Mask, seen: np.ndarray, sizes: Sizes) -> None:
+    rows, keys = found_in(mask, sizes)
+    assert np.array_equal(rows, seen.any((1, 3))), mask
+    assert np.array_equal(keys, seen.any((1, 2))), mask
+
+
+def test_who_is_alive_under_random_masks():
+    for mask, seen, sizes in drawn_masks(24, (6, 8), seed=900):
+        if (seen == seen[:, :1]).all():
+            with jax.disable_jit():
+                check_alive(mask, seen, sizes)
+
+
+BANDS = (
+    Band(),
+    Band(None, 0),
+    Band(-2, 1),
+    Band(2, None),
+    Band(3, 2),
+    Band(None, -2),
+    Band(9, None),
+    Band(None, -9),
+    Band(kv=3),
+    Band(kv=np.int64(30), rows=20),
+    Band(-1, 1, 2, 4),
+    Band(1, 2, np.asarray([3, 0])),
+    Band(-3, -1, np.asarray([5, 2]), np.asarray([4, 0])),
+    Band(None, None, None, np.asarray([9, -3])),
+    Band(0, None, np.asarray([-1, 50]), np.asarray([2, 3])),
+    Band(-2, None, 4, np.asarray([6, 5])),
+    Band(None, 1, np.asarray([6, 1]), 5),
+)
+
+
+def test_who_is_alive_in_a_band():
+    for T, S in ((6, 8), (7, 5), (1, 4)):
+        sizes = Sizes((2,), 2, T, S)
+        q, k = np.arange(T)[:, None], np.arange(S)
+        for lo, hi, kv, rows in BANDS:
+            seen = np.ones((2, T, S), bool)
+            seen &= (k - q >= (-99 if lo is None else lo)) & (k - q <= (99 if hi is None else hi))
+            for entry in range(2):
+                limits = [99 if x is None else np.broadcast_to(x, 2)[entry] for x in (kv, rows)]
+                seen[entry] &= (k < limits[0]) & (q < limits[1])
+            given = Band(lo, hi, *(jnp.asarray(x) if np.ndim(x) else x for x in (kv, rows)))
+            found = alive_in(given, sizes)
+            for got, want in zip(found, (seen.any(2), seen.any(1)), strict=True):
+                assert np.array_equal(np.broadcast_to(got, want.shape), want), (T, S, given)
+            if kv is None and rows is None:
+                assert all(type(x) is np.ndarray for x in found)
+
+
+def test_all_alive_is_said_by_none():
+    assert alive(FULL, SIZES) == (None, None)
+    rows, keys = alive(CAUSAL, SIZES)
+    assert rows is None and isinstance(keys, jax.Array) and keys.tolist() == [[True] * 3 + [False]]
+    rows, keys = alive(Causal(-1), SIZES)
+    assert rows.tolist() == [[False, True, True]] and keys.tolist() == [[True, True, False, False]]
+    rows, keys = alive(Lengths(jnp.asarray([9, 9])), SIZES)
+    assert rows.all() and keys.all()
+
+
+def odd(b, n, q, k):
+    return (k - 2 * q) % 601 == 3 + b
+
+
+def test_long_masks_are_asked_a_few_queries_at_a_time():
+    for length in (256, 300, 512):
+        sizes = Sizes((2,), 3, length, 150)
+        q, k = np.arange(length)[:, None], np.arange(150)
+        seen = np.stack([odd(b, 0, q, k) for b in range(2)])[:, None]
+        with jax.disable_jit():
+            check_alive(Fn(odd), seen, sizes)
+    with jax.enable_x64(True), jax.disable_jit():
+        check_alive(Fn(odd), seen, sizes)
+
+
+def test_no_array_of_all_queries_and_keys():
+    sizes = Sizes((2,), 4, 1000, 700)
+    ids = np.arange(1000)[None] // 100, np.arange(700)[None] // 100
+    made = jax.make_jaxpr(lambda: alive(Segments(*ids).bind(sizes) & Fn(odd), sizes))()
+    (scan,) = (e for e in made.eqns if str(e.primitive) == "scan")
+    assert scan.params["length"] == 4
+    largest = max(x.aval.size for e in scan.params["jaxpr"].eqns for x in e.outvars)
+    assert largest <= 2 * 256 * 700
+
+
+def test_who_is_alive_may_differ_over_devices():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+    sizes = Sizes((2,), 1, 3, 4)
+    ask = jax.shard_map(
+        lambda table: alive(Dense(table).bind(sizes), sizes),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=(P("x"), P("x")),
+    )
+    rows, keys = jax.eval_shape(ask, jax.ShapeDtypeStruct((2, 1, 3, 4), bool))
+    assert rows.shape == (2, 3) and keys.shape == (2, 4)
+
+
+# A kernel, with sinks and silence around it.
+
+
+@dataclass(frozen=True)
+class Toy:
+    """softmax(q.k / 2 + bias) v; where nothing is to be seen it gives what a kernel may give.
+
+    `by_lse`: it knows the log-sum-exp alone.
+    """
+
+    blind: bool = False
+    by_lse: bool = False
+
+    def run(self, q, k, v, given):
+        (bias,) = given
+        kind = wide(q.dtype)
+        x = jnp.einsum("btnh,bsnh->bnts", *(y.astype(kind) for y in (q, k))) / 2 + bias
+        m = x.max(-1)
+        safe = jnp.where(m == -jnp.inf, 0, m)
+        l = jnp.exp(x - safe[..., None]).sum(-1)
+        o = jnp.einsum("bnts,bsnh->btnh", jnp.exp(x - safe[..., None]), v.astype(kind))
+        o = (o / jnp.swapaxes(l, 1, 2)[..., None]).astype(q.dtype)
+        stats = Stats(m, l)
+        return o, of_lse(m + jnp.log(l)) if self.by_lse else stats
+
+    def back(self, q, k, v, given, o, stats, do, dlse):
+        (bias,) = given
+        kind, narrow = stats.m.dtype, q.dtype
+        q, k, v, o, do = (y.astype(kind) for y in (q, k, v, o, do))
+        x = jnp.einsum("btnh,bsnh->bnts", q, k) / 2 + bias
+        p = jnp.exp(x - stats.m[..., None]) / stats.l[..., None]
+        delta = jnp.swapaxes((do * o).sum(-1), 1, 2)
+        delta = delta if dlse is None else delta - dlse
+        ds = p * (jnp.einsum("btnh,bsnh->bnts", do, v) - delta[..., None])
+        dq, dk = (
+            jnp.einsum(f"bnts,{x}", ds, y) / 2 for x, y in (("bsnh->btnh", k), ("btnh->bsnh", q))
+        )
+        dv = jnp.einsum("bnts,btnh->bsnh", p, do)
+        return *(x.astype(narrow) for x in (dq, dk, dv)), (ds.astype(bias.dtype),)
+
+
+SEEN = np.ones((B, N, T, S), bool)
+PADDED = np.arange(S) < np.asarray([3, 2])[:, None, None, None]
+PADDED = PADDED & (np.arange(T)[:, None] < np.asarray([3, 2])[:, None, None, None])
+KINDS: dict[str, tuple[Mask, np.ndarray, Any]] = {
+    "plain": (FULL, SEEN, None),
+    "causal": (Causal(-1), SEEN & (np.arange(S) < np.arange(T)[:, None]), np.asarray([0.4, -1.0])),
+    "lengths": (Lengths(np.asarray([3, 2]), np.asarray([3, 2])), SEEN & PADDED, None),
+    "lengths, sinks": (
+        Lengths(np.asarray([3, 2]), np.asarray([3, 2])),
+        SEEN & PADDED,
+        np.asarray([-np.inf, 1.5]),
+    ),
+    "sinks": (FULL, SEEN, np.asarray([2.0, -3.0])),
+    "dark": (FULL, SEEN, np.asarray([0.5, -np.inf])),
+    "dark, no sinks": (FULL, SEEN, None),
+}
+
+
+@cache
+def arrays(kind: str) -> tuple[Any, ...]:
+    """q, k, v, the bias and the cotangents, with NaN wherever the mask hides."""
+    seen = KINDS[kind][1]
+    with jax.enable_x64(True):
+        q, k, v = normal(0, B, T, N, H), normal(1, B, S, N, H), normal(2, B, S, N, h)
+        bias, do, dlse = normal(3, B, N, T, S), normal(4, B, T, N, h), normal(5, B, N, T)
+        q[~seen.any((1, 3))] = np.nan
+        k[~seen.any((1, 2))] = v[~seen.any((1, 2))] = np.nan
+        dead = ~seen.any(3)
+        if kind.startswith("dark"):
+            bias[0, :, 1] = bias[1, 1, 2] = -np.inf
+            dead = np.isneginf(bias).all(3)
+        do[np.swapaxes(dead, 1, 2)] = np.nan
+        if KINDS[kind][2] is None:
+            dlse[dead] = np.nan
+        return tuple(jnp.asarray(x) for x in (q, k, v, bias, do, dlse))
+
+
+def told(kernel: Toy, kind: str, which: tuple[bool, bool] = (True, True)) -> list[Any]:
+    """Output, lse and gradients by `serve`; `which` of the cotangents there are."""
+    mask, seen, sinks = KINDS[kind]
+    q, k, v, bias, do, dlse = arrays(kind)
+    sinks = None if sinks is None else jnp.asarray(sinks)
+
+    def run(q, k, v, bias, sinks):
+        given = (jnp.where(seen, bias, FAR),)
+        return serve(kernel, q, k, v, Rules(mask, sinks=sinks).bind(SIZES, 4), given)
+
+    return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
+
+
+def true(kind: str, which: tuple[bool, bool]) -> list[Any]:
+    mask, _, sinks = KINDS[kind]
+    q, k, v, bias, do, dlse = arrays(kind)
+    sinks = None if sinks is None else jnp.asarray(sinks)
+
+    def run(q, k, v, bias, sinks):
+        rules = Rules(mask, additive(bias), 0.5, sinks).bind(SIZES, H)
+        return reference.forward(q, k, v, rules)
+
+    return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
+
+
+def _outcome(run: Any, given: tuple, do: Any, dlse: Any, which: tuple[bool, bool]) -> list[Any]:
+    o, lse = run(*given)
+
+    def some(*given):
+        o, lse = run(*given)
+        return tuple(x for x, wanted in zip((o, lse), which, strict=True) if wanted)
+
+    _, back = jax.vjp(some, *given)
+    wanted = tuple(x for x, wanted in zip((do, dlse), which, strict=True) if wanted)
+    return [np.asarray(x) for x in (o, lse, *(g for g in back(wanted) if g is not None))]
+
+
+def check_kernel(kernel: Toy, kind: str, which: tuple[bool, bool]) -> None:
+    got, want = told(kernel, kind, which), true(kind, which)
+    assert len(got) == len(want)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.dtype == b.dtype and a.shape == b.shape, (kind, which, i)
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-12), (kind, which, i)
+
+
+BOTH = ((True, True), (True, False), (False, True))
+
+
+@eager64
+def test_a_kernel_gives_what_the_plain_formula_gives():
+    for kind in ("lengths, sinks", "plain", "causal", "lengths", "sinks"):
+        for which in BOTH:
+            for kernel in (Toy(), Toy(by_lse=True)):
+                check_kernel(kernel, kind, which)
+
+
+@eager64
+def test_a_blind_kernel_finds_rows_that_see_nothing():
+    for kind in ("dark", "dark, no sinks"):
+        for which in BOTH:
+            for kernel in (Toy(blind=True), Toy(blind=True, by_lse=True)):
+                check_kernel(kernel, kind, which)
+    check_kernel(Toy(blind=True), "lengths, sinks", (True, True))
+
+
+@eager64
+def test_narrow_outputs_stay_narrow():
+    mask, seen, sinks = KINDS["lengths, sinks"]
+    q, k, v, bias, do, dlse = (x.astype("bfloat16") for x in arrays("lengths, sinks"))
+    rules = Rules(mask, sinks=jnp.asarray(sinks, "bfloat16")).bind(SIZES, 4)
+    given = (jnp.where(seen, bias, FAR).astype("float32"),)
+    (o, lse), back = jax.vjp(
+        lambda q, s: serve(Toy(), q, k, v, Rules(rules.mask, sinks=s, scale=rules.scale), given),
+        q,
+        rules.sinks,
+    )
+    assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+    dq, dsinks = back((do, dlse.astype("float32")))
+    assert dq.dtype == dsinks.dtype == jnp.bfloat16
+    want = true("lengths, sinks", (True, True))
+    exact = np.asarray(want[0]), np.asarray(want[-1])
+    for a, b in zip((o, dsinks), exact, strict=True):
+        assert np.abs(np.asarray(a, float) - b).max() < 3e-2 * np.abs(b).max()
+
+
+def test_it_compiles_once_for_one_kernel():
+    q, k, v, bias, *_ = (x.astype("float32") for x in arrays("plain"))
+    rules = Rules().bind(SIZES, 4)
+    made = jax.make_jaxpr(lambda q: serve(Toy(), q, k, v, rules, (bias,)))(q)
+    assert [str(e.primitive) for e in made.eqns] in (["jit"], ["pjit"])
+    first, again = (serve(Toy(), q, k, v, rules, (bias,))[0] for _ in range(2))
+    assert judge.exact(first, again).ok and isinstance(Toy(), Kernel)
+    assert not isinstance(object(), Kernel)
+    hidden = jax.make_jaxpr(lambda q: serve(Toy(), q, k, v, Rules(Causal(-1)), (bias,)))(q)
+    assert len(hidden.eqns) > 1
+
+
+def test_nothing_flows_into_what_has_no_gradient():
+    for x in (jnp.ones((2, 3), bool), jnp.ones((2, 3), int)):
+        found = blank(x)
+        assert found.dtype == jax.dtypes.float0 and found.shape == (2, 3)
+    found = blank(jnp.ones((2, 3), "bfloat16"))
+    assert found.dtype == jnp.bfloat16 and not found.any() and found.shape == (2, 3)
+
+
+@eager64
+def test_a_gradient_of_the_lse_by_a_second_call():
+    q, k, v, bias, do, dlse = arrays("plain")
+    kernel = Toy()
+    for width in (5, 3, 2, 1):
+        v_, do_ = v[..., :width], do[..., :width]
+        o, stats = kernel.run(q, k, v_, (bias,))
+        calls = []
+
+        def back(v, o, do, calls=calls, stats=stats):
+            calls.append(do)
+            return kernel.back(q, k, v, (bias,), o, stats, do, None)[:3]
+
+        for given in (None, dlse):
+            calls.clear()
+            got = with_dlse(back, v_, o, do_, given)
+            want = kernel.back(q, k, v_, (bias,), o, stats, do_, given)[:3]
+            assert len(calls) == (1 if given is None else 2)
+            for a, b in zip(got, want, strict=True):
+                assert a.shape == b.shape and np.allclose(a, b, rtol=1e-9, atol=1e-12)
+            assert given is None or calls[1].shape == do_.shape
+
+
+@eager64
+def test_a_narrow_output_holds_all_bits_of_the_lse():
+    dlse = jnp.asarray(normal(7, B, N, T), "float32")
+    for width, near in ((1, 2**-8), (2, 2**-16), (3, 2**-24), (4, 2**-24)):
+        calls = []
+
+        def back(v, o, do, calls=calls):
+            calls.append((v, o, do))
+            return 0.0, 0.0, 0.0
+
+        o = jnp.ones((B, T, N, width), "bfloat16")
+        with_dlse(back, o, o, o, dlse)
+        v, stands, ones = calls[1]
+        assert not v.any() and stands.dtype == ones.dtype == jnp.bfloat16
+        assert stands.shape == ones.shape == o.shape
+        total = -(np.asarray(stands, float) * np.asarray(ones, float)).sum(-1)
+        want = np.swapaxes(np.asarray(dlse, float), 1, 2)
+        assert np.abs(total - want).max() <= near * np.abs(want).max()
+        assert width < 4 or not (stands[..., 3].any() or ones[..., 3].any())
