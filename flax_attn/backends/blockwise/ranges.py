@@ -55,7 +55,7 @@ def _(mask: Not, b, rows, sizes):
     """What is hidden at one end is cut off; a hole in the middle is not."""
     lo, hi = inner(mask.a, b, rows, sizes)
     some, S = lo < hi, sizes.S
-    return pick(_both(some, lo <= 0), hi, 0), pick(_both(some, hi >= S), lo, S)
+    return pick(some & (lo <= 0), hi, 0), pick(some & (hi >= S), lo, S)
 
 
 @outer.register
@@ -143,19 +143,15 @@ def _longer(one: Range, two: Range) -> Range:
     return pick(first, one[0], two[0]), pick(first, one[1], two[1])
 
 
-def _both(a: Any, b: Any) -> Any:
-    return a and b if isinstance(a, bool) and isinstance(b, bool) else jnp.logical_and(a, b)
-
-
 def _of_segments(mask: Segments, b: Any, rows: Rows, sizes: Sizes) -> tuple[Any, Any, Any]:
     """The run that holds all keys of the queries' segments, and whether it is of one segment."""
-    mine = jax.lax.dynamic_slice_in_dim(jnp.asarray(mask.q_ids)[b], rows.start, rows.size)
-    keys, least, most = jnp.asarray(mask.kv_ids)[b], mine.min(), mine.max()
+    mine = jax.lax.dynamic_slice_in_dim(mask.q_ids[b], rows.start, rows.size)
+    keys, least, most = mask.kv_ids[b], mine.min(), mine.max()
     found = (keys >= least) & (keys <= most)
     some = found.any()
     lo = jnp.where(some, jnp.argmax(found), sizes.S).astype(jnp.int32)
     hi = jnp.where(some, sizes.S - jnp.argmax(found[::-1]), 0).astype(jnp.int32)
-    return lo, hi, some & (least == most) & (found.sum(dtype=jnp.int32) == hi - lo)
+    return lo, hi, (least == most) & (found.sum(dtype=jnp.int32) == hi - lo)
 
 
 def static_outer(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:

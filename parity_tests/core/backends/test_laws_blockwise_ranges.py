@@ -6,6 +6,7 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.ranges import (
@@ -30,6 +31,8 @@ from flax_attn.masks import (
 )
 
 from .law_cases import drawn_masks
+
+pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
 
 SHAPES = (5, 7), (6, 4), (3, 3)
 

@@ -5,6 +5,7 @@ What the fuzz knows of the library's inside stands here alone.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -40,7 +41,20 @@ def compiled(program: Program, backend: str, fixed: Any) -> Callable[..., Any]:
         return o, lse, back((do, dlse))[0]
 
     thorough = program.thorough and not program.is_long
-    return jax.jit(run, compiler_options=None if thorough else QUICKLY)
+    return jax.jit(run, compiler_options=None if thorough else quickly())
+
+
+@cache
+def quickly() -> dict[str, Any]:
+    """Those of `QUICKLY` that this XLA knows."""
+    known = {}
+    for name, value in QUICKLY.items():
+        try:
+            jax.jit(lambda: 0, compiler_options={name: value})()
+        except jax.errors.JaxRuntimeError:
+            continue
+        known[name] = value
+    return known
 
 
 def rules_of(program: Program, floats: dict, data: dict, fixed: Any) -> Rules:

@@ -10,11 +10,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
 
 import jax
 import jax.numpy as jnp
@@ -212,6 +214,16 @@ def refused(spec: P, key_spec: P) -> str:
     return "nothing"
 
 
+def at_the_edge() -> dict[str, bool]:
+    """No keys at all, and a batch that is left open, where XLA may shard as it likes."""
+    forward = jax.jit(partial(attend, backend="blockwise"))
+    q, none = jnp.asarray(drawn(0, 4, 3, 8, 6), "float32"), jnp.ones((4, 0, 8, 6))
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 3, 8, 6"), q.dtype)
+    left_open = jax.export.export(forward)(shape, shape, shape)
+    same = judge.exact(left_open.call(q, q, q), forward(q, q, q))
+    return {"no keys": not forward(q, none, none).any(), "an open batch": same.ok}
+
+
 REFUSED = {
     "length": (P(None, "data"), P()),
     "width": (P(None, None, None, "data"), P()),
@@ -222,6 +234,7 @@ REFUSED = {
 def main() -> None:
     print(json.dumps({"slice": chosen_on_a_slice()}))
     print(json.dumps({"refused": {name: refused(*specs) for name, specs in REFUSED.items()}}))
+    print(json.dumps(at_the_edge()))
     for name in REQUESTS:
         for kind in KINDS:
             for backend in BACKENDS if name in BY_BOTH else BACKENDS[:1]:

@@ -23,8 +23,9 @@ def test_eight_devices_beside_one():
     command = [sys.executable, "-m", "parity_tests.core.sharding.requests"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    on_a_slice, refused, *rows = [json.loads(line) for line in run.stdout.splitlines()]
+    on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rows) == (6 + 3) * 2  # requests by blockwise, and three by both; kinds of axes
+    assert edges == {"no keys": True, "an open batch": True}
     assert [fault for row in rows for fault in faults(row)] == []
 
     found = on_a_slice["slice"]  # a Pallas kernel is taken where it can be cut
