@@ -29,7 +29,7 @@ from .operators import Mutant, sites
 ROOT = Path(__file__).parents[3]
 SECONDS, SECONDS_TO_WARM = 40, 300  # of work
 PATIENCE = 10  # times as long for a process that waits
-LARGEST = 2**32  # bytes of a process before a new one takes its place: jax keeps what it was told
+LARGEST = 2**33  # bytes of a process before a new one takes its place: jax keeps what it was told
 
 Laws = Mapping[str, tuple[str, ...]]
 Tell = Callable[[Mutant, str | None, float], None]
