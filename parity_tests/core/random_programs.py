@@ -241,7 +241,7 @@ def kept(key: np.ndarray, rate: float, sizes: Sizes) -> np.ndarray:
     return bits[:B, : sizes.N, : sizes.T, : sizes.S]
 
 
-@partial(jax.jit, static_argnums=1, compiler_options={"xla_cpu_use_fusion_emitters": False})
+@partial(jax.jit, static_argnums=1)
 def _bits(key, rate, b, n, q, k):
     return Dropout(rate, jax.random.wrap_key_data(key)).keep(b, n, q, k)
 
