@@ -34,7 +34,36 @@ def per_entry(what: str, array: Any, sizes: Sizes, *length: int) -> jax.Array:
         rows = jnp.broadcast_to(array, whole)
     except ValueError:
         raise ValueError(f"{what} must broadcast to {whole}; got shape {array.shape}.") from None
-    return rows.reshape(sizes.B, *length).astype(jnp.int32)
+    return rows.reshape(sizes.B, *length)
+
+
+def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
+    """Ids of queries and keys, `B T` and `B S`, in one dtype, so that they can be compared.
+
+    Raises:
+      ValueError: if their shapes do not fit, or for numpy's ids that 32 bits do not hold.
+    """
+    for name, x in ids.items():
+        known = None if isinstance(x, jax.Array) else np.asarray(x)
+        if known is not None and known.size and not -(2**31) <= known.min() <= known.max() < 2**31:
+            raise ValueError(
+                f"{who}.{name} must fit 32 bits; got {known.max()}. Number the documents: "
+                "np.unique(ids, return_inverse=True)."
+            )
+    lengths = (sizes.T, sizes.S)
+    rows = [
+        per_entry(f"{who}.{name}", x, sizes, length)
+        for (name, x), length in zip(ids.items(), lengths, strict=True)
+    ]
+    kind = np.int64 if any(x.dtype.itemsize == 8 for x in rows) else np.int32
+    return tuple(x.astype(kind) for x in rows)
+
+
+def numbers_in_lists(node: Any, *names: str) -> None:
+    """Makes lists of numbers arrays, since a list is several leaves of a pytree."""
+    for name in names:
+        if isinstance(getattr(node, name), list | tuple):
+            object.__setattr__(node, name, np.asarray(getattr(node, name)))
 
 
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:
@@ -73,8 +102,15 @@ FAR = 2**29  # further than any key, and small enough for sums of three in 32 bi
 
 
 def near(x: Any) -> Any:
-    """A distance within +-`FAR`, beyond which it hides or shows all the same."""
-    return min(max(int(x), -FAR), FAR) if is_whole(x) else jnp.clip(x, -FAR, FAR).astype(jnp.int32)
+    """A distance within +-`FAR`, beyond which it hides or shows all the same; arrays in int32.
+
+    Cut off in the array's own dtype, before a cast could wrap, and inside what that dtype holds.
+    """
+    if is_whole(x):
+        return min(max(int(x), -FAR), FAR)
+    x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it first
+    least, most = (int(n) for n in (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max))
+    return jnp.asarray(x.clip(max(least, -FAR), min(most, FAR)).astype(np.int32))
 
 
 def is_whole(x: Any) -> bool:
@@ -128,7 +164,7 @@ def bound_offset(who: str, offset: Any, sizes: Sizes) -> Any:
         return sizes.S - sizes.T
     if is_whole(offset) or jnp.ndim(offset) == 0:
         return near(offset)
-    return near(per_entry(f"{who}.offset", offset, sizes))
+    return per_entry(f"{who}.offset", near(offset), sizes)
 
 
 def by_entry(x: Any) -> Any:

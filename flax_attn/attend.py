@@ -67,9 +67,10 @@ def attend(
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
-        a head; second derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference" or
-        "blockwise". Under `jax.jit`, and from the function that `jax.linearize` gives, the
-        TypeError is jax's own and does not say so.
+        a head; second derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or
+        "blockwise" on one device, by which `jax.grad` of `jax.grad` ends at 1,024 tokens. Under
+        `jax.jit`, and from the function that `jax.linearize` gives, the error is jax's own and does
+        not say so.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:
@@ -176,7 +177,9 @@ def explain(
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
 ) -> Explanation:
-    """Every backend's verdict on a request: accepted, or the reason why it refuses.
+    """Every backend's verdict on a request: accepted, or why it refuses or stands aside.
+
+    One that stands aside serves if it is named; for this request another is the better choice.
 
     Nothing is computed. Prints as a table; `.chosen` is the name of the one that `attend` takes.
 

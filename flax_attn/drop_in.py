@@ -14,6 +14,7 @@ from ._arrays import is_count, to_grid
 from ._types import Sizes, wide
 from .attend import attend
 from .masks import CAUSAL, FULL, Dense, Lengths, Mask, Window
+from .masks.algebra import check_array
 from .rules import sizes_of
 from .scores import IDENTITY, Score, additive
 
@@ -177,6 +178,7 @@ def _batched(name: str, x: Any) -> Float[Array, "B L M W"]:
 
 
 def _boolean(mask: Any) -> Bool[Array, "..."]:
+    check_array("mask", mask)
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
         raise TypeError(
@@ -207,7 +209,7 @@ def _lengths(query: Any, key_value: Any, sizes: Sizes) -> Lengths | None:
 
 
 def _per_entry(name: str, lengths: Any, sizes: Sizes) -> Int[Array, " B"]:
-    lengths = jnp.asarray(lengths)
+    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{name} must hold integers; got {lengths.dtype}.")
     if lengths.shape != (sizes.B,):

@@ -17,6 +17,7 @@ from ._types import Sizes, wide
 from .attend import attend, attention_weights
 from .dropout import Keep
 from .masks import CAUSAL, FULL, Dense, Mask
+from .masks.algebra import check_array
 from .rules import sizes_of
 from .scores import IDENTITY, Score, additive
 
@@ -144,6 +145,7 @@ def _sizes(q: jax.Array, k: jax.Array, v: jax.Array) -> Sizes:
 def _mask(mask: Any, is_causal: bool) -> Mask:
     if mask is None:
         return CAUSAL if is_causal else FULL
+    check_array("mask", mask)
     mask = jnp.asarray(mask)
     if not any(jnp.issubdtype(mask.dtype, kind) for kind in (bool, jnp.integer, jnp.floating)):
         raise TypeError(

@@ -16,7 +16,9 @@ class Places:
     """Batch entries and query heads of a shard, by their numbers in the whole.
 
     Inside a caller's own `jax.shard_map` nothing is guessed: `attend(..., places=Places(b, n))`
-    says which entries and heads of the whole attention this call computes.
+    says which entries and heads of the whole attention this call computes. That serves what is
+    asked by number: dropout, and functions of masks and scores. Arrays of masks and scores
+    (lengths, slopes, biases) are the shard's own part: pass them through `in_specs`.
 
     Args:
       b: integers that broadcast to `*B`; None means 0, 1, 2, ...

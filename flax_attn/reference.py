@@ -170,7 +170,8 @@ def zero_unseen(
     if found is not None:
         sees, keys = found
         return _known(q, sees), _known(k, keys), _known(v, keys)
-    seen = rules.mask.grid(sizes)  # B|1 N|1 T|1 S|1
+    seen = jnp.asarray(rules.mask.grid(sizes))
+    seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)  # B|1 N|1 T|1 S|1
     sees = jnp.swapaxes(seen.any(axis=3), 1, 2)[..., None]  # B T N 1
     keys = seen.any(axis=2)  # B N S
     if keys.shape[1] > 1:

@@ -15,7 +15,9 @@ from .scores import IDENTITY, Score
 
 @frozen
 class Rules:
-    """`softmax(mask(score(scale * q.k)), with sinks)`, then dropout.
+    """`softmax(mask(score(scale * q.k)), with sinks)`, then dropout: what a backend is given.
+
+    `attend` and `explain` take the parts by name; a backend of your own takes them together.
 
     Attributes:
       mask: what may look at what.

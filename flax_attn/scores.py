@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from ._arrays import (
@@ -219,6 +220,7 @@ def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
     >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
     0.0
     """
+    slopes, offset = (np.asarray(x) if isinstance(x, list) else x for x in (slopes, offset))
     check_offset("alibi", offset)
     return Alibi(slopes, offset)
 

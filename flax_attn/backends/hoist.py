@@ -5,13 +5,15 @@ that is over when the backward pass is made. So every function in the rules is t
 logit and four indices, and runs on a block by mapping over its rows and columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._arrays import varying, varying_alike
@@ -41,9 +43,11 @@ class Run:
                 'shard_map check_vma=False, or ask for backend="reference".'
             )
         self.text = str(self.jaxpr)
+        self.inside = tuple(_constants_inside(self.jaxpr))
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Run) and self.fn == other.fn and self.text == other.text
+        alike = isinstance(other, Run) and self.fn == other.fn and self.text == other.text
+        return alike and all(_same(a, b) for a, b in zip(self.inside, other.inside, strict=True))
 
     def __hash__(self) -> int:
         return hash((self.fn, self.text))
@@ -51,6 +55,24 @@ class Run:
     def __call__(self, consts: tuple, *element: Any) -> jax.Array:
         (out,) = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, consts))(*jax.tree.leaves(element))
         return out
+
+
+def _constants_inside(jaxpr: Any) -> Iterator[Any]:
+    """What the programs inside a program close over, of which its text says nothing."""
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr)
+        ):
+            if isinstance(inner, ClosedJaxpr):
+                yield from (x.copy() if isinstance(x, np.ndarray) else x for x in inner.consts)
+                yield from _constants_inside(inner.jaxpr)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two constants are the same; traced ones only if they are one."""
+    if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
+        return a is b
+    return np.array_equal(np.asarray(a), np.asarray(b))
 
 
 @frozen

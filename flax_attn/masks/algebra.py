@@ -24,6 +24,7 @@ class Mask:
 
     Raises:
       NotImplementedError: in use, by a subclass that does not say what it hides.
+      TypeError: for `and`, `or` and `not`.
 
     Source: `mask_mod` of torch's flex attention; the algebra is our own.
 
@@ -33,6 +34,11 @@ class Mask:
     """
 
     __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A mask is neither true nor false: `and`, `or`, `not` would drop one; use &, | and ~."
+        )
 
     @property
     def is_static(self) -> bool:
@@ -195,3 +201,11 @@ class Not(Mask):
 def as_mask(mask: Any) -> Mask:
     """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
     return mask if isinstance(mask, Mask) else Dense(mask)
+
+
+def check_array(name: str, given: Any) -> None:
+    """TypeError for a mask object where another library's function takes arrays alone."""
+    if isinstance(given, Mask):
+        raise TypeError(
+            f"{name} must be an array in this function; got {given}, which flax_attn.attend takes."
+        )

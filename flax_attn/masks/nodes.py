@@ -28,9 +28,11 @@ from .._arrays import (
     check_integers,
     check_offset,
     clip,
+    ids_per_entry,
     is_count,
     is_whole,
     near,
+    numbers_in_lists,
     of_entry,
     per_entry,
 )
@@ -66,7 +68,9 @@ class Causal(Mask):
 
     Args:
       offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key. An
-        array of integers that broadcasts to `*B` gives every batch entry its own.
+        array of integers that broadcasts to `*B` gives every batch entry its own, as caches
+        filled to different lengths need it. Padding on the left moves queries and keys alike:
+        there it stays 0, beside `~Lengths(padding)`.
 
     Raises:
       ValueError: if `offset` is neither of integers nor "end"; in use, if it does not broadcast.
@@ -82,6 +86,7 @@ class Causal(Mask):
     AXES: ClassVar = {"offset": "b"}
 
     def __post_init__(self):
+        numbers_in_lists(self, "offset")
         check_offset("Causal", self.offset)
 
     def bind(self, sizes):
@@ -106,7 +111,7 @@ class Window(Mask):
 
     Args:
       left, right: how many keys before and after its own a query sees.
-      offset: as of `Causal`.
+      offset: as of `Causal`; two masks joined by `&` mean the same diagonal only by equal offsets.
 
     Raises:
       ValueError: for a count that is no integer of 0 or more, or an offset that is none.
@@ -128,6 +133,8 @@ class Window(Mask):
             if count is not None and not is_count(count, 0):
                 text = "must be a count of keys, 0 or more, or None"
                 raise ValueError(f"Window.{name} {text}; got {count!r}.")
+            object.__setattr__(self, name, None if count is None else int(count))
+        numbers_in_lists(self, "offset")
         check_offset("Window", self.offset)
 
     def bind(self, sizes):
@@ -181,6 +188,7 @@ class Chunked(Mask):
         if not is_count(self.size, 1):
             text = "must be a count of positions, 1 or more"
             raise ValueError(f"Chunked.size {text}; got {self.size!r}.")
+        object.__setattr__(self, "size", near(self.size))
 
     def __call__(self, b, n, q, k):
         return q // self.size == k // self.size
@@ -212,12 +220,13 @@ class Prefix(Mask):
     AXES: ClassVar = {"length": "b"}
 
     def __post_init__(self):
+        numbers_in_lists(self, "length")
         check_integers("Prefix", length=self.length)
 
     def bind(self, sizes):
         if self.is_static:
             return Prefix(near(self.length))
-        return Prefix(per_entry("Prefix.length", self.length, sizes))
+        return Prefix(per_entry("Prefix.length", near(self.length), sizes))
 
     def __call__(self, b, n, q, k):
         return k < of_entry(self.length, b)
@@ -231,7 +240,7 @@ class Prefix(Mask):
 
 @frozen
 class Lengths(Mask):
-    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right.
+    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right; `~`, on the left.
 
     Args:
       kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.
@@ -252,6 +261,7 @@ class Lengths(Mask):
     AXES: ClassVar = {"kv": "b", "q": "b"}
 
     def __post_init__(self):
+        numbers_in_lists(self, "kv", "q")
         check_integers("Lengths", kv=self.kv, q=self.q)
 
     @property
@@ -259,8 +269,8 @@ class Lengths(Mask):
         return False
 
     def bind(self, sizes):
-        kv = per_entry("Lengths.kv", self.kv, sizes)
-        return Lengths(kv, None if self.q is None else per_entry("Lengths.q", self.q, sizes))
+        kv = per_entry("Lengths.kv", near(self.kv), sizes)
+        return Lengths(kv, None if self.q is None else per_entry("Lengths.q", near(self.q), sizes))
 
     def __call__(self, b, n, q, k):
         seen = k < of_entry(self.kv, b)
@@ -281,7 +291,7 @@ class Segments(Mask):
 
     Args:
       q_ids, kv_ids: the document of each token, integers, `*B T` and `*B S`; `kv_ids` is `q_ids`
-        unless given.
+        unless given. Padding with an id of its own sees itself: add `Lengths` to hide it.
 
     Raises:
       TypeError: if they are no integers.
@@ -300,12 +310,17 @@ class Segments(Mask):
     AXES: ClassVar = {"q_ids": "bq", "kv_ids": "bk"}
 
     def __post_init__(self):
+        numbers_in_lists(self, "q_ids", "kv_ids")
         check_integers("Segments", q_ids=self.q_ids, kv_ids=self.kv_ids)
 
     def bind(self, sizes):
         kv_ids = self.q_ids if self.kv_ids is None else self.kv_ids
-        q_ids = per_entry("Segments.q_ids", self.q_ids, sizes, sizes.T)
-        return Segments(q_ids, per_entry("Segments.kv_ids", kv_ids, sizes, sizes.S))
+        if self.kv_ids is None and sizes.T != sizes.S:
+            raise ValueError(
+                f"Segments(ids) is for queries and keys of one length; got T={sizes.T} and "
+                f"S={sizes.S}: say Segments(q_ids, kv_ids)."
+            )
+        return Segments(*ids_per_entry("Segments", sizes, q_ids=self.q_ids, kv_ids=kv_ids))
 
     def __call__(self, b, n, q, k):
         return jnp.asarray(self.q_ids)[b, q] == jnp.asarray(self.kv_ids)[b, k]

@@ -28,21 +28,33 @@ def attend_sharded(
 
     Raises:
       ValueError: if q, k and v are sharded differently, or along their width.
-      NotImplementedError: if they are sharded along their length.
+      NotImplementedError: if they are sharded along their length, or over axes of several types.
     """
     types = mesh_types(q, k, v)
     if types == {AxisType.Explicit}:
         return explicit.attend(name, attention, q, k, v, rules)
+    if AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v)):
+        raise NotImplementedError(
+            "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
+            "Explicit or all Auto, or call attend inside a jax.shard_map over all of them."
+        )
     known = all(isinstance(n, int) and n for x in (q, k, v) for n in x.shape)
     if name == "blockwise" and known and _may_be_auto(types, q):
         return auto.attend(q, k, v, rules)
     return None
 
 
+def _is_cut(x: Any) -> bool:
+    return any(entry is not None for entry in jax.typeof(x).sharding.spec)
+
+
 def mesh_types(*arrays: jax.Array) -> set[AxisType]:
-    """The types of the axes on which arrays lie; none for one device."""
-    meshes = [mesh_of(x) for x in arrays]
-    return {kind for mesh in meshes if mesh.size > 1 for kind in mesh.axis_types}
+    """The types of the axes on which arrays lie; of a mesh of one device the Explicit ones alone.
+
+    An Explicit axis of one device is a part of types, which some operations do not take.
+    """
+    kinds = [(mesh, kind) for mesh in map(mesh_of, arrays) for kind in mesh.axis_types]
+    return {kind for mesh, kind in kinds if mesh.size > 1 or kind is AxisType.Explicit}
 
 
 def _may_be_auto(types: set[AxisType], q: Any) -> bool:

@@ -203,8 +203,8 @@ class Layout:
         self.request, self.phase = request, phase
         batch = [f"b{i}" for i in range(len(request.sizes.batch))]
         groups = request.sizes.N // request.key_heads
-        heads = "n" if groups == 1 else "(n g)"
-        self.factors: dict[str, Any] = {} if groups == 1 else {"g": groups}
+        heads = _heads(groups, request.key_heads)
+        self.factors: dict[str, Any] = {"g": groups} if heads == "(n g)" else {}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
         along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"]}
@@ -230,13 +230,14 @@ class Layout:
     def replicated(self) -> tuple[str, ...]:
         """The factors that no device may cut, in the order in which the rule names them."""
         text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
-        batch = {f"b{i}" for i in range(len(self.request.sizes.batch))}
-        return tuple(name for name in dict.fromkeys(text.split()) if name not in batch | {"n"})
+        cut = {f"b{i}" for i in range(len(self.request.sizes.batch))}
+        cut |= {"g"} if self.request.key_heads == 1 else {"n"}
+        return tuple(name for name in dict.fromkeys(text.split()) if name not in cut)
 
     def spec(self, names: list[str], shards: Shards) -> PartitionSpec:
         """How an array with these dimensions is cut."""
         cut = {f"b{i}": axes for i, axes in enumerate(shards.batch)}
-        cut |= {"n": shards.heads, "(n g)": shards.heads}
+        cut |= {"(n g)": shards.heads, "g" if self.request.key_heads == 1 else "n": shards.heads}
         return PartitionSpec(*(cut.get(name) for name in names))
 
     def partition(self, whole: Any) -> Any:
@@ -263,8 +264,13 @@ class Layout:
         count = len(self.request.sizes.batch)
         entries = (*spec, *(None,) * (count + 3 - len(spec)))
         shards = Shards(tuple(entries[:count]), entries[count + 1])
-        fits = self.request.key_heads % shards.count(mesh) == 0
-        return shards if fits else Shards(shards.batch, None)
+        heads = self.request.sizes.N if self.request.key_heads == 1 else self.request.key_heads
+        return shards if heads % shards.count(mesh) == 0 else Shards(shards.batch, None)
+
+
+def _heads(groups: int, key_heads: int) -> str:
+    """The name of the axis of query heads; one key head, which all share, is on every device."""
+    return "g" if key_heads == 1 else "n" if groups == 1 else "(n g)"
 
 
 def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:

@@ -28,7 +28,7 @@ def attend(
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
     types = [jax.typeof(x).sharding for x in (q, k, v)]
-    mesh = next(kind.mesh for kind in types if kind.mesh.size > 1)
+    mesh = next(kind.mesh for kind in types if kind.mesh.axis_types)
     shards = _agreed({n: kind.spec for n, kind in zip("qkv", types, strict=True)})
     k, v = (_repeated(x, shards.count(mesh), q.shape[-2]) for x in (k, v))
     rules = hoist(rules, wide(q.dtype))

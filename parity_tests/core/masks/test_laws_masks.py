@@ -288,7 +288,7 @@ UNBOUND = [
     (lambda: masks.Prefix(np.ones(3, int)), r"^Prefix\.length must broadcast to \(2,\)"),
     (lambda: masks.Lengths(np.ones(3, int)), r"^Lengths\.kv must broadcast to \(2,\)"),
     (lambda: masks.Lengths(1, np.ones(3, int)), r"^Lengths\.q must broadcast to \(2,\)"),
-    (lambda: masks.Segments(np.ones(3, int)), r"^Segments\.q_ids must broadcast to \(2, 4\)"),
+    (lambda: masks.Segments(np.ones(3, int), 1), r"^Segments\.q_ids must broadcast to \(2, 4\)"),
     (lambda: masks.Segments(1, np.ones(3, int)), r"^Segments\.kv_ids must broadcast to \(2, 7\)"),
     (lambda: masks.Dense(np.ones(5, bool)), "^A mask must broadcast to"),
 ]

@@ -63,6 +63,8 @@ class Request(NamedTuple):
     arrays: Mapping[str, np.ndarray] = MappingProxyType({})
     cut: Mapping[str, P] = MappingProxyType({})
     spec: P = P("data", None, "model")
+    key_heads: int = K
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
 def by_place(b: Any, n: Any, q: Any, k: Any) -> Any:
@@ -112,6 +114,12 @@ REQUESTS = {
         },
         {"bias": P("model"), "keep": P("data", "model"), "seen": P("data")},
     ),
+    "one key head, which all devices have": Request(
+        lambda a: {"mask": CAUSAL, "sinks": a["sinks"], "dropout": Dropout(0.3, jax.random.key(7))},
+        {"sinks": drawn(15, N)},
+        key_heads=1,
+        kinds=("auto",),
+    ),
     "batch alone": Request(
         lambda a: {"mask": CAUSAL, "dropout": Dropout(0.2, jax.random.key(5))},
         spec=P(("data", "model")),
@@ -138,7 +146,9 @@ def program(request: Request, backend: str) -> tuple[Callable, Callable]:
 def given(name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """q, k and v, and the cotangents of output and lse."""
     entries = 8 if "batch" in name else B
-    arrays = [drawn(0, entries, T, N, H), drawn(11, entries, S, K, H), drawn(12, entries, S, K, h)]
+    heads = REQUESTS[name].key_heads
+    keys = [drawn(11, entries, S, heads, H), drawn(12, entries, S, heads, h)]
+    arrays = [drawn(0, entries, T, N, H), *keys]
     return arrays, [drawn(13, entries, T, N, h), drawn(14, entries, T, N)]
 
 
@@ -161,7 +171,8 @@ def run(name: str, kind: str, backend: str) -> dict[str, Any]:
         return jax.device_put(x, NamedSharding(mesh, spec))
 
     cut = {n: placed(x, request.cut.get(n, P())) for n, x in request.arrays.items()}
-    q, k, v, *spread = (placed(x, request.spec) for x in (*arrays, *cotangents))
+    q, *spread = (placed(x, request.spec) for x in (arrays[0], *cotangents))
+    k, v = (placed(x, request.spec if x.shape[2] > 1 else P("data")) for x in arrays[1:])
     forward, gradients = program(request, backend)
     compiled = forward.lower(q, k, v, cut).compile()
     backward = gradients.lower(q, k, v, cut, *spread).compile()
@@ -201,14 +212,14 @@ def chosen_on_a_slice() -> dict[str, Any]:
     return found
 
 
-def refused(spec: P, key_spec: P) -> str:
-    """The sentence for arrays that are sharded so."""
-    mesh = jax.make_mesh((2, 4), ("data", "model"))
+def refused(spec: P, key_spec: P, kind: AxisType = AxisType.Explicit) -> str:
+    """The sentence for arrays that are sharded so, over Explicit axes and one of that kind."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit, kind))
     q, k = (
         jax.device_put(jnp.ones((4, 8, 8, 8)), NamedSharding(mesh, s)) for s in (spec, key_spec)
     )
     try:
-        attend(q, k, k)
+        attend(q, k, k, backend="blockwise")
     except (ValueError, NotImplementedError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -228,6 +239,7 @@ REFUSED = {
     "length": (P(None, "data"), P()),
     "width": (P(None, None, None, "data"), P()),
     "batch": (P("data"), P("model")),
+    "axes of two types": (P("data"), P("data"), AxisType.Auto),
 }
 
 
@@ -236,7 +248,7 @@ def main() -> None:
     print(json.dumps({"refused": {name: refused(*specs) for name, specs in REFUSED.items()}}))
     print(json.dumps(at_the_edge()))
     for name in REQUESTS:
-        for kind in KINDS:
+        for kind in REQUESTS[name].kinds:
             for backend in BACKENDS if name in BY_BOTH else BACKENDS[:1]:
                 with jax.enable_x64(True):
                     found = run(name, kind, backend)

@@ -12,10 +12,12 @@ from parity_tests.core.pages.pages import ROOT
 
 # Whose arrays several devices hold, so that their gradients are added.
 SHARED = ("sinks, slopes and scale", "functions", "arrays cut along heads")
+SHARED += ("one key head, which all devices have",)
 SENTENCES = {
     "length": ("NotImplementedError", "along its length, over 'data'"),
     "width": ("ValueError", "along its width, over 'data'. Shard the heads"),
     "batch": ("ValueError", "sharded alike along batch axis 0"),
+    "axes of two types": ("NotImplementedError", "make all its axes Explicit or all Auto"),
 }
 
 
@@ -24,7 +26,7 @@ def test_eight_devices_beside_one():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == (6 + 3) * 2  # requests by blockwise, and three by both; kinds of axes
+    assert len(rows) == (6 + 3) * 2 + 1  # requests by blockwise, three by both; kinds of axes
     assert edges == {"no keys": True, "an open batch": True}
     assert [fault for row in rows for fault in faults(row)] == []
 

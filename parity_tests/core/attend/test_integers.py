@@ -1,0 +1,182 @@
+"""Offsets, counts and ids in every kind of integer and container mean the plain number."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Fn,
+    Lengths,
+    Prefix,
+    Segments,
+    Window,
+    alibi,
+    attend,
+    attention_weights,
+    dot_product_attention,
+    modify,
+)
+from flax_attn.parity import judge
+from parity_tests.core.backends.refusal import told
+
+B, T, S, N, H = 2, 9, 9, 2, 4
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+SLOPES = np.asarray([0.5, 0.25], "float32")
+BACKENDS = ("reference", "blockwise")
+
+
+def drawn(*shape):
+    return [
+        jnp.asarray(np.random.RandomState(i).standard_normal(shape), "float32") for i in range(3)
+    ]
+
+
+def close(got, want):
+    return judge.no_worse(got, want, np.asarray(want, float), "float32", zero=True).ok
+
+
+def same(asked, meant, backend):
+    """What is asked by a backend is what is meant, by the plain formula."""
+    q, k, v = drawn(B, T, N, H)
+    want = attend(q, k, v, **meant, backend="reference")
+    assert close(attend(q, k, v, **asked, backend=backend), want)
+
+
+def kinds(number):
+    """The number in every dtype, as numpy's scalar, as arrays of numpy and jax, in a list."""
+    for dtype in DTYPES:
+        yield np.dtype(dtype).type(number)
+        yield np.asarray(number, dtype)
+        yield np.asarray([number] * B, dtype)
+        if np.dtype(dtype).itemsize < 8:  # which needs jax_enable_x64
+            yield jnp.asarray(number, dtype)
+            yield jnp.asarray([number] * B, dtype)
+    yield [number] * B
+
+
+MEANT = {
+    "Causal": (lambda x: {"mask": Causal(x)}, 3),
+    "Window": (lambda x: {"mask": Window(2, 0, x)}, 2),
+    "Prefix": (lambda x: {"mask": Prefix(x)}, 5),
+    "Lengths": (lambda x: {"mask": Lengths(x)}, 4),
+    "alibi": (lambda x: {"score": alibi(SLOPES, x)}, 2),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_every_integer_is_its_number(name):
+    make, number = MEANT[name]
+    with jax.disable_jit():
+        for x in kinds(number):
+            same(make(x), make(number), "reference")
+    for x in (jnp.uint8(number), np.asarray([number] * B, "uint16"), [number] * B):
+        same(make(x), make(number), "blockwise")
+
+
+FARTHEST = [
+    *(np.asarray([2**32 - 1] * B, kind) for kind in ("uint32", "int64", "uint64")),
+    np.asarray([2**40] * B),
+    np.asarray(2**40),
+    2**40,
+    2**70,
+]
+
+
+@pytest.mark.parametrize("far", FARTHEST, ids=str)
+def test_what_is_far_does_not_wrap(far):
+    for mask in (Causal(far), Prefix(far), Lengths(far)):
+        same({"mask": mask}, {"mask": FULL}, "reference")
+    same({"mask": Causal(far)}, {"mask": FULL}, "blockwise")
+    if isinstance(far, int):
+        same({"mask": Chunked(far)}, {"mask": FULL}, "reference")
+        same({"mask": Window(np.uint8(3), 0, far)}, {"mask": ~FULL}, "reference")
+
+
+def test_counts_may_be_numpys():
+    for backend in BACKENDS:
+        same({"mask": Chunked(np.int64(4))}, {"mask": Chunked(4)}, backend)
+        mask = Window(np.uint8(3), np.int64(1))
+        same({"mask": mask}, {"mask": Window(3, 1)}, backend)
+
+
+def test_lengths_of_the_drop_in():
+    q, k, v = drawn(B, T, N, H)
+    far = dot_product_attention(q, k, v, key_value_seq_lengths=np.asarray([2**32] * B))
+    assert judge.exact(far, dot_product_attention(q, k, v)).ok
+
+
+def test_documents_are_never_merged():
+    wide = np.asarray([[7] * 4 + [7 + 2**32] * 5] * B)
+    q, k, v = drawn(B, T, N, H)
+    with told(ValueError, "Segments.q_ids must fit 32 bits; got 4294967303"):
+        attend(q, k, v, mask=Segments(wide))
+    with told(ValueError, "one length; got T=9 and S=3: say Segments"):
+        attend(q, k[:, :3], v[:, :3], mask=Segments(np.zeros((B, T), int)))
+    with jax.enable_x64(True):
+        for backend in BACKENDS:
+            same(
+                {"mask": Segments(jnp.asarray(wide))},
+                {"mask": Segments((wide > 7).astype(int))},
+                backend,
+            )
+
+
+# Masks that are one truth for all, and functions that hold what changes.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_may_be_one_truth_for_all(backend):
+    everywhere = Window(None, None, jnp.asarray(3))
+    for mask, meant in (
+        (Fn(lambda b, n, q, k: True), FULL),
+        (Fn(lambda b, n, q, k: jnp.asarray(1) > 0), FULL),
+        (everywhere, FULL),
+        (~everywhere, ~FULL),
+    ):
+        same({"mask": mask}, {"mask": meant}, backend)
+        q, k, _ = drawn(B, T, N, H)
+        found, want = (attention_weights(q, k, mask=m) for m in (mask, meant))
+        assert judge.exact(found, want).ok
+
+
+def test_constants_inside_a_jitted_function_are_those_of_the_call():
+    held = [jnp.zeros(S)]
+
+    def bent(x, b, n, q, k):
+        return x + jax.jit(lambda k: held[0][k])(k)
+
+    def seen(b, n, q, k):
+        return jax.jit(lambda k: held[0][k] < 3)(k)
+
+    for values in (np.zeros(S), np.arange(S), np.arange(S)[::-1].copy()):
+        held[0] = jnp.asarray(values, "float32")
+        for rules in ({"score": modify(bent)}, {"mask": Fn(seen)}):
+            same(rules, rules, "blockwise")
+
+
+def test_a_mask_has_no_truth_value():
+    for wrong in (lambda: CAUSAL and FULL, lambda: CAUSAL or FULL, lambda: not CAUSAL):
+        with told(TypeError, "use &, | and ~"):
+            wrong()
+
+
+def test_a_mesh_of_one_device_is_a_mesh():
+    """Explicit axes stand in every type, however many devices they have."""
+    mesh = jax.make_mesh((1, 1), ("data", "model"))
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None, "model"))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    q, k, v = drawn(B, T, N, H)
+    offsets, slopes = np.asarray([0, 3]), np.tile(SLOPES, (B, 1))
+    want = attend(q, k, v, mask=Causal(offsets), score=alibi(slopes))
+    placed = [jax.device_put(x, cut) for x in (q, k, v)]
+    mask = Causal(jax.device_put(offsets, rows))
+    score = alibi(jax.device_put(slopes, rows))
+    for backend in BACKENDS:
+        got = attend(*placed, mask=mask, score=score, backend=backend)
+        assert got.sharding.is_equivalent_to(cut, 4)
+        assert close(got, want)
