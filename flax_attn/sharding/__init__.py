@@ -33,10 +33,12 @@ def attend_sharded(
     types = mesh_types(q, k, v)
     if types == {AxisType.Explicit}:
         return explicit.attend(name, attention, q, k, v, rules)
-    if AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v)):
+    cut = AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v))
+    if cut and name != "reference":
         raise NotImplementedError(
             "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
-            "Explicit or all Auto, or call attend inside a jax.shard_map over all of them."
+            "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
+            'backend="reference".'
         )
     known = all(isinstance(n, int) and n for x in (q, k, v) for n in x.shape)
     if name == "blockwise" and known and _may_be_auto(types, q):

@@ -181,7 +181,7 @@ def relative(drawn: Random, sizes: Sizes, dtype: str) -> Step:
     R = int(drawn.randint(1, 6))
 
     def ours(table, x, b, n, q, k):
-        return x + table[n, jnp.clip(jnp.asarray(k - q), -R, R) + R].astype(x.dtype)
+        return x + table.astype(x.dtype)[n, jnp.clip(jnp.asarray(k - q), -R, R) + R]
 
     def apply(x, floats, ints, at, rnd):
         place = np.minimum(np.maximum(at[3] - at[2], -R), R)[0, 0] + R  # T S

@@ -108,7 +108,7 @@ WRONG_RULES = {
     "segments": (
         lambda: {"mask": fa.Segments(np.ones((B, T), int))},
         ValueError,
-        ["Segments.kv_ids", "(2, 9)", "(2, 5)"],
+        ["Segments(ids)", "T=5 and S=9", "Segments(q_ids, kv_ids)"],
     ),
     "window": (lambda: {"mask": fa.Window(-1, 0)}, ValueError, ["Window.left", "got -1"]),
     "chunk": (lambda: {"mask": fa.Chunked(0)}, ValueError, ["Chunked.size", "got 0"]),

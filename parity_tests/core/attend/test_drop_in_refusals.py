@@ -50,7 +50,7 @@ WRONG = {
     "float lengths": (
         {"query_seq_lengths": np.ones(B)},
         TypeError,
-        ["query_seq_lengths", "float32"],
+        ["query_seq_lengths", "float64"],
     ),
     "boolean lengths": ({"query_seq_lengths": np.ones(B, bool)}, TypeError, ["integers", "bool"]),
     "one length": (
