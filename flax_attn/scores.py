@@ -220,9 +220,9 @@ def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
     >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
     0.0
     """
-    slopes, offset = (np.asarray(x) if isinstance(x, list) else x for x in (slopes, offset))
-    check_offset("alibi", offset)
-    return Alibi(slopes, offset)
+    given = [np.asarray(x) if isinstance(x, list) else x for x in (slopes, offset)]
+    check_offset("alibi", given[1])
+    return Alibi(*given)
 
 
 def additive(array: jax.Array) -> Score:
