@@ -27,9 +27,13 @@ class Reexport(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """The modules below one folder, by their dotted names."""
+    """The modules below one folder, by their dotted names: all, or those of some packages.
+
+    Where the project is installed, all others are below the same folder.
+    """
 
     root: Path
+    packages: frozenset[str] = frozenset()
 
     def __post_init__(self):
         vars(self).update(_paths={}, _trees={}, _handed={})
@@ -39,7 +43,9 @@ class Sources:
         if module not in self._paths:
             stem = self.root.joinpath(*module.split("."))
             files = (stem.with_suffix(".py"), stem / "__init__.py")
-            self._paths[module] = next((path for path in files if path.is_file()), None)
+            ours = not self.packages or module.partition(".")[0] in self.packages
+            found = (path for path in files if ours and path.is_file())
+            self._paths[module] = next(found, None)
         return self._paths[module]
 
     def text(self, module: str) -> str:

@@ -27,6 +27,7 @@ from .naming import change_of
 from .operators import Mutant, sites
 
 ROOT = Path(__file__).parents[3]
+PACKAGES = frozenset({"flax_attn", "parity_tests", "torch_ref"})
 SECONDS, SECONDS_TO_WARM = 40, 300  # of work
 PATIENCE = 10  # times as long for a process that waits
 LARGEST = 2**33  # bytes of a process before a new one takes its place: jax keeps what it was told
@@ -40,7 +41,7 @@ def source_of(file: str) -> str:
 
 
 def chain_of(file: str, laws: Laws = FILES) -> Chain:
-    return Chain(Sources(ROOT), module_of(file), books_of(laws[file]))
+    return Chain(Sources(ROOT, PACKAGES), module_of(file), books_of(laws[file]))
 
 
 class Trial:
