@@ -44,10 +44,11 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
       ValueError: if their shapes do not fit, or for numpy's ids that 32 bits do not hold.
     """
     for name, x in ids.items():
-        known = None if isinstance(x, jax.Array) else np.asarray(x)
-        if known is not None and known.size and not -(2**31) <= known.min() <= known.max() < 2**31:
+        known = np.asarray(() if isinstance(x, jax.Array) else x)
+        wide = known[(known < -(2**31)) | (known >= 2**31)]
+        if wide.size:
             raise ValueError(
-                f"{who}.{name} must fit 32 bits; got {known.max()}. Number the documents: "
+                f"{who}.{name} must fit 32 bits; got {wide[0]}. Number the documents: "
                 "np.unique(ids, return_inverse=True)."
             )
     lengths = (sizes.T, sizes.S)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from ._arrays import (
@@ -21,6 +20,7 @@ from ._arrays import (
     check_offset,
     dtype_of,
     look_up,
+    numbers_in_lists,
     of_entry,
     to_grid,
 )
@@ -111,6 +111,10 @@ class Alibi(Score):
     offset: Any = 0
 
     AXES: ClassVar = {"slopes": "bn", "offset": "b"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "slopes", "offset")
+        check_offset("alibi", self.offset)
 
     def bind(self, sizes):
         slopes = jnp.asarray(self.slopes)
@@ -220,9 +224,7 @@ def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
     >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
     0.0
     """
-    given = [np.asarray(x) if isinstance(x, list) else x for x in (slopes, offset)]
-    check_offset("alibi", given[1])
-    return Alibi(*given)
+    return Alibi(slopes, offset)
 
 
 def additive(array: jax.Array) -> Score:

@@ -72,7 +72,12 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two constants are the same; traced ones only if they are one."""
     if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
         return a is b
-    return np.array_equal(np.asarray(a), np.asarray(b))
+    return _bits(a) == _bits(b)  # by which NaN is itself
+
+
+def _bits(x: Any) -> bytes:
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
 
 
 @frozen

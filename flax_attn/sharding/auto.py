@@ -202,8 +202,10 @@ class Layout:
     def __init__(self, request: Request, phase: str):
         self.request, self.phase = request, phase
         batch = [f"b{i}" for i in range(len(request.sizes.batch))]
-        groups = request.sizes.N // request.key_heads
-        heads = _heads(groups, request.key_heads)
+        K, groups = request.key_heads, request.sizes.N // request.key_heads
+        # Heads are cut between key heads; the one that all share is on every device.
+        self.cut, self.parts = ("g", request.sizes.N) if K == 1 else ("n", K)
+        self.heads = heads = "(n g)" if min(K, groups) > 1 else self.cut
         self.factors: dict[str, Any] = {"g": groups} if heads == "(n g)" else {}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
@@ -230,14 +232,13 @@ class Layout:
     def replicated(self) -> tuple[str, ...]:
         """The factors that no device may cut, in the order in which the rule names them."""
         text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
-        cut = {f"b{i}" for i in range(len(self.request.sizes.batch))}
-        cut |= {"g"} if self.request.key_heads == 1 else {"n"}
+        cut = {self.cut, *(f"b{i}" for i in range(len(self.request.sizes.batch)))}
         return tuple(name for name in dict.fromkeys(text.split()) if name not in cut)
 
     def spec(self, names: list[str], shards: Shards) -> PartitionSpec:
         """How an array with these dimensions is cut."""
         cut = {f"b{i}": axes for i, axes in enumerate(shards.batch)}
-        cut |= {"(n g)": shards.heads, "g" if self.request.key_heads == 1 else "n": shards.heads}
+        cut |= dict.fromkeys((self.cut, self.heads), shards.heads)
         return PartitionSpec(*(cut.get(name) for name in names))
 
     def partition(self, whole: Any) -> Any:
@@ -264,13 +265,7 @@ class Layout:
         count = len(self.request.sizes.batch)
         entries = (*spec, *(None,) * (count + 3 - len(spec)))
         shards = Shards(tuple(entries[:count]), entries[count + 1])
-        heads = self.request.sizes.N if self.request.key_heads == 1 else self.request.key_heads
-        return shards if heads % shards.count(mesh) == 0 else Shards(shards.batch, None)
-
-
-def _heads(groups: int, key_heads: int) -> str:
-    """The name of the axis of query heads; one key head, which all share, is on every device."""
-    return "g" if key_heads == 1 else "n" if groups == 1 else "(n g)"
+        return shards if self.parts % shards.count(mesh) == 0 else Shards(shards.batch, None)
 
 
 def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:

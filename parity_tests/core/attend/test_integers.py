@@ -19,6 +19,7 @@ from flax_attn import (
     attend,
     attention_weights,
     dot_product_attention,
+    flax_attention,
     modify,
 )
 from flax_attn.parity import judge
@@ -153,10 +154,34 @@ def test_constants_inside_a_jitted_function_are_those_of_the_call():
     def seen(b, n, q, k):
         return jax.jit(lambda k: held[0][k] < 3)(k)
 
-    for values in (np.zeros(S), np.arange(S), np.arange(S)[::-1].copy()):
-        held[0] = jnp.asarray(values, "float32")
+    values = np.zeros(S), np.full(S, np.nan), np.arange(S), np.arange(S)[::-1].copy()
+    for held[0] in (jnp.asarray(x, "float32") for x in values):
         for rules in ({"score": modify(bent)}, {"mask": Fn(seen)}):
             same(rules, rules, "blockwise")
+
+
+def test_keys_inside_a_jitted_function_are_those_of_the_call():
+    held = [None]
+
+    def noisy(x, b, n, q, k):
+        draw = jax.jit(lambda: jax.random.uniform(held[0]))
+        return x * (1 + draw()).astype(x.dtype)
+
+    for held[0] in map(jax.random.key, (0, 1, 0)):
+        same({"score": modify(noisy)}, {"score": modify(noisy)}, "blockwise")
+
+
+def test_mask_objects_are_no_arrays():
+    q, k, v = drawn(B, T, N, H)
+    for call in (dot_product_attention, flax_attention):
+        with told(TypeError, "mask must be an array in this function; got Causal"):
+            call(q, k, v, mask=CAUSAL)
+
+
+def test_padding_on_the_left():
+    shown = np.arange(S) >= np.asarray([4, 0])[:, None, None, None]
+    for backend in BACKENDS:
+        same({"mask": CAUSAL & ~Lengths([4, 0])}, {"mask": CAUSAL & shown}, backend)
 
 
 def test_a_mask_has_no_truth_value():
