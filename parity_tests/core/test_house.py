@@ -167,8 +167,7 @@ def test_a_forward_is_an_equation(layer):
 @of_all_sources
 def test_files_and_functions_are_short(path):
     lines = len(path.read_text("utf-8").splitlines())
-    is_a_list = path.is_relative_to(ROOT / "parity_tests")  # of cases or laws, which has no limit
-    assert is_a_list or lines < 450, f"{lines} lines: two ideas in one file."
+    assert lines < 450, f"{lines} lines: two ideas in one file."
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = node.end_lineno - node.lineno + 1

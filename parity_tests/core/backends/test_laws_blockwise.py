@@ -1,7 +1,7 @@
 """The laws of attention in blocks: any plan gives the plain formula, output, parts and gradients.
 
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the passes and of
-the arithmetic of one head. Whole attentions are as small as they may be and run operation by
+Without torch: `parity_tests.core.mutation` runs them on every mutant of the passes and of the
+arithmetic of one head. Whole attentions are as small as they may be and run operation by
 operation, so that a mutant compiles nothing.
 """
 
@@ -138,16 +138,16 @@ def test_the_parts_before_the_sinks_are_kept():
 @eager64
 def test_narrow_inputs_are_summed_wide():
     exact = case("causal")
-    for dtype, near in (("bfloat16", 2e-2), ("float32", 1e-5)):
+    for dtype in ("bfloat16", "float32"):
         (q, k, v, rules), cotangents, want = case("causal", dtype)
         made = blockwise.plan(q, k, rules, "cpu", **LOOPS)
         o, m, l = blockwise.forward_pass(made, q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float32
         got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            scale = judge.gradient_scale(exact.want[2:], exact.want[i]) if i > 1 else None
             assert a.dtype == b.dtype, i
-            worst = np.abs(a.astype(float) - b.astype(float)).max()
-            assert worst <= 4 * near * np.abs(exact.want[i]).max(), (i, worst)
+            assert judge.no_worse(a, b, exact.want[i], dtype, scale, zero=True).ok, i
 
 
 @eager64
@@ -160,8 +160,10 @@ def test_float32_parameters_of_a_wide_attention_keep_their_dtype():
         outcome(forward, given, cotangents)
         for forward in (partial(blockwise.forward, **LOOPS), reference.forward)
     )
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype and np.abs(a - b).max() <= 1e-5 * max(1, np.abs(b).max())
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.dtype == b.dtype, i
+        scale = judge.gradient_scale(want[2:], b) if i > 1 else None
+        assert judge.no_worse(a, b, b, str(a.dtype), scale, zero=True).ok, i
 
 
 # What a request without numbers gives, and what is refused or passed over.
@@ -213,10 +215,11 @@ def test_the_plain_formula_is_left_small_requests_and_listeners():
 
 def test_one_jitted_program_for_one_plan():
     (q, k, v, rules), _, want = case("causal", "float32")
-    text = str(jax.make_jaxpr(partial(blockwise.forward, **LOOPS))(q, k, v, rules))
-    assert "pjit[" in text or "jit[" in text
-    o, lse = blockwise.forward(q, k, v, rules, **LOOPS)
-    assert np.abs(o - want[0]).max() < 1e-5 and np.abs(lse - want[1]).max() < 1e-5
+    traced = jax.make_jaxpr(partial(blockwise.forward, **LOOPS))(q, k, v, rules)
+    assert [e.params["name"] for e in traced.eqns if "name" in e.params].count("_run") == 1
+    got = blockwise.forward(q, k, v, rules, **LOOPS)
+    for a, b, exact in zip(got, want, case("causal").want, strict=False):
+        assert judge.no_worse(a, b, exact, "float32").ok
     made = blockwise.plan(q, k, rules, "tpu")
     assert made.sizes == Sizes((B,), N, T, S) and made.batched and made.groups == N // K
     lead = jnp.ones((3, 1, T, N, H)), jnp.ones((3, 1, S, K, H))
@@ -287,4 +290,5 @@ def test_the_scale_goes_where_it_rounds_nothing_away():
         x = units._logits(a, b, rules, at)
         assert x.shape == (2, 2, 3) and x.dtype == jnp.float32
         want = 3 * np.asarray(a, float) @ np.asarray(b, float).T
-        assert np.abs(np.asarray(x).reshape(4, 3) - want).max() < 2e-6 * np.abs(want).max() * 5
+        plain = 3 * np.asarray(a, "float32") @ np.asarray(b, "float32").T
+        assert judge.no_worse(x.reshape(4, 3), plain, want, "float32").ok

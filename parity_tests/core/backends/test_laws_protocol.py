@@ -1,11 +1,8 @@
-"""The laws of what kernels share: what a mask is, who is alive, sinks and silence around a kernel.
+"""The laws of what kernels share: small requests, what a mask is, who is alive.
 
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol. The
-kernel here is a plain formula that knows of the mask through a bias alone, as kernels do.
+Without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol.
 """
 
-from dataclasses import dataclass
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,33 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import reference, taps
-from flax_attn._types import Sizes, wide
+from flax_attn import taps
+from flax_attn._types import Sizes
 from flax_attn.backends import protocol
 from flax_attn.backends.protocol import (
     Band,
-    Kernel,
     alive,
     alive_in,
     aside,
     band_of,
-    blank,
     is_number,
     long_cache,
-    of_lse,
     of_mesh,
     parts_of,
-    serve,
-    with_dlse,
     with_known_lengths,
 )
 from flax_attn.masks import CAUSAL, FULL, Causal, Dense, Fn, Lengths, Mask, Prefix, Segments, Window
-from flax_attn.parity import judge
-from flax_attn.reference import Stats
 from flax_attn.rules import Rules
-from flax_attn.scores import additive
 
-from .law_cases import drawn_masks, eager64, normal, same
+from .law_cases import drawn_masks
 
 pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
 
@@ -298,226 +287,3 @@ def test_who_is_alive_may_differ_over_devices():
     )
     rows, keys = jax.eval_shape(ask, jax.ShapeDtypeStruct((2, 1, 3, 4), bool))
     assert rows.shape == (2, 3) and keys.shape == (2, 4)
-
-
-# A kernel, with sinks and silence around it.
-
-
-@dataclass(frozen=True)
-class Toy:
-    """softmax(q.k / 2 + bias) v; where nothing is to be seen it gives what a kernel may give.
-
-    `by_lse`: it knows the log-sum-exp alone.
-    """
-
-    blind: bool = False
-    by_lse: bool = False
-
-    def run(self, q, k, v, given):
-        (bias,) = given
-        kind = wide(q.dtype)
-        x = jnp.einsum("btnh,bsnh->bnts", *(y.astype(kind) for y in (q, k))) / 2 + bias
-        m = x.max(-1)
-        safe = jnp.where(m == -jnp.inf, 0, m)
-        l = jnp.exp(x - safe[..., None]).sum(-1)
-        o = jnp.einsum("bnts,bsnh->btnh", jnp.exp(x - safe[..., None]), v.astype(kind))
-        o = (o / jnp.swapaxes(l, 1, 2)[..., None]).astype(q.dtype)
-        stats = Stats(m, l)
-        return o, of_lse(m + jnp.log(l)) if self.by_lse else stats
-
-    def back(self, q, k, v, given, o, stats, do, dlse):
-        (bias,) = given
-        kind, narrow = stats.m.dtype, q.dtype
-        q, k, v, o, do = (y.astype(kind) for y in (q, k, v, o, do))
-        x = jnp.einsum("btnh,bsnh->bnts", q, k) / 2 + bias
-        p = jnp.exp(x - stats.m[..., None]) / stats.l[..., None]
-        delta = jnp.swapaxes((do * o).sum(-1), 1, 2)
-        delta = delta if dlse is None else delta - dlse
-        ds = p * (jnp.einsum("btnh,bsnh->bnts", do, v) - delta[..., None])
-        dq, dk = (
-            jnp.einsum(f"bnts,{x}", ds, y) / 2 for x, y in (("bsnh->btnh", k), ("btnh->bsnh", q))
-        )
-        dv = jnp.einsum("bnts,btnh->bsnh", p, do)
-        return *(x.astype(narrow) for x in (dq, dk, dv)), (ds.astype(bias.dtype),)
-
-
-SEEN = np.ones((B, N, T, S), bool)
-PADDED = np.arange(S) < np.asarray([3, 2])[:, None, None, None]
-PADDED = PADDED & (np.arange(T)[:, None] < np.asarray([3, 2])[:, None, None, None])
-KINDS: dict[str, tuple[Mask, np.ndarray, Any]] = {
-    "plain": (FULL, SEEN, None),
-    "causal": (Causal(-1), SEEN & (np.arange(S) < np.arange(T)[:, None]), np.asarray([0.4, -1.0])),
-    "lengths": (Lengths(np.asarray([3, 2]), np.asarray([3, 2])), SEEN & PADDED, None),
-    "lengths, sinks": (
-        Lengths(np.asarray([3, 2]), np.asarray([3, 2])),
-        SEEN & PADDED,
-        np.asarray([-np.inf, 1.5]),
-    ),
-    "sinks": (FULL, SEEN, np.asarray([2.0, -3.0])),
-    "dark": (FULL, SEEN, np.asarray([0.5, -np.inf])),
-    "dark, no sinks": (FULL, SEEN, None),
-}
-
-
-@cache
-def arrays(kind: str) -> tuple[Any, ...]:
-    """q, k, v, the bias and the cotangents, with NaN wherever the mask hides."""
-    seen = KINDS[kind][1]
-    with jax.enable_x64(True):
-        q, k, v = normal(0, B, T, N, H), normal(1, B, S, N, H), normal(2, B, S, N, h)
-        bias, do, dlse = normal(3, B, N, T, S), normal(4, B, T, N, h), normal(5, B, N, T)
-        q[~seen.any((1, 3))] = np.nan
-        k[~seen.any((1, 2))] = v[~seen.any((1, 2))] = np.nan
-        dead = ~seen.any(3)
-        if kind.startswith("dark"):
-            bias[0, :, 1] = bias[1, 1, 2] = -np.inf
-            dead = np.isneginf(bias).all(3)
-        do[np.swapaxes(dead, 1, 2)] = np.nan
-        if KINDS[kind][2] is None:
-            dlse[dead] = np.nan
-        return tuple(jnp.asarray(x) for x in (q, k, v, bias, do, dlse))
-
-
-def told(kernel: Toy, kind: str, which: tuple[bool, bool] = (True, True)) -> list[Any]:
-    """Output, lse and gradients by `serve`; `which` of the cotangents there are."""
-    mask, seen, sinks = KINDS[kind]
-    q, k, v, bias, do, dlse = arrays(kind)
-    sinks = None if sinks is None else jnp.asarray(sinks)
-
-    def run(q, k, v, bias, sinks):
-        given = (jnp.where(seen, bias, FAR),)
-        return serve(kernel, q, k, v, Rules(mask, sinks=sinks).bind(SIZES, 4), given)
-
-    return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
-
-
-def true(kind: str, which: tuple[bool, bool]) -> list[Any]:
-    mask, _, sinks = KINDS[kind]
-    q, k, v, bias, do, dlse = arrays(kind)
-    sinks = None if sinks is None else jnp.asarray(sinks)
-
-    def run(q, k, v, bias, sinks):
-        rules = Rules(mask, additive(bias), 0.5, sinks).bind(SIZES, H)
-        return reference.forward(q, k, v, rules)
-
-    return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
-
-
-def _outcome(run: Any, given: tuple, do: Any, dlse: Any, which: tuple[bool, bool]) -> list[Any]:
-    o, lse = run(*given)
-
-    def some(*given):
-        o, lse = run(*given)
-        return tuple(x for x, wanted in zip((o, lse), which, strict=True) if wanted)
-
-    _, back = jax.vjp(some, *given)
-    wanted = tuple(x for x, wanted in zip((do, dlse), which, strict=True) if wanted)
-    return [np.asarray(x) for x in (o, lse, *(g for g in back(wanted) if g is not None))]
-
-
-def check_kernel(kernel: Toy, kind: str, which: tuple[bool, bool]) -> None:
-    same(told(kernel, kind, which), true(kind, which), f"{kind}, {which}")
-
-
-BOTH = ((True, True), (True, False), (False, True))
-
-
-@eager64
-def test_a_kernel_gives_what_the_plain_formula_gives():
-    for kind in ("lengths, sinks", "plain", "causal", "lengths", "sinks"):
-        for which in BOTH:
-            for kernel in (Toy(), Toy(by_lse=True)):
-                check_kernel(kernel, kind, which)
-
-
-@eager64
-def test_a_blind_kernel_finds_rows_that_see_nothing():
-    for kind in ("dark", "dark, no sinks"):
-        for which in BOTH:
-            for kernel in (Toy(blind=True), Toy(blind=True, by_lse=True)):
-                check_kernel(kernel, kind, which)
-    check_kernel(Toy(blind=True), "lengths, sinks", (True, True))
-
-
-@eager64
-def test_narrow_outputs_stay_narrow():
-    mask, seen, sinks = KINDS["lengths, sinks"]
-    q, k, v, bias, do, dlse = (x.astype("bfloat16") for x in arrays("lengths, sinks"))
-    rules = Rules(mask, sinks=jnp.asarray(sinks, "bfloat16")).bind(SIZES, 4)
-    given = (jnp.where(seen, bias, FAR).astype("float32"),)
-    (o, lse), back = jax.vjp(
-        lambda q, s: serve(Toy(), q, k, v, Rules(rules.mask, sinks=s, scale=rules.scale), given),
-        q,
-        rules.sinks,
-    )
-    assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
-    dq, dsinks = back((do, dlse.astype("float32")))
-    assert dq.dtype == dsinks.dtype == jnp.bfloat16
-    want = true("lengths, sinks", (True, True))
-    exact = np.asarray(want[0]), np.asarray(want[-1])
-    for a, b in zip((o, dsinks), exact, strict=True):
-        assert np.abs(np.asarray(a, float) - b).max() < 3e-2 * np.abs(b).max()
-
-
-def test_it_compiles_once_for_one_kernel():
-    q, k, v, bias, *_ = (x.astype("float32") for x in arrays("plain"))
-    rules = Rules().bind(SIZES, 4)
-    made = jax.make_jaxpr(lambda q: serve(Toy(), q, k, v, rules, (bias,)))(q)
-    assert [str(e.primitive) for e in made.eqns] in (["jit"], ["pjit"])
-    first, again = (serve(Toy(), q, k, v, rules, (bias,))[0] for _ in range(2))
-    assert judge.exact(first, again).ok and isinstance(Toy(), Kernel)
-    assert not isinstance(object(), Kernel)
-    hidden = jax.make_jaxpr(lambda q: serve(Toy(), q, k, v, Rules(Causal(-1)), (bias,)))(q)
-    assert len(hidden.eqns) > 1
-
-
-def test_nothing_flows_into_what_has_no_gradient():
-    for x in (jnp.ones((2, 3), bool), jnp.ones((2, 3), int)):
-        found = blank(x)
-        assert found.dtype == jax.dtypes.float0 and found.shape == (2, 3)
-    found = blank(jnp.ones((2, 3), "bfloat16"))
-    assert found.dtype == jnp.bfloat16 and not found.any() and found.shape == (2, 3)
-
-
-@eager64
-def test_a_gradient_of_the_lse_by_a_second_call():
-    q, k, v, bias, do, dlse = arrays("plain")
-    kernel = Toy()
-    for width in (5, 3, 2, 1):
-        v_, do_ = v[..., :width], do[..., :width]
-        o, stats = kernel.run(q, k, v_, (bias,))
-        calls = []
-
-        def back(v, o, do, calls=calls, stats=stats):
-            calls.append(do)
-            return kernel.back(q, k, v, (bias,), o, stats, do, None)[:3]
-
-        for given in (None, dlse):
-            calls.clear()
-            got = with_dlse(back, v_, o, do_, given)
-            want = kernel.back(q, k, v_, (bias,), o, stats, do_, given)[:3]
-            assert len(calls) == (1 if given is None else 2)
-            for a, b in zip(got, want, strict=True):
-                assert a.shape == b.shape and judge.same_function(a, b).ok
-            assert given is None or calls[1].shape == do_.shape
-
-
-@eager64
-def test_a_narrow_output_holds_all_bits_of_the_lse():
-    dlse = jnp.asarray(normal(7, B, N, T), "float32")
-    for width, near in ((1, 2**-8), (2, 2**-16), (3, 2**-24), (4, 2**-24)):
-        calls = []
-
-        def back(v, o, do, calls=calls):
-            calls.append((v, o, do))
-            return 0.0, 0.0, 0.0
-
-        o = jnp.ones((B, T, N, width), "bfloat16")
-        with_dlse(back, o, o, o, dlse)
-        v, stands, ones = calls[1]
-        assert not v.any() and stands.dtype == ones.dtype == jnp.bfloat16
-        assert stands.shape == ones.shape == o.shape
-        total = -(np.asarray(stands, float) * np.asarray(ones, float)).sum(-1)
-        want = np.swapaxes(np.asarray(dlse, float), 1, 2)
-        assert np.abs(total - want).max() <= near * np.abs(want).max()
-        assert width < 4 or not (stands[..., 3].any() or ones[..., 3].any())

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 # Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
 MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges")
 WALK = ("backends.test_laws_blockwise_walk",)
-ATTEND = ("attend.test_laws_attend",)
 
 FILES: dict[str, tuple[str, ...]] = {
     "reference": ("attend.test_laws_reference",),
@@ -20,9 +19,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/blockwise/walk": WALK,
     "backends/blockwise/units": ("backends.test_laws_blockwise",),
     "backends/hoist": ("backends.test_laws_hoist",),
-    "backends/protocol": ("backends.test_laws_protocol",),
-    "attend": ATTEND,
-    "drop_in": ATTEND,
+    "backends/protocol": ("backends.test_laws_protocol", "backends.test_laws_kernels"),
+    "attend": ("attend.test_laws_attend",),
+    "drop_in": ("attend.test_laws_drop_in",),
 }
 WITH_LAWS = [file for file, laws in FILES.items() if laws]
 LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge")  # CI draws of these

@@ -219,7 +219,7 @@ def refused(spec: P, key_spec: P, kind: AxisType = AxisType.Explicit) -> str:
         jax.device_put(jnp.ones((4, 8, 8, 8)), NamedSharding(mesh, s)) for s in (spec, key_spec)
     )
     try:
-        attend(q, k, k, backend="blockwise")
+        attend(q, k, k, backend="auto" if kind is AxisType.Explicit else "blockwise")
     except (ValueError, NotImplementedError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -232,7 +232,21 @@ def at_the_edge() -> dict[str, bool]:
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 3, 8, 6"), q.dtype)
     left_open = jax.export.export(forward)(shape, shape, shape)
     same = judge.exact(left_open.call(q, q, q), forward(q, q, q))
-    return {"no keys": not forward(q, none, none).any(), "an open batch": same.ok}
+    return {
+        "no keys": not forward(q, none, none).any(),
+        "an open batch": same.ok,
+        "a length over Auto axes": gathered(forward),
+    }
+
+
+def gathered(forward: Callable) -> bool:
+    """Whether a length that is cut over Auto axes is brought together, and the result the same."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x = jnp.asarray(drawn(0, 2, 16, 3, 6), "float32")
+    cut = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
+    text = forward.lower(cut, cut, cut).compile().as_text()
+    same = judge.no_worse(forward(cut, cut, cut), forward(x, x, x), forward(x, x, x), "float32")
+    return set(re.findall(COLLECTIVES, text)) == {"all-gather"} and same.ok
 
 
 REFUSED = {

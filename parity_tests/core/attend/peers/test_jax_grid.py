@@ -6,6 +6,7 @@ the plain formula, in narrow dtypes, and in float64 it must be the oracle's func
 """
 
 from functools import cache
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +173,8 @@ def test_mapped_and_exported_it_is_the_same():
         for x in given
     ]
     exported = jax.export.export(jax.jit(call))(*shapes)
+    if find_spec("flatbuffers"):  # by which jax writes it; not in a plain installation
+        exported = jax.export.deserialize(exported.serialize())
     assert equal(exported.call(*given), want)
     assert exported.call(*(x if x is mask else x[:1] for x in given)).shape == (1, 12, 4, 8)
 
