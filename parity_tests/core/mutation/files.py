@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 
 # Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
-MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges")
+ENTRIES = "masks.test_laws_entries"
+MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
 WALK = ("backends.test_laws_blockwise_walk",)
 
 FILES: dict[str, tuple[str, ...]] = {
-    "reference": ("attend.test_laws_reference",),
+    "reference": ("attend.test_laws_reference", "attend.test_laws_hidden"),
     "masks/algebra": MASKS,
     "masks/nodes": MASKS,
-    "scores": ("attend.test_laws_scores",),
+    "scores": ("attend.test_laws_scores", ENTRIES),
     "parity/judge": ("parity.test_laws_judge", "parity.test_laws_judge_no_worse"),
     "backends/blockwise/__init__": ("backends.test_laws_blockwise",),
     "backends/blockwise/ranges": ("backends.test_laws_blockwise_ranges",),

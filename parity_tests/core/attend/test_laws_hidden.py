@@ -1,0 +1,214 @@
+"""The laws of what is hidden from the plain formula: it reaches no output and no gradient.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the reference.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Dense,
+    Fn,
+    Window,
+    additive,
+    alibi,
+    modify,
+    reference,
+    softcap,
+    taps,
+)
+from flax_attn._types import Sizes
+from flax_attn.parity import judge
+from flax_attn.rules import Rules
+from flax_attn.scores import IDENTITY
+
+from ..backends.law_cases import eager64, normal
+
+B, N, K, T, S, H = 2, 4, 2, 3, 5, 3
+SIZES = Sizes((B,), N, T, S)
+SEEN = np.random.RandomState(0).rand(B, N, T, S) < 0.6
+SEEN[0, 1, 2] = SEEN[1, :, 1] = False  # queries that see nothing
+SEEN[..., 4] = False  # a key that nobody sees
+SEEN[0, 0, 0, 0] = True
+
+
+def test_numbers_are_finite_unless_they_are_seen():
+    x = jnp.asarray([1.0, np.nan, np.inf, -np.inf, 0.0], "bfloat16")
+    for seen in (np.zeros(5, bool), np.asarray([True, False, False, False, False])):
+        found = reference.finite_unless(seen, x)
+        assert found.dtype == jnp.bfloat16 and found.tolist() == [1, 0, 0, 0, 0]
+    whole = reference.finite_unless(np.ones(5, bool), x)
+    assert str(whole.tolist()) == str(x.tolist())
+    assert reference.finite_unless(np.eye(5, dtype=bool), x[None]).shape == (5, 5)
+
+
+def given(*scales):
+    q, k, v = normal(1, B, T, N, H), normal(2, B, S, K, H), normal(3, B, S, K, H)
+    return [jnp.asarray(x) for x in (q, k, v)]
+
+
+def poisoned(bias):
+    bias = bias.copy()
+    bias[~SEEN] = np.resize([np.nan, np.inf, -np.inf, 1e300], (~SEEN).sum())
+    return bias
+
+
+def outcome(make, bias, seen=SEEN):
+    """Output and gradients of q and the bias, where `make` gives the score of a bias."""
+
+    def run(q, bias):
+        rules = Rules(Dense(seen), make(bias)).bind(SIZES, H)
+        return reference.attention(q, *given()[1:], rules)[0]
+
+    out, back = jax.vjp(run, given()[0], jnp.asarray(bias))
+    return out, *back(jnp.asarray(normal(5, B, T, N, H)))
+
+
+@eager64
+def test_a_score_that_is_hidden_reaches_nothing():
+    clean = np.where(SEEN, normal(4, B, N, T, S), 0)
+    for make in (
+        additive,
+        lambda x: additive(x) >> softcap(2.0),
+        lambda x: softcap(2.0) >> additive(x),
+        lambda x: alibi(np.ones(N)) >> (additive(x) >> softcap(3.0)),
+        lambda x: additive(x) >> alibi(np.arange(N) / 3),
+    ):
+        want, got = outcome(make, clean), outcome(make, poisoned(clean))
+        for a, b in zip(got, want, strict=True):
+            assert np.isfinite(a).all() and judge.same_function(a, b, zero=True).ok
+        assert not np.asarray(got[2])[~SEEN].any()
+
+
+@eager64
+def test_a_score_of_logits_sees_them_where_they_are_shown():
+    def bent(x, b, n, q, k):
+        return jnp.tanh(x) + (n - k).astype(x.dtype)
+
+    q, k, v = given()
+    for score in (modify(bent), softcap(0.5), alibi(np.ones(N)), IDENTITY):
+        rules = Rules(Dense(SEEN), score).bind(SIZES, H)
+        weights, _ = reference.weights_and_stats(*reference.zero_unseen(q, k, v, rules)[:2], rules)
+        logits = np.einsum("btnh,bsnh->bnts", q, np.repeat(k, N // K, 2)) * H**-0.5
+        x = np.where(SEEN, np.asarray(rules.score.grid(jnp.asarray(logits), SIZES)), -np.inf)
+        powers = np.where(SEEN, np.exp(x - np.where(SEEN, x, -1e9).max(-1, keepdims=True)), 0)
+        total = powers.sum(-1, keepdims=True)
+        want = powers / np.where(total == 0, 1, total)
+        assert judge.same_function(weights, want, zero=True).ok
+
+
+def test_the_softmax_is_of_what_is_seen():
+    x = normal(6, B, N, T, S).astype("float32")
+    x[~SEEN] = 50.0
+    weights, stats = reference.softmax_and_stats(jnp.asarray(x), None, jnp.asarray(SEEN))
+    alone, _ = reference.softmax_and_stats(jnp.where(SEEN, x, -jnp.inf))
+    assert judge.exact(weights, alone).ok and not np.asarray(weights)[~SEEN].any()
+    assert np.array_equal(np.asarray(stats.l) == 0, ~SEEN.any(-1))
+    assert np.array_equal(np.isneginf(stats.lse), ~SEEN.any(-1))
+
+    def one(x):
+        return reference.softmax_and_stats(x, None, jnp.asarray(SEEN))[0][..., 0].sum()
+
+    x[~SEEN] = np.inf
+    grad = np.asarray(jax.grad(one)(jnp.asarray(x)))
+    assert np.isfinite(grad).all() and not grad[~SEEN].any()
+
+
+@eager64
+def test_a_tap_of_the_scores_shows_what_is_hidden():
+    q, k, _ = given()
+    for mask, seen in ((Dense(SEEN), SEEN), (FULL, np.ones_like(SEEN))):
+        rules = Rules(mask).bind(SIZES, H)
+        with taps.listen() as heard:
+            reference.weights_and_stats(q, k, rules)
+        ((name, found),) = heard
+        assert name == "scores" and np.array_equal(np.isneginf(found), ~seen)
+
+
+@eager64
+def test_no_cotangent_comes_in_at_a_dead_row():
+    q, k, v = given()
+    dead = ~SEEN.any(-1).swapaxes(1, 2)
+    bias = np.where(SEEN, 0.0, -np.inf)
+    do = normal(7, B, T, N, H)
+    for rules in (Rules(Dense(SEEN)), Rules(score=additive(bias))):
+        rules = rules.bind(SIZES, H)
+        run = lambda *x, rules=rules: reference.attention(*x, rules)[0]  # noqa: E731
+        out, back = jax.vjp(run, q, k, v)
+        assert not np.asarray(out)[dead].any()
+        clean = back(jnp.asarray(np.where(dead[..., None], 0, do)))
+        for a, b in zip(
+            back(jnp.asarray(np.where(dead[..., None], np.nan, do))), clean, strict=True
+        ):
+            assert judge.exact(a, b).ok
+    plain = Rules().bind(SIZES, H)
+    assert np.isnan(
+        jax.vjp(lambda v: reference.attention(q, k, v, plain)[0], v)[1](
+            jnp.full((B, T, N, H), jnp.nan)
+        )[0]
+    ).all()
+
+
+MASKS = {
+    "causal": CAUSAL,
+    "past": Causal(-2),
+    "window": Window(3, 0, -1),
+    "far": Causal(10**6),
+    "none": ~FULL,
+    "band": Window(2, 2) & ~Window(0, 0),
+}
+
+
+def test_static_masks_are_asked_a_few_queries_at_a_time():
+    for T, S in ((3, 5), (256, 9), (300, 40), (600, 520), (40, 300)):
+        sizes = Sizes((), 1, T, S)
+        for name, mask in MASKS.items():
+            q, k = np.arange(T)[:, None], np.arange(S)[None]
+            seen = np.broadcast_to(mask(0, 0, q, k), (T, S))
+            sees, keys = reference._static_unseen(mask, sizes)
+            assert np.array_equal(sees, seen.any(1)) and np.array_equal(keys, seen.any(0)), name
+    assert reference._static_unseen(CAUSAL, Sizes((), 1, 2**13, 2**13 + 1)) is None
+    assert reference._static_unseen(CAUSAL, Sizes((), 1, 2**10, 2**16)) is not None
+
+
+def test_static_masks_leave_no_table_in_the_program():
+    """Only where they are known early, and nothing at all where all see and are seen."""
+
+    def primitives(mask, T, S):
+        q, k = jnp.ones((1, T, 2, 4)), jnp.ones((1, S, 1, 4))
+        rules = Rules(mask).bind(Sizes((1,), 2, T, S), 4)
+        made = jax.make_jaxpr(lambda *x: reference.zero_unseen(*x, rules))(q, k, k)
+        return made, [str(e.primitive) for e in made.eqns]
+
+    for mask, selects in ((FULL, 0), (Window(9, 9), 0), (CAUSAL, 2), (Causal(-2), 3)):
+        made, found = primitives(mask, 6, 8)
+        assert sum(x in ("select_n", "jit", "pjit") for x in found) == selects, mask
+        assert not any(x.aval.size >= 6 * 8 and x.aval.dtype == bool for x in made.jaxpr.constvars)
+
+
+@eager64
+def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
+    q, k, v = given()
+    for table in (SEEN, SEEN[:, :1], SEEN[:, :2].repeat(2, 1), SEEN[:1], SEEN[:1, :1, :1]):
+        whole = np.broadcast_to(table, SEEN.shape)
+        rules = Rules(Dense(table)).bind(SIZES, H)
+        qz, kz, vz = reference.zero_unseen(q, k, v, rules)
+        rows = whole.any(3).swapaxes(1, 2)
+        keys = whole.reshape(B, K, N // K, T, S).any((2, 3)).swapaxes(1, 2)
+        assert np.array_equal(np.asarray(qz).any(-1), rows)
+        assert np.array_equal(np.asarray(kz).any(-1), keys)
+        assert np.array_equal(np.asarray(vz).any(-1), keys)
+
+
+def test_a_mask_may_be_one_truth():
+    q, k, v = (x.astype("float32") for x in given())
+    for truth in (True, False):
+        for mask in (Fn(lambda b, n, q, k, truth=truth: truth), Window(None, None, jnp.asarray(1))):
+            mask = mask if truth or isinstance(mask, Fn) else ~mask
+            rules = Rules(mask).bind(SIZES, H)
+            for x in reference.zero_unseen(q, k, v, rules):
+                assert bool(np.asarray(x).any()) is truth

@@ -1,0 +1,172 @@
+"""The laws of what masks and scores hold: along which axes, where a shard stands, for which entry.
+
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of masks and scores.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import masks, scores
+from flax_attn._arrays import FAR
+from flax_attn._types import Sizes
+from flax_attn.masks.algebra import check_array
+from flax_attn.places import Places
+
+B, N, T, S = 2, 3, 4, 6
+SIZES = Sizes((B,), N, T, S)
+OFFSETS = np.asarray([-1, 2])
+PLACES = Places(np.asarray([5, 3]), np.asarray([2, 7, 4])).bind(SIZES)
+AT_Q, AT_K = np.arange(T)[:, None], np.arange(S)[None]
+
+
+def by_place(b, n, q, k):
+    return (b + 2 * n + q + k) % 3 > 0
+
+
+def bent(params, x, b, n, q, k):
+    return x * params + (b + 10 * n).astype(x.dtype)
+
+
+def test_every_array_says_along_which_axes_it_lies():
+    for kind, axes in (
+        (masks.Causal, {"offset": "b"}),
+        (masks.Window, {"offset": "b"}),
+        (masks.Prefix, {"length": "b"}),
+        (masks.Lengths, {"kv": "b", "q": "b"}),
+        (masks.Segments, {"q_ids": "bq", "kv_ids": "bk"}),
+        (masks.Dense, {"array": "bnqk"}),
+        (scores.Alibi, {"slopes": "bn", "offset": "b"}),
+        (scores.Additive, {"array": "bnqk"}),
+    ):
+        assert kind.AXES == axes
+
+
+def test_a_shard_stands_where_its_places_say():
+    fn, plain = masks.Fn(by_place), masks.Causal(1)
+    placed = masks.Fn(by_place, PLACES)
+    for mask, want in (
+        (fn, placed),
+        (plain, plain),
+        (fn & plain, placed & plain),
+        (plain & fn, plain & placed),
+        (fn | plain, placed | plain),
+        (plain | fn, plain | placed),
+        (~fn, ~placed),
+        (~(fn & (plain | fn)), ~(placed & (plain | placed))),
+    ):
+        assert mask.at(PLACES) == want
+        assert np.array_equal(mask.at(PLACES).grid(SIZES), want.grid(SIZES))
+    bend, cap = scores.modify(bent, np.asarray(2.0)), scores.softcap(3.0)
+    moved = scores.Modify(bend.fn, bend.params, PLACES)
+    for score, want in (
+        (bend, moved),
+        (cap, cap),
+        (bend >> cap, moved >> cap),
+        (cap >> bend, cap >> moved),
+    ):
+        assert score.at(PLACES) == want
+
+
+def test_lists_of_numbers_are_arrays():
+    for node, names in (
+        (masks.Causal([0, 1]), ("offset",)),
+        (masks.Window(1, 2, [0, 1]), ("offset",)),
+        (masks.Prefix([3, 1]), ("length",)),
+        (masks.Lengths([3, 1], [2, 2]), ("kv", "q")),
+        (masks.Lengths([3, 1], (2, 2)), ("kv", "q")),
+        (masks.Segments([[1, 2]], [[3, 4]]), ("q_ids", "kv_ids")),
+        (scores.alibi([0.5, 0.25], [1, 2]), ("slopes", "offset")),
+    ):
+        for name in names:
+            assert isinstance(getattr(node, name), np.ndarray)
+
+
+def test_counts_are_numbers_of_python():
+    window = masks.Window(np.uint8(3), np.int64(2))
+    assert type(window.left) is type(window.right) is int and (window.left, window.right) == (3, 2)
+    assert masks.Window(None, 2).left is None and masks.Window(2, None).right is None
+    assert type(masks.Chunked(np.int64(4)).size) is int and masks.Chunked(2**40).size == FAR
+
+
+def asked(mask, b):
+    """Who sees what in one batch entry, by its own formula, T S."""
+    return np.broadcast_to(mask(b, 0, AT_Q, AT_K), (T, S))
+
+
+def test_every_entry_has_its_own_offset():
+    for offset in (OFFSETS, list(OFFSETS), jnp.asarray(OFFSETS, "int8"), OFFSETS.astype("int64")):
+        for mask, one in (
+            (masks.Causal(offset), masks.Causal),
+            (masks.Window(1, 2, offset), lambda x: masks.Window(1, 2, x)),
+            (masks.Window(None, 1, offset), lambda x: masks.Window(None, 1, x)),
+        ):
+            bound = mask.bind(SIZES)
+            grid = np.broadcast_to(bound.grid(SIZES), (B, N, T, S))
+            assert bound.offset.dtype == jnp.int32
+            for b in range(B):
+                want = asked(one(int(OFFSETS[b])), b)
+                assert np.array_equal(asked(bound, b), want)
+                assert np.array_equal(grid[b, 0], want)
+                rows = 1, 3
+                lo, hi = (int(x) for x in bound.key_range(b, 0, rows, SIZES))
+                known = one(int(OFFSETS[b])).bind(SIZES).key_range(b, 0, rows, SIZES)
+                assert (lo, hi) == tuple(map(int, known))
+
+
+def test_far_offsets_and_lengths_are_cut_off():
+    far = np.asarray([2**40, -(2**40)])
+    assert masks.Causal(far).bind(SIZES).offset.tolist() == [FAR, -FAR]
+    assert masks.Prefix(far).bind(SIZES).length.tolist() == [FAR, -FAR]
+    bound = masks.Lengths(far, far[::-1]).bind(SIZES)
+    assert bound.kv.tolist() == [FAR, -FAR] and bound.q.tolist() == [-FAR, FAR]
+    for offset in (2**40, np.int64(2**40), FAR, FAR + 1):
+        moved = masks.Window(int(offset) + 1, None, offset).bind(SIZES)
+        assert asked(moved, 0).all() == asked(masks.Window(1, None), 0).all()
+        assert np.array_equal(asked(moved, 0), AT_K >= AT_Q - 1)
+    near = masks.Window(2, 1, np.int32(5)).bind(SIZES)
+    assert (near.left, near.right, near.offset) == (2, 1, 5)
+
+
+def test_what_does_not_fit_names_its_owner():
+    wrong = np.zeros(3, int)
+    for make, who in (
+        (lambda: masks.Causal(wrong), "Causal.offset"),
+        (lambda: masks.Window(1, 1, wrong), "Window.offset"),
+        (lambda: scores.alibi(np.ones(N), wrong), "alibi.offset"),
+    ):
+        with pytest.raises(ValueError, match=f"^{who} must broadcast"):
+            make().bind(SIZES)
+    with pytest.raises(ValueError, match=r"one length; got T=4 and S=6: say Segments"):
+        masks.Segments(np.zeros((B, T), int)).bind(SIZES)
+    assert masks.Segments(np.zeros((B, T), int)).bind(SIZES._replace(S=T)).kv_ids.shape == (B, T)
+
+
+def test_a_mask_is_neither_true_nor_an_array():
+    with pytest.raises(TypeError, match=r"use &, \| and ~"):
+        bool(masks.CAUSAL)
+    with pytest.raises(TypeError, match="bias must be an array in this function; got Causal"):
+        check_array("bias", masks.CAUSAL)
+    for fine in (None, np.ones(2), 1, "text"):
+        check_array("bias", fine)
+
+
+def test_slopes_of_each_entry():
+    slopes = np.arange(1.0, B * N + 1).reshape(B, N)
+    logits = jnp.zeros((B, N, T, S))
+    for offset in (0, 1, OFFSETS):
+        own = np.broadcast_to(offset, B)
+        far = np.abs(AT_Q + own[:, None, None] - AT_K)[:, None]  # B 1 T S
+        for given in (slopes, slopes[0]):
+            whole = np.broadcast_to(given, (B, N))
+            want = -whole[..., None, None] * far
+            bound = scores.alibi(given, offset).bind(SIZES)
+            assert np.array_equal(bound.grid(logits, SIZES), want)
+            for b in range(B):
+                at = b, np.arange(N)[:, None, None], AT_Q[None], AT_K[None]
+                assert np.array_equal(bound(logits[b], *at), want[b])
+    several = Sizes((1, B), N, T, S)
+    bound = scores.alibi(slopes[None]).bind(several)
+    assert np.array_equal(bound.slopes, slopes)
+    square = Sizes((N,), N, T, S)
+    assert scores.alibi(np.ones((N, N))).bind(square).slopes.shape == (N, N)
