@@ -3,7 +3,7 @@
 `attention` runs in the dtype of its arrays. Every operation's result passes a hook: the identity
 for the truth, `noise` for Monte Carlo arithmetic, which moves each result at random by at most one
 unit in the last place, so that the spread of a few runs tells how well this input can be known. A
-sum is many operations: it moves by a unit in the last place of the sum of what is added, unsigned.
+sum is one addition after the other, and each of them is moved.
 """
 
 from collections.abc import Callable
@@ -44,17 +44,23 @@ def noise(seed: int, eps: float) -> Rounding:
     """A hook that moves numbers by `eps * r` of their size, r within 1, and leaves fills alone."""
     drawn = np.random.RandomState(seed)
 
-    def rnd(x, size=None):
+    def rnd(x, units=1):
         x = np.asarray(x)
-        size = np.where(np.abs(x) < HUGE, x if size is None else size, 0)
-        return (x + eps * (2 * drawn.random_sample(x.shape) - 1) * size).astype(x.dtype)
+        size = np.where(np.abs(x) < HUGE, x, 0)
+        most = units * eps
+        return (x + most * (2 * drawn.random_sample(x.shape) - 1) * size).astype(x.dtype)
 
     return rnd
 
 
 def dot(a: np.ndarray, b: np.ndarray, rnd: Rounding) -> np.ndarray:
-    """`a @ b`; its noise is that of the products that are summed."""
-    return a @ b if rnd is identity else rnd(a @ b, np.abs(a) @ np.abs(b))
+    """`a @ b`, one addition after the other if each has noise."""
+    if rnd is identity:
+        return a @ b
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+    for i in range(a.shape[-1]):
+        total = rnd(total + a[..., i : i + 1] * b[..., i : i + 1, :])
+    return total
 
 
 def attention(given: Inputs, rnd: Rounding = identity) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def _softmax(
     dead = np.isneginf(top)
     shift = np.where(dead, 0, top).astype(x.dtype)
     powers = rnd(np.exp(rnd(x - shift[..., None])))
-    sum_ = powers.sum(axis=-1)
+    sum_ = added(powers, -1, rnd)
     own = None
     if sinks is not None:
         own = rnd(np.exp(rnd(sinks - shift)))
