@@ -8,7 +8,7 @@ eps. *No worse*: the same against another way of our own, at most twice its erro
 Fills go by their places, and huge numbers are judged apart from all others (`groups`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
+APART = 1e6  # times the largest gradient of a parameter: an input's that is larger is judged alone
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
@@ -230,19 +231,43 @@ def alike(got: np.ndarray, want: np.ndarray) -> bool:
     return error(got, want) <= LIKENESS
 
 
+def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
+    """The names of the gradients that are measured against all of them together.
+
+    Those of the parameters, and of the inputs ("input x") those at most `APART` times as large as
+    the largest of the parameters. A mask that is multiplied with finfo.min has one of 1e300, beside
+    which nothing else would be seen. Without parameters, those that are not huge beside the rest.
+    """
+    sizes = {name: whole_gradient([x]) for name, x in gradients.items()}
+    params = [name for name in sizes if not name.startswith("input ")]
+    most = APART * max((sizes[name] for name in params), default=0.0)
+    if most:
+        return [name for name, size in sizes.items() if size <= most or name in params]
+    return [
+        x for x, part in zip(sizes, groups(np.asarray([*sizes.values()])), strict=True) if not part
+    ]
+
+
+def gradient_floor(gradients: list[np.ndarray]) -> float:
+    """`1e-3 * norm(all g)`: what an error of one of them is measured against at least."""
+    return GRADIENT_SHARE * whole_gradient(gradients)
+
+
 def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
     """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against.
 
     Only finite elements count, here and below: measured against Inf, anything would pass.
     """
-    return max(whole_gradient([own]), GRADIENT_SHARE * whole_gradient(gradients))
+    return max(whole_gradient([own]), gradient_floor(gradients))
 
 
 def whole_gradient(gradients: list[np.ndarray]) -> float:
     """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
     bias of keys say, may be nothing but rounding."""
-    finite = (x[np.isfinite(x)] for x in map(_real, gradients))
-    return float(np.linalg.norm([np.linalg.norm(x) for x in finite]))
+    finite = [x[np.isfinite(x)] for x in map(_real, gradients)]
+    power = _power(*finite) if finite else 0
+    norms = [np.linalg.norm(np.ldexp(x, power)) for x in finite]
+    return float(np.ldexp(np.linalg.norm(norms), -power))
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "drop_in": ("attend.test_laws_drop_in",),
 }
 WITH_LAWS = [file for file, laws in FILES.items() if laws]
-LIGHT = (
-    "reference",
-    "masks/algebra",
-    "masks/nodes",
-    "scores",
-    "parity/judge",
-    "parity/groups",
-)  # CI draws of these
+# CI draws of these.
+LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge", "parity/groups")
 
 # "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
 CHOOSES_SIZES: dict[str, dict[str, str]] = {
