@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.rule import Rule, axis_sizes, backwards, lay_out
+from ..weights.rule import Rule, Size, backwards, lay_out, sizes_of
 from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place, refusal
 from .pairs import flax_params as flax_params
 from .pairs import flax_path as flax_path
@@ -26,7 +26,7 @@ class Move:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     layout: str | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Flax's arrays from torch's."""
@@ -252,10 +252,9 @@ class Draft:
             )
         wants = {path: tuple(self.state[path].get_value().shape) for path in move.targets}
         try:
-            whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
             sizes = dict(move.sizes)
             if move.layout is not None:
-                sizes = axis_sizes(move.layout, whole, len(move.targets), sizes)
+                sizes = sizes_of(move.layout, shapes, len(move.targets), sizes)
             move = Move(move.sources, move.targets, move.layout, sizes)
             empty = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
             got = move.forward(dict(zip(move.sources, empty, strict=True)))
