@@ -93,11 +93,13 @@ def make_plan(sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rul
     """
     draft = Draft(sources, module, rules)
     if draft.problems:
-        from .suggest import propose
+        from .suggest import ALTERNATIVES, propose
 
         lines = ["The torch module does not fit the Flax module:"]
         lines += [f"  - {problem}" for problem in draft.problems]
         proposed = propose(draft)
+        if len({rule.names for rule in proposed}) < len(proposed):
+            lines.append(f"{ALTERNATIVES}.")
         lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
         raise ParityError("\n".join(lines))
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
