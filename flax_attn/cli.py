@@ -1,31 +1,20 @@
 """The command: `flax-attn parity` proves every variant equal, `flax-attn bench` times attention."""
 
 import argparse
-import json
-import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
-import jax
 from rich.console import Console
 from rich.progress import Progress
 
-from .attend import use_backend
-from .backends import BACKENDS
 from .bench.options import add_to as add_bench
-from .parity import Case, ParityError, Report
+from .parity import ParityError, Report
 from .parity.cases import certificate
 from .parity.cases.case import has_torch
-from .parity.cases.collect import select
-from .parity.cases.prove import Job, cases_of, jobs, prove, record
-from .parity.compare import versions
-from .parity.report import plain
-from .parity.show import pages
+from .parity.cases.prove import jobs
 
 OWN = "parity_tests"
 WIDTH = 128
@@ -100,95 +89,26 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
-    wanted = [] if options.real else _jobs(options.names, live)
-    device = jax.devices()[0]
     how = "live against torch" if live else "against recorded results, since torch is not used"
-    console.print(f"{how}, on {device.platform} ({device.device_kind})", markup=False)
-    if options.record:
-        for path in record(wanted):
-            console.print(f"recorded {path}", markup=False, highlight=False)
-    with Progress(console=console, transient=True) as progress:
-        proofs = list(_real(progress) if options.real else _proofs(wanted, progress))
-    if not options.real and not options.names:
-        proofs.append(import_module(f"{OWN}.real").kept())
-    lines = certificate.lines(proofs)
-    Console(width=max(console.width, WIDTH), soft_wrap=True).print(certificate.table(lines))
-    for line in lines:
-        for report in line.reports:
-            if not report.ok:
-                console.print(f"\n{report}", markup=False, highlight=False)
-    found = proofs[0][2].versions if proofs else versions()
-    console.print(certificate.footer(lines, found, time.perf_counter() - start), markup=False)
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps(plain([_as_dict(p) for p in proofs]), indent=1) + "\n"
-        )
-    if options.html:
-        Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
-    if options.markdown:
-        backends = _backends(wanted) if live else {}
-        table = certificate.markdown(lines, backends)
-        _write_markdown(Path(options.markdown), table, whole=not options.names)
-    return 0 if proofs and all(line.ok for line in lines) else 1
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    if options.real and (options.names or options.record or options.replay):
-        raise ValueError(
-            "--real proves all trained weights; it takes no names, --record or --replay."
-        )
-    if options.record and options.replay:
-        raise ValueError("--record needs torch's results, --replay does without: choose one.")
-
-
-def _jobs(names: Sequence[str], live: bool) -> list[Job]:
-    """The cases that `names` ask for: of this library, or of packages that have cases."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a project's own package, as `python -m` finds it
-    own = cases_of(OWN)
-    packages = [n for n in names if "[" not in n and not select(own, [n]) and find_spec(n)]
-    held = {OWN: own, **{package: cases_of(package) for package in packages}}
-    wanted = [name for name in names if name not in packages]
-    unknown = [n for n in wanted if not any(select(cases, [n]) for cases in held.values())]
-    if unknown:
-        variants = ", ".join(dict.fromkeys(case.variant for case in own))
-        raise ValueError(
-            f"{unknown[0]!r} is neither a package, nor a case of one that is named before it, nor "
-            f"one of the variants: {variants}."
-        )
-    found = []
-    for package, cases in held.items():
-        mine = [name for name in wanted if select(cases, [name])]
-        if mine or package in packages or not names:
-            found += jobs(package, select(cases, mine), live)
-    return found
-
-
-def _proofs(wanted: Sequence[Job], progress: Progress) -> Iterator[Proof]:
-    task = progress.add_task("parity", total=len(wanted))
-    for job, report in zip(wanted, prove(wanted), strict=True):
-        progress.update(task, description=job.case.variant, advance=1)
-        yield job.case.variant, job.case.proven_equal_to, report
-
-
-def _backends(wanted: Sequence[Job]) -> dict[str, str]:
-    """By variant, the backends of this machine on which its first case of each witness is equal."""
-    found: dict[str, list[str]] = {}
-    for case in (job.case for job in wanted if job.eager):
-        chooses = hasattr(sys.modules[case.flax_class.__module__], "attend")
-        before = found.get(case.variant, [*BACKENDS] if chooses else ["its own steps"])
-        found[case.variant] = [name for name in before if not chooses or _equal_on(name, case)]
-    return {variant: ", ".join(names) for variant, names in found.items()}
-
-
-def _equal_on(backend: str, case: Case) -> bool:
-    try:
-        with use_backend(backend):
-            return case.report(live=True, eager=False).ok
-    except ParityError as error:
-        if isinstance(error.__cause__, NotImplementedError):  # it refuses: another machine's, say
-            return False
-        raise
+    backends: dict[str, str] = {}
+    with Workers() as workers:
+        asked = Asked([], [], []) if options.real else _asked(options.names, workers)
+        wanted = jobs(asked.cases, live, options.seed)
+        if not options.real or not _is_cpu(workers, console, how):
+            _is_cpu(workers, console, how)
+        proofs = list(asked.failed)
+        if options.record:
+            proofs += _recorded(wanted, asked, workers, console)
+        with Progress(console=console, transient=True) as progress:
+            proofs += _proofs(wanted, workers, progress)
+        if not options.real and not options.names:
+            proofs.append(_kept(workers))
+        if options.markdown and live:
+            backends = _backends(wanted, workers)
+    if options.real:
+        with Progress(console=console, transient=True) as progress:
+            proofs = list(_real(progress))
+    return _written(proofs, options, console, backends, start)
 
 
 def _real(progress: Progress) -> Iterable[Proof]:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.rule import Rule, axis_sizes, backwards, lay_out
+from ..weights.rule import Rule, Size, backwards, lay_out, sizes_of
 from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place, refusal
 from .pairs import flax_params as flax_params
 from .pairs import flax_path as flax_path
@@ -26,7 +26,7 @@ class Move:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     layout: str | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Flax's arrays from torch's."""
@@ -93,11 +93,13 @@ def make_plan(sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rul
     """
     draft = Draft(sources, module, rules)
     if draft.problems:
-        from .suggest import propose
+        from .suggest import ALTERNATIVES, propose
 
         lines = ["The torch module does not fit the Flax module:"]
         lines += [f"  - {problem}" for problem in draft.problems]
         proposed = propose(draft)
+        if len({rule.names for rule in proposed}) < len(proposed):
+            lines.append(f"{ALTERNATIVES}.")
         lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
         raise ParityError("\n".join(lines))
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
@@ -252,10 +254,9 @@ class Draft:
             )
         wants = {path: tuple(self.state[path].get_value().shape) for path in move.targets}
         try:
-            whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
             sizes = dict(move.sizes)
             if move.layout is not None:
-                sizes = axis_sizes(move.layout, whole, len(move.targets), sizes)
+                sizes = sizes_of(move.layout, shapes, len(move.targets), sizes)
             move = Move(move.sources, move.targets, move.layout, sizes)
             empty = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
             got = move.forward(dict(zip(move.sources, empty, strict=True)))

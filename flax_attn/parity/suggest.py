@@ -11,9 +11,10 @@ from typing import Any
 
 from flax import nnx
 
-from ..weights.rule import Rule, axis_sizes, backwards
+from ..weights.rule import Rule, Size, axis_sizes, backwards
+from .fused import Roles, fits, heads_of, in_order, role
 from .mapping import Draft
-from .pairs import PAIRS, RECURRENT, held_at, place
+from .pairs import PAIRS, RECURRENT, flax_path, held_at, place
 from .torch_module import describe
 
 MOST = 12  # proposals; more would not be read
@@ -25,20 +26,11 @@ ONE = {
     "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
     "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)"),
 }
-SPLIT = {
-    "out first": ("(n o) i -> n i o", "(n h k) i -> n i h k", "(n o) i -> n o i"),
-    "in first": ("i (n o) -> n i o", "i (n h k) -> n i h k"),
-    "either": ("(n o) -> n o", "(n h k) -> n h k"),
-}
-JOIN = {
-    "out first": ("n o i -> i (n o)", "n o i -> n i o", "n o i -> (n o) i"),
-    "in first": ("n i o -> i (n o)", "n i o -> n i o"),
-    "either": ("n o -> (n o)", "n o -> n o"),
-}
 ALIKE = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-ORDERS = (
-    (r"(^|_)q($|_)|query", r"(^|_)k($|_)|key", r"(^|_)v($|_)|value"),
-    (r"gate", r"up"),
+GATED = (r"gate", r"up")
+ALTERNATIVES = (
+    "of two rules with the same names take one: query, key and value of a fused weight lie one "
+    "after another, [3, heads, width], or head by head, [heads, 3, width]"
 )
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -47,7 +39,9 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
     """Rules for the tensors that found no place and the Params that nothing fills.
 
     By the likeness of names and by layouts that fit, each checked to solve something; nothing is
-    applied. The list is empty where nothing is left over, or nothing fits.
+    applied. The list is empty where nothing is left over, or nothing fits. Two rules with the same
+    names are the two orders in which the parts of a fused weight may lie, `[3, heads, width]` and
+    `[heads, 3, width]`: keep one of them.
 
     Args:
       torch_module, flax_module: as `port` takes them.
@@ -75,11 +69,23 @@ def propose(draft: Draft) -> list[Rule]:
         for rule in _candidates(draft):
             then = draft.also(rule)
             if _wrong(then) < _wrong(draft):
-                kept, draft = [*kept, rule], then
+                kept, draft = [*kept, rule, *_other_order(draft, rule)], then
                 break
         else:
             break
     return kept
+
+
+def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
+    """The rule of the same names for parts that lie head by head, where that fits too."""
+    if rule.layout is None or "{" not in rule.names:
+        return []
+    here, there = rule.groups(draft.unplaced)[0]
+    for layout, sizes in _fused(draft, here, there, by_heads=True):
+        other = Rule(rule.names, layout, **sizes)
+        if other != rule and _wrong(draft.also(other)) < _wrong(draft):
+            return [other]
+    return []
 
 
 def _wrong(draft: Draft) -> int:
@@ -157,15 +163,22 @@ def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     """Modules whose values all find their place in one Flax module of the type they become."""
     owners = [_owner(path) for path in draft.unfilled]
     held = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
+    roles, theirs = _roles(draft.sources), _roles(draft.state)
     found = []
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
+        inside = [name for name in draft.unplaced if _owner(name) == mine.first]
         for it in held:
             if mine.text and it.text and mine.numbers == it.numbers:
-                if all(
-                    _fits(draft, n, it.first) for n in draft.unplaced if _owner(n) == mine.first
-                ):
+                meet = roles.may_meet(mine.first, theirs, it.first)
+                if meet and all(_fits(draft, name, it.first) for name in inside):
                     found.append((_likeness(mine.text, it.text), Rule(f"{mine.text} -> {it.text}")))
     return _likeliest(found)
+
+
+def _roles(names: Iterable[str]) -> Roles:
+    """The roles of names, and of all that holds them."""
+    pieces = (name.split(".") for name in names)
+    return Roles([*dict.fromkeys(".".join(p[:i]) for p in pieces for i in range(len(p) + 1))])
 
 
 def _fits(draft: Draft, name: str, owner: str) -> bool:
@@ -175,7 +188,7 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
     paths = [f"{owner}.{target}" for target in known.targets] if known else []
     if not paths or not {*paths} <= {*draft.unfilled}:
         return False
-    want = _whole([tuple(draft.state[path].get_value().shape) for path in paths])
+    want = _stacked([_shape(draft, path) for path in paths])
     if known is None or known.layout is None or want is None:
         return want == source.shape
     return _told(known.layout, source.shape, want, dict(known.sizes)) is not None
@@ -184,9 +197,15 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     """One tensor onto one Param, one onto several, several onto one."""
     ours, theirs = _names(draft.unplaced, stars), _names(draft.unfilled, stars)
-    sides = [([mine], [it]) for mine in ours for it in theirs]
-    sides += [([mine], group) for mine in ours for group in _groups(theirs)]
-    sides += [(group, [it]) for group in _groups(ours) for it in theirs]
+    roles, others = _roles(draft.sources), _roles(draft.state)
+    sides = [
+        ([mine], [it])
+        for mine in ours
+        for it in theirs
+        if roles.may_meet(mine.first, others, it.first)
+    ]
+    sides += [([mine], group) for mine in ours for group in _groups(theirs, roles, mine)]
+    sides += [(group, [it]) for it in theirs for group in _groups(ours, others, it)]
     found = []
     for here, there in sides:
         if here[0].numbers == there[0].numbers and (how := _layout(draft, here, there)):
@@ -196,8 +215,11 @@ def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     return _likeliest(found)
 
 
-def _groups(names: list[_Name]) -> Iterator[list[_Name]]:
-    """Names that differ in one piece: query, key and value among them, or all."""
+def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Name]]:
+    """Names that differ in one piece, which `fused` may hold: query, key and value, or all."""
+    whole = roles.whole(fused.first)
+    if roles.is_part(fused.first):
+        return
     seen: dict[str, list[_Name]] = {}
     for name in names:
         pieces = name.text.split(".")
@@ -208,11 +230,15 @@ def _groups(names: list[_Name]) -> Iterator[list[_Name]]:
         if len(group) < 2 or len({name.numbers for name in group}) > 1:
             continue
         at = key.split(".").index("{}")
-        for order in ORDERS:
-            chosen = [[n for n in group if re.search(w, n.text.split(".")[at])] for w in order]
-            if all(len(each) == 1 for each in chosen):
-                yield [each[0] for each in chosen]
-        yield group
+        pieces = [name.text.split(".")[at] for name in group]
+        yield from ([group[i] for i in order] for order in in_order(pieces, whole))
+        if not any(map(role, pieces)):
+            gated = [
+                [n for n, p in zip(group, pieces, strict=True) if re.search(w, p)] for w in GATED
+            ]
+            if all(len(each) == 1 for each in gated):
+                yield [each[0] for each in gated]
+            yield group
 
 
 def _joined(names: list[_Name]) -> str:
@@ -225,27 +251,47 @@ def _joined(names: list[_Name]) -> str:
 
 def _layout(
     draft: Draft, here: list[_Name], there: list[_Name]
-) -> tuple[str | None, dict[str, int]] | None:
+) -> tuple[str | None, dict[str, Size]] | None:
     """The likeliest layout that fits, with the sizes it must be told; None if none does."""
-    sources = [draft.sources[name.first] for name in here]
-    shape = _whole([source.shape for source in sources])
-    want = _whole([tuple(draft.state[name.first].get_value().shape) for name in there])
-    if shape is None or want is None:
+    if len(here) != len(there):
+        names = [name.first for name in here], [name.first for name in there]
+        for by_heads in (False, True):
+            for layout, sizes in _fused(draft, *names, by_heads):
+                return layout, sizes
         return None
-    way = "in first" if sources[0].kind in ("Conv1D", "Parameter", "buffer") else "out first"
-    tried = ONE if len(here) == len(there) else SPLIT if len(there) > 1 else JOIN
+    shape, want = draft.sources[here[0].first].shape, _shape(draft, there[0].first)
+    way = _way(draft, here[0].first)
     turned = way == "out first" and len(want) > 1 and there[0].first.endswith("kernel")
-    if tried is ONE and shape == want and not turned:
+    if shape == want and not turned:
         return None, {}
-    for layout in (*tried[way], *tried["either"]):
-        given = {"n": len(there)} if len(there) > 1 else {}
-        sizes = _told(layout, shape, want, given)
+    for layout in (*ONE[way], *ONE["either"]):
+        sizes = _told(layout, shape, want, {})
         if sizes is not None:
             return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}
     return None
 
 
-def _whole(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _fused(
+    draft: Draft, here: Sequence[str], there: Sequence[str], by_heads: bool
+) -> Iterator[tuple[str, dict[str, Size]]]:
+    """Layouts of one tensor onto several Params, or of several onto one, that fit."""
+    paths = [flax_path(draft.module, path) for path in there]
+    heads = [*heads_of(draft.module, paths[0]), *draft.sources[here[0]].heads]
+    shapes = [draft.sources[name].shape for name in here]
+    wants = [_shape(draft, path) for path in paths]
+    return fits(shapes, wants, _way(draft, here[0]), by_heads, heads)
+
+
+def _way(draft: Draft, name: str) -> str:
+    kind = draft.sources[name].kind
+    return "in first" if kind in ("Conv1D", "Parameter", "buffer") else "out first"
+
+
+def _shape(draft: Draft, path: str) -> tuple[int, ...]:
+    return tuple(draft.state[path].get_value().shape)
+
+
+def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The shape of all of them stacked; None if they differ."""
     if len({*shapes}) > 1:
         return None

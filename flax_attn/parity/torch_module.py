@@ -1,6 +1,6 @@
 """What a torch module holds, described so that it can be written down and read without torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +17,8 @@ KINDS = {
     "_InstanceNorm": "InstanceNorm",
 }
 STATISTICS = ("running_mean", "running_var")
+HEADS = ("num_heads", "n_heads", "n_head", "heads", "num_attention_heads")
+HEADS += ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Source:
       shape: torch's.
       dtype: torch's, without "torch.".
       same_as: the first name of the same tensor, if it is tied, else "".
+      heads: how many heads what holds it says that it has, for proposals alone: not written down.
     """
 
     name: str
@@ -37,10 +40,13 @@ class Source:
     shape: tuple[int, ...]
     dtype: str
     same_as: str = ""
+    heads: tuple[int, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict."""
-        return {**asdict(self), "shape": list(self.shape)}
+        fields = {**asdict(self), "shape": list(self.shape)}
+        del fields["heads"]
+        return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Source":
@@ -50,22 +56,20 @@ class Source:
 
 def describe(module: Any) -> list[Source]:
     """Every parameter and buffer of a torch module, tied ones under each of their names."""
-    sources, first = [], {}
+    sources, first, heads = [], {}, {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
+        above = heads.get(prefix.rpartition(".")[0], ())
+        heads[prefix] = tuple(dict.fromkeys((*head_counts(owner), *above)))
         for role, tensor in owner.named_parameters(recurse=False, remove_duplicate=False):
             same_as = first.setdefault(id(tensor), dot + role)
             kind = _kind(owner)
-            sources.append(
-                _source(dot + role, kind, tensor, "" if same_as == dot + role else same_as)
-            )
+            sources.append(_source(dot + role, kind, tensor, same_as, heads[prefix]))
         for role, tensor in owner.named_buffers(recurse=False, remove_duplicate=False):
             same_as = first.setdefault(id(tensor), dot + role)
             kind = _kind(owner) if role in STATISTICS else "buffer"
             kind = kind if kind in ("BatchNorm", "InstanceNorm") else "buffer"
-            sources.append(
-                _source(dot + role, kind, tensor, "" if same_as == dot + role else same_as)
-            )
+            sources.append(_source(dot + role, kind, tensor, same_as, heads[prefix]))
     return sources
 
 
@@ -108,10 +112,17 @@ def to_torch(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def _source(name: str, kind: str, tensor: Any, same_as: str) -> Source:
-    return Source(
-        name, kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), same_as
-    )
+def head_counts(owner: Any) -> list[int]:
+    """The numbers of heads that an object, or its `config`, says that it has."""
+    held = [getattr(owner, "__dict__", {})]
+    held.append(getattr(held[0].get("config"), "__dict__", {}))
+    found = [facts.get(name) for facts in held for name in HEADS]
+    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 1]
+
+
+def _source(name: str, kind: str, tensor: Any, first: str, heads: tuple[int, ...]) -> Source:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Source(name, kind, tuple(tensor.shape), dtype, "" if first == name else first, heads)
 
 
 def _kind(owner: Any) -> str:

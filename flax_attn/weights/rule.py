@@ -1,9 +1,10 @@
 """Rules: one reversible sentence each, from torch's names and layout to Flax's."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from einops import rearrange
@@ -12,6 +13,7 @@ from ..errors import ParityError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _TOKEN = re.compile(r"[()]|~?(?:\.\.\.|[^\W\d_]\w*|\b1\b)")
+Size = int | tuple[int, ...]  # of an axis, or of each part of an axis whose parts are unequal
 
 
 @dataclass(frozen=True, init=False)
@@ -26,10 +28,15 @@ class Rule:
     A layout is reversible: every axis once on each side. `...` stands for any number of axes, and
     `~axis` on one side alone for an axis whose order is reversed.
 
+    The arrays of braces may be unequal along one axis, whose sizes are then a tuple. Where all are
+    one array, that axis stands in a bracket right after the braces' axis: `(n o)`. What stands
+    before the two repeats them, what stands after is the unit in which the sizes count.
+
     Args:
       names: torch's names, an arrow, Flax's names.
       layout: an einops pattern such as `"o i -> i o"`; it must be reversible.
-      sizes: axes that the layout cannot tell by itself, such as `h=12`.
+      sizes: axes that the layout cannot tell by itself, such as `h=12`, and the sizes of unequal
+        parts, such as `o=(24, 8, 8)`.
 
     Raises:
       ParityError: if the sentence cannot be read.
@@ -38,15 +45,26 @@ class Rule:
     '{q,k,v}.weight -> qkv.kernel'
     >>> print(Rule("h.*.c_attn.weight -> blocks.*.{q,k,v}.kernel", "d (n h k) -> n d h k", h=4))
     Rule("h.*.c_attn.weight -> blocks.*.{q,k,v}.kernel", "d (n h k) -> n d h k", h=4)
+
+    Grouped-query attention with a fused projection, 24 rows for the query and 8 each for key and
+    value; Falcon's, where each of k groups holds 3 query heads, a key and a value, of 4 rows each;
+    and DeepSeek's `kv_b_proj`, where each head holds 6 rows for the key and 5 for the value:
+
+    >>> print(Rule("qkv.weight -> {q,k,v}.kernel", "(n o) i -> n i o", o=(24, 8, 8)))
+    Rule("qkv.weight -> {q,k,v}.kernel", "(n o) i -> n i o", o=(24, 8, 8))
+    >>> names = "query_key_value.weight -> {q,k,v}.kernel"
+    >>> falcon = Rule(names, "(k n o h) i -> n i (k o h)", o=(3, 1, 1), h=4)
+    >>> latent = Rule("kv_b_proj.weight -> {k,v}.kernel", "(h n o) i -> n i (h o)", o=(6, 5))
     """
 
     names: str
     layout: str | None
-    sizes: tuple[tuple[str, int], ...]
+    sizes: tuple[tuple[str, Size], ...]
     kind: Literal["move", "skip", "tied"]
 
-    def __init__(self, names: str, layout: str | None = None, **sizes: int):
-        self._set(names, layout, sizes, "move")
+    def __init__(self, names: str, layout: str | None = None, **sizes: int | Sequence[int]):
+        known = {k: _plain(v) for k, v in sizes.items()}
+        self._set(names, layout, known, "move")
         if names.count("->") != 1 or (layout is not None and layout.count("->") != 1):
             raise ParityError(
                 f'A rule reads "torch -> flax"[, "a b -> b a"]; got {names!r}, {layout!r}.'
@@ -61,7 +79,7 @@ class Rule:
                 f"A rule with braces needs a layout, its first axis the braces'; got {names!r}."
             )
         _check_stars(names)
-        check_layout(layout, names, sizes)
+        check_layout(layout, names, known)
 
     @classmethod
     def skip(cls, names: str) -> "Rule":
@@ -84,7 +102,7 @@ class Rule:
         rule._set(names, None, {}, kind)
         return rule
 
-    def _set(self, names: str, layout: str | None, sizes: dict[str, int], kind: str) -> None:
+    def _set(self, names: str, layout: str | None, sizes: Mapping[str, Size], kind: str) -> None:
         for key, value in (("names", names), ("layout", layout), ("kind", kind)):
             object.__setattr__(self, key, value)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
@@ -144,7 +162,7 @@ def _check_stars(names: str) -> None:
         raise ParityError(f"A rule has as many * on each side; got {names!r}.")
 
 
-def check_layout(layout: str | None, names: str, sizes: dict[str, int]) -> None:
+def check_layout(layout: str | None, names: str, sizes: Mapping[str, Size]) -> None:
     """Raises ParityError unless a layout can be read and undone, and knows its sizes."""
     if layout is None:
         if sizes:
@@ -158,7 +176,7 @@ def check_layout(layout: str | None, names: str, sizes: dict[str, int]) -> None:
         raise ParityError(
             f"A layout must be reversible, each axis once on each side; got {layout!r}."
         )
-    wrong = [f"{k}={v!r}" for k, v in sizes.items() if k not in found[0] or int(v) < 1]
+    wrong = [f"{k}={v!r}" for k, v in sizes.items() if k not in found[0] or not _is_size(v)]
     if wrong:
         raise ParityError(f"{layout!r} has no axis of such a size: {', '.join(wrong)}.")
     for side, axes in zip(names.split("->"), sides, strict=True):
@@ -166,12 +184,57 @@ def check_layout(layout: str | None, names: str, sizes: dict[str, int]) -> None:
             raise ParityError(
                 f"The braces of {side.strip()!r} are its first axis, which {layout!r} lacks."
             )
+    _check_parts(layout, names, sizes)
+
+
+def _plain(size: int | Sequence[int]) -> Size:
+    if isinstance(size, list | tuple):
+        return tuple(int(v) if isinstance(v, np.integer) else v for v in size)
+    return int(size) if isinstance(size, np.integer) else cast(int, size)
+
+
+def _is_size(value: object) -> bool:
+    parts = value if isinstance(value, tuple) and value else (value,)
+    return all(isinstance(v, int) and v >= 1 for v in parts)
+
+
+def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
+    """Raises ParityError if an axis of unequal parts has no place for them, or another number."""
+    ragged = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
+    if not ragged:
+        return
+    (axis, parts), told = (
+        next(iter(ragged.items())),
+        ", ".join(f"{k}={v}" for k, v in ragged.items()),
+    )
+    if len(ragged) > 1:
+        raise ParityError(f"One axis alone may have unequal parts; got {told}.")
+    counts = [len(spread(side)) for side in names.split("->")]
+    if {*counts} - {1} != {len(parts)}:
+        few = " and ".join(str(count) for count in counts if count > 1) or "no"
+        raise ParityError(
+            f"{told} has {len(parts)} parts, and {names!r} has {few} names in braces."
+        )
+    sides = layout.split("->")
+    braces = [side.split()[0] for side, count in zip(sides, counts, strict=True) if count > 1]
+    place = rf"\([^()]*(?<![\w~]){braces[0]}\s+~?{axis}(?!\w)[^()]*\)"
+    single = [side for side, count in zip(sides, counts, strict=True) if count == 1]
+    known = sizes.get(braces[0], len(parts))
+    if len({*braces}) > 1 or axis in braces or known != len(parts):
+        raise ParityError(f"{told} are sizes of the braces' parts; {layout!r} has other braces.")
+    if not all(re.search(place, side) for side in single):
+        raise ParityError(
+            f"Unequal parts lie in one bracket, the braces' axis right before theirs: "
+            f"({braces[0]} {axis}) has a place for {told}, {layout!r} has none."
+        )
 
 
 def lay_out(
-    arrays: list[np.ndarray], layout: str, parts: int, sizes: dict[str, int]
+    arrays: list[np.ndarray], layout: str, parts: int, sizes: Mapping[str, Size]
 ) -> list[np.ndarray]:
     """Stacks `arrays` (if several), rearranges, and splits into `parts` (if several)."""
+    if any(isinstance(size, tuple) for size in sizes.values()):
+        return _lay_out_parts(arrays, layout, parts, sizes)
     whole = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     left, right = (side.strip() for side in expand(layout, whole.ndim).split("->"))
     mirrored = _mirrored(left) ^ _mirrored(right)
@@ -187,6 +250,60 @@ def lay_out(
     if parts > 1 and len(turned) != parts:
         raise ValueError(f"{layout!r} gives {len(turned)} arrays for {parts} names")
     return [turned] if parts == 1 else list(turned)
+
+
+def _lay_out_parts(
+    arrays: list[np.ndarray], layout: str, parts: int, sizes: Mapping[str, Size]
+) -> list[np.ndarray]:
+    """`lay_out` where the parts are unequal along one axis: each is laid out by itself."""
+    axis, each, inner = _parts(layout, len(arrays), sizes)
+    left, right = layout.split("->")
+    if len(arrays) == 1:
+        where, before, after = _bracket(left, axis, arrays[0].ndim, sizes)
+        opened = _at(arrays[0], where, before, sum(part[axis] for part in each), after)
+        cuts = np.split(opened, np.cumsum([part[axis] for part in each])[:-1], where + 1)
+        arrays = [_merged(cut, where) for cut in cuts]
+    laid = [lay_out([x], inner, 1, part)[0] for x, part in zip(arrays, each, strict=True)]
+    if parts > 1:
+        return laid
+    where, before, after = _bracket(right, axis, laid[0].ndim, sizes)
+    opened = [_at(x, where, before, part[axis], after) for x, part in zip(laid, each, strict=True)]
+    return [_merged(np.concatenate(opened, where + 1), where)]
+
+
+def _parts(
+    layout: str, arrays: int, sizes: Mapping[str, Size]
+) -> tuple[str, list[dict[str, int]], str]:
+    """The axis of unequal parts, the sizes of every part, and the layout of one part alone."""
+    axis, each = next((k, v) for k, v in sizes.items() if isinstance(v, tuple))
+    braces = layout.split("->")[0 if arrays > 1 else 1].split()[0]
+    others = {k: v for k, v in sizes.items() if isinstance(v, int) and k != braces}
+    inner = re.sub(rf"(?<![\w~]){braces}(?!\w)\s*", "", layout)
+    return axis, [{**others, axis: size} for size in each], inner
+
+
+def _at(x: np.ndarray, where: int, *sizes: int) -> np.ndarray:
+    """`x` with one axis opened into several."""
+    return x.reshape(*x.shape[:where], *sizes, *x.shape[where + 1 :])
+
+
+def _merged(x: np.ndarray, where: int) -> np.ndarray:
+    """`x` with three axes made one."""
+    one = int(np.prod(x.shape[where : where + 3], dtype=int))
+    return x.reshape(*x.shape[:where], one, *x.shape[where + 3 :])
+
+
+def _bracket(side: str, axis: str, rank: int, sizes: Mapping[str, Size]) -> tuple[int, int, int]:
+    """Which axis of an array holds the unequal parts; how many lie before and after them there."""
+    groups = [_axes(group) for group in _groups(expand(side, rank))]
+    where = next(i for i, names in enumerate(groups) if axis in names)
+    at = groups[where].index(axis)
+    before, after = groups[where][: at - 1], groups[where][at + 1 :]
+    return where, _product(before, sizes), _product(after, sizes)
+
+
+def _product(names: list[str], sizes: Mapping[str, Size]) -> int:
+    return int(np.prod([sizes[name] for name in names], dtype=int))
 
 
 def backwards(layout: str) -> str:
@@ -207,6 +324,54 @@ def expand(layout: str, rank: int) -> str:
     extra = [f"etc{i}" for i in range(count)]
     layout = layout.replace("~...", " ".join(f"~{axis}" for axis in extra))
     return layout.replace("...", " ".join(extra))
+
+
+def sizes_of(
+    layout: str, shapes: Sequence[tuple[int, ...]], parts: int, given: Mapping[str, Size]
+) -> dict[str, Size]:
+    """The size of every axis of a layout, from the shapes of the arrays that it is applied to.
+
+    Args:
+      layout: of a rule.
+      shapes: of one array, or of all arrays of the braces.
+      parts: how many arrays it becomes.
+      given: sizes that are known.
+
+    Raises:
+      ValueError: with the sizes there are, if they do not fit.
+
+    >>> sizes_of("(n o) i -> n i o", [(40, 18)], 3, {"o": (24, 8, 8)})
+    {'o': (24, 8, 8), 'i': 18}
+    """
+    ragged = {k: v for k, v in given.items() if isinstance(v, tuple)}
+    plain = {k: v for k, v in given.items() if isinstance(v, int)}
+    if not ragged:
+        if len({*shapes}) > 1:
+            told = " ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(
+                f"{layout!r} takes parts of one shape, these are {told}: give the axis that "
+                "differs the size of each part, as in o=(24, 8, 8)"
+            )
+        whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
+        return {**axis_sizes(layout, whole, parts, plain)}
+    axis, each, inner = _parts(layout, len(shapes), given)
+    if len(shapes) == 1:
+        each = [{**each[0], axis: sum(ragged[axis])}]
+    known: dict[str, int] = {}
+    for shape, part in zip(shapes, each, strict=True):
+        try:
+            known |= axis_sizes(inner, shape, 1, {**known, **part})
+        except ValueError:
+            raise ValueError(_misfit(layout, shapes, given)) from None
+    return {**known, **ragged}
+
+
+def _misfit(layout: str, shapes: Sequence[tuple[int, ...]], given: Mapping[str, Size]) -> str:
+    told = ", ".join(
+        f"{k}={v}" + (f" ({sum(v)} in all)" if isinstance(v, tuple) and len(shapes) == 1 else "")
+        for k, v in given.items()
+    )
+    return f"{layout!r} with {told} does not fit {' '.join(str(list(x)) for x in shapes)}"
 
 
 def axis_sizes(

@@ -1,6 +1,7 @@
 """Cases: one comparison as data, the same for pytest, the command line and the benchmark."""
 
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from .. import draw
 from ..compare import compare
 from ..report import Report
 from . import golden
+from .home import caller_of
 
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
@@ -33,11 +35,13 @@ class Case:
       train: whether dropout draws, in both worlds the same.
       seed: of weights, inputs and cotangents.
       dtypes: in which it is compared.
+      constants: names of inputs that are not differentiated, such as a mask of floats.
       name: instead of the one made of configuration and inputs.
       inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
 
     Attributes:
       eager: whether float64 runs eagerly too, not only under jit.
+      home: where it was written, which is where its golden belongs.
 
     Raises:
       ParityError: by `check`, with the report, unless all is equal.
@@ -61,6 +65,7 @@ class Case:
         train: bool = False,
         seed: int = 0,
         dtypes: Sequence[str] = ("float64", "float32", "bfloat16"),
+        constants: Sequence[str] = (),
         name: str = "",
         **inputs: tuple[int, ...] | np.ndarray,
     ):
@@ -69,7 +74,9 @@ class Case:
         self.witness_config = config if witness_config is None else witness_config
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
+        self.constants = (constants,) if isinstance(constants, str) else tuple(constants)
         self.name, self.eager = name, True
+        self.home, self._first_seed = caller_of(self), seed
 
     @property
     def variant(self) -> str:
@@ -86,9 +93,11 @@ class Case:
 
     @property
     def reproduce(self) -> str:
-        """The command that runs this case alone."""
-        package = self.flax_class.__module__.partition(".")[0]
-        return f"flax-attn parity {'' if package == 'flax_attn' else f'{package} '}'{self}'"
+        """The command that runs this case alone, as a shell takes it."""
+        own = self.home.is_own(self.flax_class)
+        line = ["flax-attn", "parity", *([] if own else [shlex.quote(self.home.name)])]
+        seed = [] if self.seed == self._first_seed else ["--seed", str(self.seed)]
+        return " ".join([*line, quoted(str(self)), *seed])
 
     def __str__(self) -> str:
         parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _given(self.config).items())
@@ -142,6 +151,7 @@ class Case:
             train=self.train,
             rules=self.rules,
             seed=self.seed,
+            constants=self.constants,
             torch_call=self.torch_call,
             flax_call=self.flax_call,
             title=str(self),
@@ -153,6 +163,15 @@ class Case:
         report = self.report()
         if not report.certain:
             raise ParityError(str(report), report)
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a shell's line, in quotes.
+
+    >>> print(quoted("a[b|c]"), quoted("it's"))
+    'a[b|c]' 'it'"'"'s'
+    """
+    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def has_torch() -> bool:

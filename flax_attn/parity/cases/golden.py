@@ -5,11 +5,12 @@ projections are kept, each of a random part of it, so that a wrong result cannot
 """
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -24,11 +25,16 @@ from ..sides.match import hidden, point_of
 from ..sides.pair import Names, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..torch_module import Source, describe
+from .home import LIBRARY
 
 if TYPE_CHECKING:
     from .case import Case
 
 SKETCH = 48
+FORMAT = 1  # of what is written; a file that does not say is of this one
+# What a file that was cut off, mixed up or written by others may raise when it is read.
+DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
 
 
 def sketch(name: str, array: np.ndarray) -> np.ndarray:
@@ -43,16 +49,22 @@ def sketch(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def path_of(case: "Case") -> Path:
-    """The file that holds a variant's goldens, in the package of its Flax class."""
-    package = case.flax_class.__module__.split(".")[0]
-    return Path(str(files(package))) / "goldens" / f"{case.variant}.npz"
+    """The file that holds a variant's goldens: in the package that holds the case.
+
+    Those of this library's own cases come with the library.
+
+    Raises:
+      ParityError: if the case stands in no file.
+    """
+    home = LIBRARY / "flax_attn" if case.home.is_own(case.flax_class) else case.home.folder
+    return home / "goldens" / f"{case.variant}.npz"
 
 
 def record(cases: Sequence["Case"]) -> Path:
     """Writes what torch gives for the cases of one variant into its file, and returns its path.
 
     Raises:
-      ParityError: if two cases have one name.
+      ParityError: if two cases have one name, one cannot be compared, or the file not be written.
     """
     names = [str(case) for case in cases]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -63,9 +75,16 @@ def record(cases: Sequence["Case"]) -> Path:
         entry, pieces = _record(case)
         entries[str(case)] = {**entry, "at": i}
         arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps({"versions": versions(), "cases": entries}).encode()
-    np.savez_compressed(path, meta=np.frombuffer(zlib.compress(text, 9), np.uint8), **arrays)
+    text = json.dumps({"format": FORMAT, "versions": versions(), "cases": entries}).encode()
+    arrays["meta"] = np.frombuffer(zlib.compress(text, 9), np.uint8)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with part.open("wb") as file:  # renamed when whole, so that no half of it is ever read
+            np.savez_compressed(file, **arrays)
+        os.replace(part, path)
+    except OSError as error:
+        raise ParityError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path
 
 
@@ -73,21 +92,22 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     """The Flax side of a case against its golden.
 
     Raises:
-      ParityError: if the case was not recorded.
+      ParityError: if the case was not recorded, in one of `dtypes`, or its record is damaged.
     """
-    stored, meta = _load(path_of(case))
+    path, again = path_of(case), f"`{case.reproduce} --record` where torch is installed"
+    stored, meta = _load(path, again)
     if str(case) not in meta["cases"]:
-        raise ParityError(
-            f"{case} is not recorded in {path_of(case).name}: run "
-            f"`flax-attn parity --record {case.variant}` where torch is installed."
-        )
+        raise ParityError(f"{case} is not recorded in {path.name}: run {again}.")
     entry = meta["cases"][str(case)]
-    sources = [Source.from_json(fields) for fields in entry["sources"]]
+    sources = _checked(entry, stored, f"{path}, the record of {case},", again)
+    missing = [dtype for dtype in dtypes if dtype not in entry["results"]]
+    if missing:
+        raise ParityError(f"{case} is not recorded in {', '.join(missing)}: run {again}.")
     module = case.flax_module()
     plan = make_plan(sources, module, case.rules)
     values = draw_weights(sources, case.seed)
     rows: list[Row] = []
-    for dtype in [d for d in dtypes if d in entry["results"]]:
+    for dtype in dtypes:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
         request = _request(case, dtype)
         for mode in ("eager", "jit") if eager and dtype == "float64" else ("jit",):
@@ -106,13 +126,49 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     )
 
 
-def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """A file's arrays and what is written about them; nothing if there is no file."""
     if not path.exists():
         return {}, {"cases": {}}
-    with np.load(path, allow_pickle=False) as file:
-        stored = dict(file)
-    return stored, json.loads(zlib.decompress(stored["meta"].tobytes()))
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = dict(file)
+        meta = json.loads(zlib.decompress(stored["meta"].tobytes()))
+        known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
+        told = meta.get("format", FORMAT)
+    except DAMAGE as error:
+        raise ParityError(_damaged(str(path), error, again)) from error
+    if told != FORMAT or not known:
+        what = f"of format {told!r}" if told != FORMAT else "of no known format"
+        raise ParityError(
+            f"{path} is {what}, written by another version of flax_attn; this one reads format "
+            f"{FORMAT}: run {again}."
+        )
+    return stored, meta
+
+
+def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -> list[Source]:
+    """The described tensors of a case, after a look at all else that is written of it."""
+    try:
+        sources = [Source.from_json(fields) for fields in entry["sources"]]
+        for dtype, result in entry["results"].items():
+            numbers = stored[f"{entry['at']}/{dtype}"]
+            sizes = [size for _, _, size, _, _ in result["facts"]]
+            strange = {kind for kind, *_ in result["facts"]} - {"tap", "output", "gradient"}
+            if strange:
+                raise ValueError(f"it holds {strange}")
+            if numbers.shape != (sum(sizes),) or numbers.dtype != np.float64:
+                raise ValueError(f"{numbers.shape} numbers of {dtype} where {sum(sizes)} belong")
+            _ = result["keeps"], result["outputs"]
+    except DAMAGE as error:
+        raise ParityError(_damaged(what, error, again)) from error
+    return sources
+
+
+def _damaged(what: str, error: Exception, again: str) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    why = f"{said} is missing" if isinstance(error, KeyError) else said
+    return f"{what} is damaged ({why}): run {again}."
 
 
 def _request(case: "Case", dtype: str) -> Request:

@@ -1,104 +1,98 @@
-"""Many cases, in as many processes as there are processors; an accelerator is used by one."""
+"""Many cases, each in a worker, so that one that ends its process ends nothing else."""
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from copy import copy
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
-from ...errors import ParityError
 from ..compare import versions
 from ..report import Report
 from . import golden
-from .case import Case, has_torch
-from .collect import collect
+from .case import Case
+from .collect import Listed, cases_in
+from .workers import Failure, Workers
 
 
 class Job(NamedTuple):
-    """One case by its package and place there, since functions in it cannot be sent to a process.
+    """One case by its place, since functions in it cannot be sent to a process.
 
-    `live`: against torch, else against its record. `eager`: whether float64 runs eagerly too.
+    Attributes:
+      listed: its place.
+      live: against torch, else against its record.
+      eager: whether float64 runs eagerly too.
+      seed: in place of the case's own.
     """
 
-    package: str
-    at: int
+    listed: Listed
     live: bool
     eager: bool
+    seed: int | None = None
 
     @property
     def case(self) -> Case:
-        """The case itself."""
-        return _collected(self.package)[self.at]
+        """The case itself; its module is imported."""
+        case = _cases(self.listed.package, self.listed.module)[self.listed.at]
+        if self.seed is not None:
+            case = copy(case)
+            case.seed = self.seed
+        return case
 
 
-def jobs(package: str, cases: Sequence[Case], live: bool) -> list[Job]:
-    """One job a case of a package; the first of each variant and witness runs eagerly too."""
+def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[Job]:
+    """One job a case; the first of each variant and witness runs eagerly too."""
     found, lines = [], set()
-    for at, case in enumerate(_collected(package)):
-        if case in cases:
-            line = (case.variant, case.witness)
-            found.append(Job(package, at, live, line not in lines))
-            lines.add(line)
+    for case in cases:
+        line = (case.variant, case.witness)
+        found.append(Job(case, live, line not in lines, seed))
+        lines.add(line)
     return found
 
 
-def prove(wanted: Sequence[Job]) -> Iterator[Report]:
-    """The reports, in order."""
-    return _spread(_prove, wanted)
+def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
+    """The reports, in order; of a case that could not be compared, one without comparisons."""
+    for job, result in zip(wanted, workers.map(_prove, wanted), strict=True):
+        failed = isinstance(result, Failure)
+        yield not_proven(job.listed.title, result) if failed else result
 
 
-def record(wanted: Sequence[Job]) -> Iterator[Path]:
-    """Records torch's results of the jobs' variants, whole; yields the files."""
-    groups = dict.fromkeys((job.package, job.case.variant) for job in wanted)
-    return _spread(_record, list(groups))
+def not_proven(title: str, failure: Failure) -> Report:
+    """A report of nothing, which is not equal."""
+    return Report(title, (), notes=(failure.text,), versions=versions())
 
 
-def cases_of(package: str) -> list[Case]:
-    """The cases of a package, the same objects each time."""
-    return _collected(package)
+def record(
+    wanted: Sequence[Job], cases: Sequence[Listed], workers: Workers
+) -> Iterator[Path | Failure]:
+    """Records torch's results of the jobs' variants, whole; yields the files.
 
-
-@lru_cache
-def _collected(package: str) -> list[Case]:
-    return collect(package)
+    Args:
+      wanted: the jobs.
+      cases: all that are known of their packages.
+      workers: who records.
+    """
+    groups: dict[tuple[str, str], list[Listed]] = {
+        (job.listed.package, job.listed.variant): [] for job in wanted
+    }
+    for case in cases:
+        groups.get((case.package, case.variant), []).append(case)
+    for (_, variant), result in zip(
+        groups, workers.map(_record, list(groups.values())), strict=True
+    ):
+        failed = isinstance(result, Failure)
+        yield Failure(f"{variant} is not recorded: {result.text}") if failed else result
 
 
 def _prove(job: Job) -> Report:
-    """The report; where it could not be made, a report of nothing, which is not equal."""
-    case = job.case
-    try:
-        return case.report(job.live, eager=job.eager)
-    except ParityError as error:
-        return Report(str(case), (), notes=(str(error),), versions=versions())
+    return job.case.report(job.live, eager=job.eager)
 
 
-def _record(group: tuple[str, str]) -> Path:
-    package, variant = group
-    return golden.record([case for case in _collected(package) if case.variant == variant])
+def _record(cases: Sequence[Listed]) -> Path:
+    """Records one variant's cases; what fails is told with the case's name."""
+    return golden.record([_cases(case.package, case.module)[case.at] for case in cases])
 
 
-def _spread(work, items):
-    """`work` over `items`, in order; in processes where that pays."""
-    count = min(os.cpu_count() or 1, len(items) // 2)
-    if count < 2 or jax.default_backend() != "cpu":
-        yield from map(work, items)
-        return
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _start)
-    try:
-        yield from pool.map(work, items)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _start() -> None:
-    """One thread a process for torch, so that processes do not fight for processors."""
-    if has_torch():
-        import torch
-
-        torch.set_num_threads(1)
+@lru_cache
+def _cases(package: str, module: str) -> list[Case]:
+    """The cases of a module, the same objects each time."""
+    return cases_in(package, module)

@@ -1,0 +1,206 @@
+"""Workers: processes that work for the command, so that no case can end it or another case."""
+
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from ...errors import ParityError
+
+A = TypeVar("A")
+B = TypeVar("B")
+HOME = os.path.dirname(sys.modules[__name__.partition(".")[0]].__file__ or "")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What came of a piece of work that raised, exited or killed its process.
+
+    Attributes:
+      text: what happened, without a subject.
+      refused: whether the harness itself said so, in a ParityError.
+    """
+
+    text: str
+    refused: bool = False
+
+
+def attempt(work: Callable[[A], B], item: A) -> B | Failure:
+    """The result of `work`, or what it raised, `SystemExit` included."""
+    try:
+        return work(item)
+    except ParityError as error:
+        return Failure(str(error), refused=True)
+    except BaseException as error:
+        return Failure(_told(error))
+
+
+class Workers:
+    """Processes that take work one piece at a time; one that dies is named and replaced.
+
+    Attributes:
+      most: how many there may be.
+    """
+
+    def __init__(self, most: int = 1):
+        self.most = most
+        self._idle: list[_Worker] = []
+        self._busy: dict[_Worker, int] = {}
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in (*self._idle, *self._busy):
+            worker.process.kill()
+        for worker in (*self._idle, *self._busy):
+            worker.end()
+        self._idle, self._busy = [], {}
+
+    def call(self, work: Callable[[A], B], item: A) -> B | Failure:
+        """One piece of work."""
+        return next(self.map(work, [item]))
+
+    def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
+        """The results in order. `work` and `items` are sent, so they must be picklable."""
+        waiting = deque(range(len(items)))
+        done: dict[int, B | Failure] = {}
+        many = max(1, min(self.most, len(items) // 2))
+        for at in range(len(items)):
+            while at not in done:
+                while waiting and len(self._busy) < many:
+                    self._give(waiting.popleft(), work, items)
+                for worker, result in self._results():
+                    i = self._busy.pop(worker)
+                    if not isinstance(result, _Death):
+                        done[i] = result
+                        self._idle.append(worker)
+                    elif worker.served > 1:  # what it did before may have killed it: once more
+                        waiting.appendleft(i)
+                        self._drop_idle()
+                    else:
+                        done[i] = Failure(result.text)
+            yield done.pop(at)
+
+    def _give(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
+        worker = self._idle.pop() if self._idle else _Worker()
+        try:
+            worker.give(work, items[i])
+        except OSError:  # it died while it waited
+            worker.end()
+            worker = _Worker()
+            worker.give(work, items[i])
+        self._busy[worker] = i
+
+    def _results(self) -> Iterator[tuple["_Worker", Any]]:
+        """What workers have sent, and which of them are dead."""
+        ready = wait([worker.pipe for worker in self._busy], timeout=1.0)
+        for worker in list(self._busy):
+            if worker.pipe in ready or not worker.process.is_alive():
+                yield worker, worker.result()
+
+    def _drop_idle(self) -> None:
+        """So that the next piece of work gets a new process."""
+        for worker in self._idle:
+            worker.end()
+        self._idle = []
+
+
+@dataclass(frozen=True)
+class _Death:
+    text: str
+
+
+class _Worker:
+    """One process; Ctrl-C does not reach it, whoever started it ends it."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,))
+        self.served = 0
+        blocks = hasattr(signal, "pthread_sigmask")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
+        try:
+            self.process.start()
+        finally:
+            if blocks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def give(self, work: Callable[..., Any], item: Any) -> None:
+        self.pipe.send((work, item))
+        self.served += 1
+
+    def result(self) -> Any:
+        try:
+            if self.pipe.poll():
+                return self.pipe.recv()
+        except (EOFError, OSError):
+            pass
+        self.end()
+        code = self.process.exitcode or 0
+        if code < 0:
+            return _Death(f"its process was killed by {_name_of(-code)}")
+        return _Death(f"it ended its process with exit code {code}")
+
+    def end(self) -> None:
+        """Waits for a process that is dead already, and kills one that is not."""
+        self.process.join(0.1)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    """Works until nobody asks any more."""
+    _one_thread()
+    while True:
+        try:
+            work, item = pipe.recv()
+        except (EOFError, OSError):
+            return
+        result = attempt(lambda given: given[0](given[1]), (work, item))
+        try:
+            pipe.send(result)
+        except (EOFError, OSError):
+            return
+        except Exception as error:
+            pipe.send(Failure(f"its result cannot be sent: {_told(error)}"))
+
+
+def _one_thread() -> None:
+    """One thread a process for torch, so that processes do not fight for processors."""
+    from .case import has_torch
+
+    if has_torch():
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _told(error: BaseException) -> str:
+    """What was raised and where, in one line: the last place that is not of this library."""
+    said = " ".join(str(error).split())
+    if isinstance(error, SystemExit):
+        text = f"it exited: sys.exit({error.code!r})"
+    else:
+        text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith((HOME, "<frozen"))]
+    theirs = [f for f in outside if "site-packages" not in f.filename] or outside
+    return text + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,245 @@
+"""Fused projections: which names are query, key and value, and how their parts may lie.
+
+Query, key and value of one weight lie one after another, `[3, heads, width]`, or head by head,
+`[heads, 3, width]`. Shapes cannot tell which, so that `suggest` offers both where both fit.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd, prod
+
+from flax import nnx
+
+from ..weights.rule import Size, sizes_of
+from .pairs import held_at
+from .torch_module import head_counts
+
+# Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
+# h heads have k rows each, k may be unequal parts; or g groups of heads hold h heads of each part.
+SPLIT = {
+    "out first": ("(n o) i -> n i o", "(n h k) i -> n i h k", "(n o) i -> n o i"),
+    "in first": ("i (n o) -> n i o", "i (n h k) -> n i h k"),
+    "either": ("(n o) -> n o", "(n h k) -> n h k"),
+}
+SPLIT_BY_HEADS = {
+    "out first": (
+        "(h n k) i -> n i h k",
+        "(h n k) i -> n i (h k)",
+        "(g n h k) i -> n i (g h) k",
+        "(h n k) i -> n (h k) i",
+    ),
+    "in first": ("i (h n k) -> n i h k", "i (h n k) -> n i (h k)", "i (g n h k) -> n i (g h) k"),
+    "either": ("(h n k) -> n h k", "(h n k) -> n (h k)", "(g n h k) -> n (g h) k"),
+}
+JOIN = {
+    "out first": ("n o i -> i (n o)", "n o i -> n i o", "n o i -> (n o) i"),
+    "in first": ("n i o -> i (n o)", "n i o -> n i o"),
+    "either": ("n o -> (n o)", "n o -> n o"),
+}
+JOIN_BY_HEADS = {
+    "out first": ("n (h k) i -> i (h n k)", "n (h k) i -> (h n k) i"),
+    "in first": ("n i (h k) -> i (h n k)",),
+    "either": ("n (h k) -> (h n k)",),
+}
+ROLES = ("q", "k", "v", "qk", "kv", "qkv")
+_WORDS = {"query": "q", "queries": "q", "key": "k", "keys": "k"}
+_WORDS |= {"value": "v", "values": "v", "val": "v"}
+_LETTERS = re.compile(r"(w?)(q|k|v|qk|kv|qkv)(w|s|proj|lin|net)?")
+_RUN = re.compile(r"(?:query|key|value)+")
+
+
+def role(piece: str) -> str:
+    """Which of query, key and value a piece of a name says: "q", "kv", "qkv", or "".
+
+    >>> [role(name) for name in ("W_query", "k_proj", "toV", "query_key_value", "Wqkv", "dense")]
+    ['q', 'k', 'v', 'qkv', 'qkv', '']
+    """
+    return _role_and_rest(piece)[0]
+
+
+def _role_and_rest(piece: str) -> tuple[str, str]:
+    """The role, and what else the name says: `*_proj` of `q_proj`."""
+    told, rest = "", []
+    for word in re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()):
+        letters = _LETTERS.fullmatch(word)
+        said = _WORDS.get(word, letters[2] if letters else "")
+        if _RUN.fullmatch(word):
+            said = "".join(part[0] for part in re.findall("query|key|value", word))
+        around = letters.group(1, 3) if letters and word not in _WORDS else ("", "")
+        rest.append(f"{around[0]}*{around[1] or ''}" if said else word)
+        told += said
+    whole = re.sub(r"\*(_\*)+", "*", "_".join(rest))
+    return (told, whole) if told in ROLES else ("", piece)
+
+
+class Roles:
+    """The roles of some names.
+
+    A name plays a role if its last piece that can says so and another name beside it says another.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self._told: dict[str, str] = {}
+        beside: dict[str, set[str]] = {}
+        owners: dict[str, str] = {}
+        for name in names:
+            owners[name], self._told[name] = _last_role(name)
+            beside.setdefault(owners[name], set()).add(self._told[name])
+        self._alone = {n for n in names if len(beside[owners[n]] - {""}) < 2}
+
+    def may_meet(self, name: str, others: "Roles", other: str) -> bool:
+        """Whether a name may become another of the other side: a key no query, and no gate."""
+        mine, theirs = self._told[name], others._told[other]
+        apart = (mine and name not in self._alone) or (theirs and other not in others._alone)
+        return mine == theirs or not apart
+
+    def is_part(self, name: str) -> bool:
+        """Whether it is one of query, key and value, and so holds no others."""
+        return len(self._told[name]) == 1 and name not in self._alone
+
+    def whole(self, name: str) -> str:
+        """Which parts a fused name says that it holds; "" for nothing."""
+        return self._told[name] if len(self._told[name]) > 1 else ""
+
+
+def _last_role(name: str) -> tuple[str, str]:
+    pieces = name.split(".")
+    for i in reversed(range(len(pieces))):
+        if found := role(pieces[i]):
+            return ".".join(pieces[:i]), found
+    return ".".join(pieces[:-1]), ""
+
+
+def in_order(pieces: Sequence[str], whole: str) -> Iterator[list[int]]:
+    """The places of query, key and value among names that differ in these pieces, in that order.
+
+    Args:
+      pieces: of the parts' names.
+      whole: what the fused name says that it holds, "" where it does not say.
+
+    >>> list(in_order(["dense", "v_proj", "k_proj", "q_proj", "q_norm", "k_norm"], "qkv"))
+    [[3, 2, 1]]
+    """
+    told = [_role_and_rest(piece) for piece in pieces]
+    played = [i for i, (said, _) in enumerate(told) if said]
+    alike = [[i for i in played if told[i][1] == rest] for rest in {told[i][1]: 0 for i in played}]
+    for letters in (whole,) if whole else ("qkv", "kv"):
+        for group in (*alike, played):  # names of one kind first, k_proj and v_proj, then any
+            chosen = [i for i in group if told[i][0] in letters and told[i][0] != letters]
+            chosen.sort(key=lambda i: letters.index(told[i][0]))
+            if "".join(told[i][0] for i in chosen) == letters:
+                yield chosen
+                break
+
+
+def fits(
+    here: Sequence[tuple[int, ...]],
+    there: Sequence[tuple[int, ...]],
+    way: str,
+    by_heads: bool,
+    heads: Sequence[int],
+) -> Iterator[tuple[str, dict[str, Size]]]:
+    """Layouts that bring torch's shapes into Flax's, one of them or both several, with sizes.
+
+    Args:
+      here, there: torch's shapes and Flax's.
+      way: "out first" or "in first", as torch's weight lies.
+      by_heads: whether the parts lie head by head, or one after another.
+      heads: numbers of heads that are known.
+    """
+    if len(there) > 1:
+        known = SPLIT_BY_HEADS if by_heads else SPLIT
+    else:
+        known = JOIN_BY_HEADS if by_heads else JOIN
+    for layout in (*known[way], *known["either"]):
+        sizes = _solved(layout, here, there, heads)
+        if sizes is not None:
+            yield layout, _needed(layout, here, len(there), sizes)
+
+
+def _solved(
+    layout: str,
+    here: Sequence[tuple[int, ...]],
+    there: Sequence[tuple[int, ...]],
+    heads: Sequence[int],
+) -> dict[str, Size] | None:
+    """Every axis' size, a tuple where the parts differ; None if the layout does not fit."""
+    sides = [[_names(group) for group in _groups(side)] for side in layout.split("->")]
+    parts, whole = (there, here[0]) if len(there) > 1 else (here, there[0])
+    part, all_of_them = (sides[1], sides[0]) if parts is there else sides
+    part = part[1:]  # without the braces' axis
+    if len(all_of_them) != len(whole) or any(len(part) != len(shape) for shape in parts):
+        return None
+    if any("g" in names for names in part):
+        at = next(i for i, names in enumerate(part) if "g" in names)
+        heads = (*heads, gcd(*(shape[at] for shape in parts)))
+    for count in heads if any(len(names) > 1 for names in part) else (0,):
+        each = [_axes(part, shape, count) for shape in parts]
+        if None in each:
+            continue
+        sizes = {name: tuple(x[name] for x in each if x) for name in each[0] or ()}
+        plain: dict[str, Size] = {k: v if len({*v}) > 1 else v[0] for k, v in sizes.items()}
+        if _holds(all_of_them, whole, plain, len(parts)) and not _one_head(all_of_them, plain):
+            return plain
+    return None
+
+
+def _axes(part: list[list[str]], shape: tuple[int, ...], count: int) -> dict[str, int] | None:
+    """The sizes of a part's axes, `count` of the first of two in a bracket."""
+    sizes: dict[str, int] = {}
+    for (first, *rest), size in zip(part, shape, strict=True):
+        if rest and (count < 2 or size % count):
+            return None
+        sizes |= {first: count, rest[0]: size // count} if rest else {first: size}
+    return sizes
+
+
+def _one_head(groups: list[list[str]], sizes: Mapping[str, Size]) -> bool:
+    """Whether the parts lie one after another, since there is one head alone."""
+    leads = (names[0] for names in groups if "n" in names and names[0] != "n")
+    return any(sizes[name] == 1 for name in leads)
+
+
+def _holds(
+    groups: list[list[str]], shape: tuple[int, ...], sizes: Mapping[str, Size], parts: int
+) -> bool:
+    """Whether all parts together have this shape, the unequal ones right after the braces' axis."""
+    unequal = [name for name, size in sizes.items() if isinstance(size, tuple)]
+    if len(unequal) > 1:
+        return False
+    if unequal and not any(["n", *unequal] == names[i : i + 2] for names in groups for i in (0, 1)):
+        return False
+    wide = {k: sum(v) if isinstance(v, tuple) else v for k, v in sizes.items()}
+    wide["n"] = 1 if unequal else parts
+    return all(prod(wide[x] for x in names) == n for names, n in zip(groups, shape, strict=True))
+
+
+def _needed(
+    layout: str, here: Sequence[tuple[int, ...]], parts: int, sizes: Mapping[str, Size]
+) -> dict[str, Size]:
+    """The sizes that a rule must be told: those of unequal parts, and what does not follow."""
+    told: dict[str, Size] = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
+    for name in ("", *(name for name in ("g", "h", "k", "o") if name in sizes)):
+        told |= {name: sizes[name]} if name else {}
+        try:
+            found = sizes_of(layout, here, parts, told)
+        except ValueError:
+            continue
+        if all(found.get(name) == size for name, size in sizes.items()):
+            break
+    return told
+
+
+def _groups(side: str) -> list[str]:
+    return re.findall(r"\([^)]*\)|\S+", side)
+
+
+def _names(group: str) -> list[str]:
+    return re.findall(r"\w+", group)
+
+
+def heads_of(module: nnx.Module, path: str) -> list[int]:
+    """The numbers of heads that a Flax module at a path, or what holds it, says that it has."""
+    pieces = path.split(".")
+    owners = (held_at(module, ".".join(pieces[:i])) for i in reversed(range(len(pieces))))
+    return list(dict.fromkeys(n for owner in owners for n in head_counts(owner)))
