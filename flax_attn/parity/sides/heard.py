@@ -77,7 +77,7 @@ class Heard:
         for name, value in found.numbers.items():
             self.note(called(name), value, given)
         for name, value in found.unknown.items():
-            self.notes[f"{name} of Flax is {a(value)}, which is not compared there"] = None
+            self.notes[f"{name} of Flax is {a(type(value))}, which is not compared there"] = None
 
         def change(name: str, leaf: Any) -> Any:
             return self.note(called(name), leaf, given) if is_array(leaf) else leaf

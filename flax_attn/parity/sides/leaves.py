@@ -183,7 +183,7 @@ def refuse_unknown(unknown: Mapping[str, Any], side: str) -> None:
         if isinstance(leaf, Iterator):
             advice = f"make it a tuple, {call}tuple(m(*xs))"
         raise ParityError(
-            f"{side} returns {a(leaf)} at {name}, which cannot be taken apart and compared: "
+            f"{side} returns {a(type(leaf))} at {name}, which cannot be taken apart and compared: "
             f"{advice}."
         )
 

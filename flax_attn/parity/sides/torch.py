@@ -248,7 +248,9 @@ class _Recorder:
         found = sort_leaves(out, torch.is_tensor, path)
         called = one_or(path, found)
         for name, value in found.unknown.items():
-            self.run.notes.append(f"{name} of torch is {a(value)}, which is not compared there")
+            self.run.notes.append(
+                f"{name} of torch is {a(type(value))}, which is not compared there"
+            )
 
         def change(name: str, leaf: Any) -> Any:
             if name in found.numbers:
