@@ -3,6 +3,10 @@
 Many torch classes hard-code float32: `x.float()`, `softmax(..., dtype=torch.float32)`, `arange(...,
 dtype=torch.float32)`. A module of them, moved to float64, still computes in float32 inside, and no
 port can agree with it beyond 5e-8. Lifted, it is the float64 function that it stands for.
+
+A cast to bfloat16 or float16 is another matter: an author who asks for float32 wants more digits
+than the model has, one who asks for 16 bits wants fewer, in every dtype the model runs in. Such
+rounding is part of the function, so it stays, and a note names its line.
 """
 
 import os
@@ -18,18 +22,23 @@ LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
 # These read Python numbers, which would be rounded before the dispatcher sees them.
 READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
+# What is said of a line that rounds to 16 bits.
+ROUNDED = "torch's own rounding, kept in the truth, so the port must round here too"
+
 
 @contextmanager
 def lifted() -> Iterator[list[str]]:
-    """Every float narrower than float64 that torch code asks for meanwhile is float64.
+    """Every float32 that torch code asks for meanwhile is float64, every complex64 complex128.
 
-    Casts, factories and reductions with a dtype, integers made floats, complex numbers too; the
-    default dtype is float64 meanwhile. Weights and inputs are not touched: move the module and its
-    inputs to float64 first. Other dispatch modes may be active around it or inside it.
+    Casts, factories and reductions with a dtype, integers made floats; the default dtype is float64
+    meanwhile. What asks for bfloat16 or float16 is rounded as it asks. Weights and inputs are not
+    touched: move the module and its inputs to float64 first. Other dispatch modes may be active
+    around it or inside it.
 
     Yields:
-      One sentence for each source line that was lifted, growing as the code runs; also for each
-      line that stayed narrow since what it computes with was narrow before.
+      One sentence for each source line that was lifted, growing as the code runs; for each line
+      that rounds to 16 bits; and for each line that stayed float32 since what it computes with was
+      float32 before.
 
     Example (needs torch):
 
@@ -86,9 +95,12 @@ def _modes(notes: _Notes) -> tuple[Any, Any]:
             name, kwargs = getattr(func, "__name__", ""), kwargs or {}
             notes.calls.append(name)
             try:
-                if name in READERS:
-                    args, kwargs = lift(name, args, kwargs)
-                return func(*args, **kwargs)
+                if name not in READERS:
+                    return func(*args, **kwargs)
+                args, kwargs = lift(name, args, kwargs)
+                out = func(*args, **kwargs)
+                _note_narrow(notes, name, out, {})
+                return out
             finally:
                 notes.calls.pop()
 
@@ -98,21 +110,44 @@ def _modes(notes: _Notes) -> tuple[Any, Any]:
             if name not in LEFT:
                 args, kwargs = lift(name, args, kwargs)
             out = func(*args, **kwargs)
-            _note_narrow(notes, func, name, out, wide)
+            if not _computes_nothing(func, name, args, out):
+                _note_narrow(notes, name, out, wide)
             return out
 
     return Functions(), Dispatch()
 
 
-def _note_narrow(notes: _Notes, func: Any, name: str, out: Any, wide: dict) -> None:
-    """A sentence where a result is narrow all the same; views and empty copies compute nothing."""
+def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> bool:
+    """Views and copies; but a cast in inference mode, which calls itself a view, does round."""
+    if not func.is_view:
+        return name in ("detach", "clone", "lift_fresh", "empty_like")
+    first = out[0] if isinstance(out, tuple | list) else out
+    return first.dtype == args[0].dtype
+
+
+def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
+    """A sentence where a result is narrow all the same.
+
+    Of 16 bits only the forward pass is told: behind it autograd casts without being asked.
+    """
     import torch
 
-    if func.is_view or name in ("detach", "clone", "lift_fresh", "empty_like"):
-        return
+    half = (torch.bfloat16, torch.float16, torch.complex32)
     for x in out if isinstance(out, tuple | list) else (out,):
         if torch.is_tensor(x) and x.dtype in wide:
             notes.add(name, x.dtype, "left so, since what it is computed from is")
+        elif torch.is_tensor(x) and x.dtype in half and not _asked_by_autograd():
+            notes.add(name, x.dtype, ROUNDED)
+
+
+def _asked_by_autograd() -> bool:
+    """Whether the engine of gradients runs, and no line of a person's inside it."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_plumbing(frame.f_code):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_dtype(x: Any) -> bool:
@@ -122,11 +157,10 @@ def _is_dtype(x: Any) -> bool:
 
 
 def _wide() -> dict[Any, Any]:
-    """What each narrow dtype is lifted to."""
+    """What each dtype that is lifted becomes."""
     import torch
 
-    floats = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
-    return floats | dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+    return {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 def _place() -> str:
