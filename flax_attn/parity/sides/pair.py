@@ -115,7 +115,8 @@ class Pair:
         """One run of torch in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
         with _told("torch", self.torch_module, at or dtype):
             request = self.asked(dtype)
-            return run_torch(self.torch_module, self.calls[0], request, values, at or dtype, keeps)
+            module, call = self.torch_module, self.calls[0]
+            return run_torch(module, call, request, values, at or dtype, keeps, bool(at))
 
     def run(self, dtype: str, modes: Sequence[str]) -> dict[str, tuple[Run, Run, Run]]:
         """Flax in each of `modes`, torch in `dtype`, and torch in float64, which is the truth.

@@ -22,8 +22,11 @@ def run_torch(
     weights: Mapping[str, np.ndarray],
     dtype: str,
     keeps: Sequence[np.ndarray] = (),
+    all_narrow: bool = False,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
+
+    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -44,7 +47,7 @@ def run_torch(
         given = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(given)
         recorder = _Recorder(module, keeps, request.taps)
-        with recorder.listening(dtype), torch.set_grad_enabled(request.grads):
+        with recorder.listening(dtype, all_narrow), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, given)
@@ -116,10 +119,10 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient)
 
     @contextmanager
-    def listening(self, dtype: str) -> Iterator[None]:
+    def listening(self, dtype: str, all_narrow: bool) -> Iterator[None]:
         with ExitStack() as stack:
             if dtype == "float64":
-                self.run.notes = stack.enter_context(lifted())
+                self.run.notes = stack.enter_context(lifted(all_narrow))
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)

@@ -23,17 +23,21 @@ LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
 READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
 # What is said of a line that rounds to 16 bits.
-ROUNDED = "torch's own rounding, kept in the truth, so the port must round here too"
+ROUNDED = "torch's own rounding, part of the function: the port must round here too"
 
 
 @contextmanager
-def lifted() -> Iterator[list[str]]:
+def lifted(all_narrow: bool = False) -> Iterator[list[str]]:
     """Every float32 that torch code asks for meanwhile is float64, every complex64 complex128.
 
     Casts, factories and reductions with a dtype, integers made floats; the default dtype is float64
     meanwhile. What asks for bfloat16 or float16 is rounded as it asks. Weights and inputs are not
     touched: move the module and its inputs to float64 first. Other dispatch modes may be active
     around it or inside it.
+
+    Args:
+      all_narrow: whether bfloat16 and float16 are lifted as well. So the truth of a narrow dtype is
+        made, since torch's error against it holds its roundings, at whichever elements they fall.
 
     Yields:
       One sentence for each source line that was lifted, growing as the code runs; for each line
@@ -50,7 +54,7 @@ def lifted() -> Iterator[list[str]]:
 
     notes = _Notes()
     default = torch.get_default_dtype()
-    functions, dispatch = _modes(notes)
+    functions, dispatch = _modes(notes, _wide(all_narrow))
     torch.set_default_dtype(torch.float64)
     try:
         with dispatch, functions:
@@ -75,18 +79,17 @@ class _Notes:
             self.sentences.append(f"{place} {name} in {str(dtype).removeprefix('torch.')}: {what}")
 
 
-def _modes(notes: _Notes) -> tuple[Any, Any]:
+def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
     """One mode that knows torch functions by the names they are called by, one that lifts."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    wide = _wide()
 
     def lift(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
         asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
         if not asked:
             return args, kwargs
-        notes.add(name, asked[0], "lifted to float64")
+        half = asked[0] not in _wide(False)
+        notes.add(name, asked[0], ROUNDED if half else "lifted to float64")
         args = tuple(wide.get(x, x) if _is_dtype(x) else x for x in args)
         return args, {k: wide.get(x, x) if _is_dtype(x) else x for k, x in kwargs.items()}
 
@@ -134,10 +137,10 @@ def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
 
     half = (torch.bfloat16, torch.float16, torch.complex32)
     for x in out if isinstance(out, tuple | list) else (out,):
-        if torch.is_tensor(x) and x.dtype in wide:
-            notes.add(name, x.dtype, "left so, since what it is computed from is")
-        elif torch.is_tensor(x) and x.dtype in half and not _asked_by_autograd():
+        if torch.is_tensor(x) and x.dtype in half and not _asked_by_autograd():
             notes.add(name, x.dtype, ROUNDED)
+        elif torch.is_tensor(x) and x.dtype in wide and x.dtype not in half:
+            notes.add(name, x.dtype, "left so, since what it is computed from is")
 
 
 def _asked_by_autograd() -> bool:
@@ -156,11 +159,15 @@ def _is_dtype(x: Any) -> bool:
     return isinstance(x, torch.dtype)
 
 
-def _wide() -> dict[Any, Any]:
+def _wide(all_narrow: bool) -> dict[Any, Any]:
     """What each dtype that is lifted becomes."""
     import torch
 
-    return {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    found = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    if all_narrow:
+        found |= dict.fromkeys((torch.bfloat16, torch.float16), torch.float64)
+        found[torch.complex32] = torch.complex128
+    return found
 
 
 def _place() -> str:

@@ -184,6 +184,10 @@ def test_what_asks_for_16_bits_is_rounded_and_told(name, inference, wide):
     assert judge.exact(got.double().numpy(), x.astype(dtype).astype("float64")).ok
     told = [note for note in notes if "torch's own rounding" in note]
     assert told and all(note.startswith(f"{HERE}:") and dtype in note for note in told)
+    with torch.inference_mode(inference), lifted(all_narrow=True) as notes:
+        got = ROUNDS[name](torch, torch.tensor(x))
+    assert judge.exact(got.numpy(), x).ok
+    assert told == [note for note in notes if "torch's own rounding" in note]
 
 
 def test_gradients_behind_a_rounding_are_told_by_the_line_that_rounds():
@@ -292,5 +296,9 @@ def test_a_port_that_rounds_as_torch_does_is_right_and_one_that_does_not_is_wron
     line = Alibi.forward.__code__.co_firstlineno + 2
     told = f"{HERE}:{line} bfloat16 in bfloat16: torch's own rounding"
     assert any(note.startswith(told) for note in report.notes), report.notes
-    if dtype != "bfloat16":
-        assert not compare(Alibi(), alibi_port(False), x, **options).ok
+    assert sum(note.startswith(f"{HERE}:{line} bfloat16") for note in report.notes) == 1
+    wrong = compare(Alibi(), alibi_port(False), x, **options)
+    if dtype == "float64":
+        assert not wrong.ok
+    elif dtype == "float32":  # torch's own error is that of its rounding
+        assert wrong.ratio(dtype) < 0.3
