@@ -17,6 +17,7 @@ from .port import flax_values, set_flax
 from .report import Report, Row
 from .rows.training import statistics, stepped
 from .rows.values import judged, unpaired
+from .rows.warnings import warnings
 from .sides.pair import Names, Pair
 from .sides.run import Request, Run
 from .torch_module import Source, describe, read
@@ -124,7 +125,11 @@ class _Seen:
             "rows": tuple(self.rows),
             "params": sum(len(move.sources) for move in plan.moves) if plan else 0,
             "constants": plan.constants if plan else (),
-            "notes": (*(f"{name}: skipped by rule" for name in skipped), *self.notes),
+            "notes": (
+                *(f"{name}: skipped by rule" for name in skipped),
+                *self.notes,
+                *warnings(self.rows),
+            ),
             "unpaired": tuple(self.alone),
             "versions": versions(),
         }

@@ -18,6 +18,7 @@ NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
+ROUNDS = 0.3
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Attention:
 
     parts: dict[str, np.ndarray]
     steps: list[Step] = field(default_factory=list)
-    drop: np.ndarray | float = 1.0
+    drop: np.ndarray | None = None
 
     @classmethod
     def of(cls, evidence: Evidence) -> "Attention | None":
@@ -50,7 +50,7 @@ class Attention:
         used = None
         if "context" in parts:
             used = evidence.at("context").call.inputs.get("weights")
-        drop: np.ndarray | float = 1.0
+        drop = None
         if used is not None and used.size == parts["weights"].size:
             weights = parts["weights"].reshape(used.shape)
             drop = np.where(weights == 0, 1.0, used / np.where(weights == 0, 1.0, weights))
@@ -69,12 +69,10 @@ class Attention:
         return now
 
     def _mixed(self, weights: np.ndarray, value: np.ndarray) -> np.ndarray:
-        mixed = (weights.reshape(-1, *weights.shape[-2:]) * self._drop()) @ value
-        return mixed.reshape(self.parts["context"].shape)
-
-    def _drop(self) -> np.ndarray | float:
-        drop = self.drop
-        return drop if isinstance(drop, float) else drop.reshape(-1, *drop.shape[-2:])
+        weights = weights.reshape(-1, *weights.shape[-2:])
+        if self.drop is not None:
+            weights = weights * self.drop.reshape(weights.shape)
+        return (weights @ value).reshape(self.parts["context"].shape)
 
     def merged(self, context: np.ndarray) -> np.ndarray:
         """Contexts as an output projection takes them: heads side by side, `B T (N e)`."""
@@ -155,8 +153,10 @@ def carried(attention: Attention, arrive: Reach, point: str, value: Any) -> Call
 
     def family(share: float) -> np.ndarray | None:
         plain = attention.parts[point]
-        found = value(share) if callable(value) else plain + share * (value - plain)
-        found = value if share == 1.0 and not callable(value) else found
+        if callable(value):
+            found: Any = value(share)
+        else:
+            found = value if share == 1.0 else plain + share * (value - plain)
         if found is None or found.size != plain.size:
             return None
         return arrive(attention.again({point: found.reshape(plain.shape)}))

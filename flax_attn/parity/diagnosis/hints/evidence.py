@@ -12,6 +12,7 @@ from ...sides.run import Call, Run
 # the fault there is (0: none, 1: all of it) that gives one, or None where it is all or nothing.
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
+Values = Iterator[tuple[str, np.ndarray]]
 
 
 @dataclass(frozen=True)

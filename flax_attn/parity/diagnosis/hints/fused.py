@@ -182,7 +182,7 @@ def _same(own: Own, cut: Cut) -> Cut:
 
 def _gate(
     attention: Attention, evidence: Evidence, right: np.ndarray, wrong: np.ndarray
-) -> Mapping[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """What contexts are multiplied with more, if a gate is cut otherwise."""
     if "context" not in attention.parts:
         return {}

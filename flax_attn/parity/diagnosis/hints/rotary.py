@@ -9,7 +9,7 @@ import numpy as np
 from ... import judge
 from .again import Attention, reach, unheard
 from .attention import orders
-from .evidence import Evidence, Guesses
+from .evidence import Evidence, Guesses, Values
 from .fused import POINTS, own_cut, recut
 from .turning import (
     Turning,
@@ -100,7 +100,7 @@ def turned_point(evidence: Evidence) -> Turned | None:
     return Turned(own.cut.parts[own.part], own.turning)
 
 
-def _turnings(evidence: Evidence, own: Turned) -> Guesses:
+def _turnings(evidence: Evidence, own: Turned) -> Values:
     x, turning = own
     flax = measured(x, _in_torchs_layout(evidence).reshape(x.shape))
     said = difference(turning, flax) if flax is not None else ""
@@ -109,7 +109,7 @@ def _turnings(evidence: Evidence, own: Turned) -> Guesses:
     yield from _ways(own)
 
 
-def _ways(own: Turned) -> Guesses:
+def _ways(own: Turned) -> Values:
     """The same positions put in by other pairs, angles and halves."""
     x, turning = own
     other = "neighbours" if turning.pairing == "halves" else "halves"
@@ -139,7 +139,7 @@ def _in_torchs_layout(evidence: Evidence) -> np.ndarray:
     return back
 
 
-def _half_done(x: np.ndarray, turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
+def _half_done(x: np.ndarray, turning: Turning) -> Values:
     """Turned in part, or with the tables of one pairing and the pairs of the other."""
     angles, half = turning.angles, turning.width // 2
     few = np.where(np.arange(half) < half // 2, angles, 0.0)

@@ -187,7 +187,7 @@ def narrowed(turning: Turning, speed: np.ndarray | None = None) -> str:
     """What of a turning was computed in float32: its frequencies, angles or tables; or ""."""
     if steady(turning):
         return "frequencies" if single(np.abs(frequencies(turning))) else ""
-    if single(turning.table.real) and single(turning.table.imag):
+    if single(np.real(turning.table)) and single(np.imag(turning.table)):
         return "cosines and sines"
     speed = frequencies(turning) if speed is None else speed
     full = (np.arange(len(turning.angles))[:, None] + start(turning.angles)) * speed
