@@ -131,7 +131,9 @@ class Theirs(torch.nn.Module):
             scores = q @ k.mT * o.scale
             fill = torch.finfo(x.dtype).min if o.empty == "average" else -torch.inf
             weights = torch.softmax(scores.masked_fill(~seen, fill), -1)
-            mixed = weights.nan_to_num() @ v
+            if o.empty == "zeros":
+                weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+            mixed = weights @ v
         mixed = mixed if gate is None else mixed * gate.sigmoid()
         return self.out(mixed.transpose(1, 2).reshape(B, T, N * H))
 

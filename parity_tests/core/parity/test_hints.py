@@ -79,8 +79,16 @@ WRONG = {
         dict(narrow=""),
         "cosines and sines computed in float32 in torch",
     ),
-    "base": (TURNED, dict(base=27000.0), "another base of the angles, 27000, where torch's is 1000"),
-    "base, odd": (TURNED, dict(base=777.77), "another base of the angles, 777.77, where torch's is"),
+    "base": (
+        TURNED,
+        dict(base=27000.0),
+        "another base of the angles, 27000, where torch's is 1000",
+    ),
+    "base, odd": (
+        TURNED,
+        dict(base=777.77),
+        "another base of the angles, 777.77, where torch's is",
+    ),
     "base, in part": (
         Options(base=5e5, width=4),
         dict(base=1e4),

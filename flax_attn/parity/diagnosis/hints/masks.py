@@ -17,9 +17,7 @@ def hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step])
     bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
     seen = np.isfinite(evidence.plain)
     yield from _rows(evidence, bare)
-    for what, other in _masks(seen):
-        yield what, np.where(other, bare, -np.inf)
-    for what, other in windows(seen):
+    for what, other in (*windows(seen), *_masks(seen)):
         yield what, np.where(other, bare, -np.inf)
     flax = evidence.got
     there = evidence.layout.value(np.where(seen, 1.0, 0.0))
@@ -66,6 +64,8 @@ def windows(seen: np.ndarray):
             "both ways": (far + by, near - by),
         }
         for way, (most, least) in ways.items():
+            if way != "back" and near >= 0:
+                continue
             inside = (back <= most) & (back >= least)
             beyond = (back > far) | (back < near)
             other = inside & (seen | there & beyond)

@@ -36,7 +36,11 @@ class Turning:
 
     def by(self, angles: np.ndarray) -> "Turning":
         """The same with other angles."""
-        return replace(self, table=np.abs(self.table) * np.exp(1j * angles))
+        size = np.abs(self.table)
+        even = float(f"{size.mean():.6g}")
+        if np.ptp(size) > judge.SAME_FUNCTION and np.abs(size - even).max() <= 4 * SINGLE:
+            size = np.full_like(size, even)  # tables in float32 are not quite of one size
+        return replace(self, table=size * np.exp(1j * angles))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         part, rest = x[..., : self.width], x[..., self.width :]
@@ -158,9 +162,10 @@ def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
     yield "turned by half the angle", angles / 2
     yield "frequencies in reversed order", angles[:, ::-1]
     yield from _rounded(turning)
-    half, places = angles.shape[1], rows + start(angles)
+    half, places, own = angles.shape[1], rows + start(angles), base_of(turning)
+    beside = "" if own is None else f", where torch's is {own:.8g}"
     for base in BASES:
-        yield f"another base of the angles, {base:g}", places * powers(base, half)
+        yield f"another base of the angles, {base:g}{beside}", places * powers(base, half)
         over = max(half - 1, 1)
         yield f"base {base:g} over the width less one", places * base ** (-np.arange(half) / over)
         yield f"base {base:g}, twice the exponent", places * base ** (-np.arange(half) * 2 / half)
