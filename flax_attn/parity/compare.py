@@ -19,6 +19,7 @@ from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
 from .rows.values import judged, unpaired
+from .rows.warnings import warnings
 from .sides.leaves import leaves
 from .sides.pair import Names, Pair, plain_call
 from .sides.run import Request, Run, checked_constants
@@ -142,7 +143,11 @@ class _Seen:
             "rows": tuple(self.rows),
             "params": sum(len(move.sources) for move in plan.moves) if plan else 0,
             "constants": plan.constants if plan else (),
-            "notes": (*(f"{name}: skipped by rule" for name in skipped), *self.notes),
+            "notes": (
+                *(f"{name}: skipped by rule" for name in skipped),
+                *self.notes,
+                *warnings(self.rows),
+            ),
             "unpaired": tuple(self.alone),
             "versions": versions(),
             "noise": self.noise,

@@ -131,7 +131,7 @@ class Pair:
         with self._told("torch", at or dtype):
             call, request = self.calls[0], self.asked(dtype)
             return run_torch(
-                self.torch_module, call, request, values, at or dtype, keeps, moved=moved
+                self.torch_module, call, request, values, at or dtype, keeps, bool(at), moved
             )
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:

@@ -26,11 +26,13 @@ def run_torch(
     weights: Mapping[str, np.ndarray],
     dtype: str,
     keeps: Sequence[np.ndarray] = (),
+    all_narrow: bool = False,
     moved: int | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
-    With `moved`, a seed, every operation's result is moved by its rounding.
+    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`, a
+    seed, every operation's result is moved by its rounding.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -52,7 +54,7 @@ def run_torch(
         given = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(given)
         recorder = _Recorder(module, keeps, request.taps, dtype)
-        with recorder.listening(moved), torch.set_grad_enabled(request.grads):
+        with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, given)
@@ -203,12 +205,12 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient)
 
     @contextmanager
-    def listening(self, moved: int | None) -> Iterator[None]:
+    def listening(self, all_narrow: bool, moved: int | None) -> Iterator[None]:
         with ExitStack() as stack:
             if moved is not None:
                 stack.enter_context(noise(moved, self.dtype))
             if self.dtype == "float64":
-                self.run.notes = stack.enter_context(lifted())
+                self.run.notes = stack.enter_context(lifted(all_narrow))
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
