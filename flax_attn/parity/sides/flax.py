@@ -104,12 +104,13 @@ class Flax:
             named = {k: v for k, v in named.items() if k not in exact}
             named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
             after = {k: v.get_value() for k, v in flax_state(copy).items() if k not in params}
-            return named, (exact, heard.taps if request.taps else {}, heard.keeps, after)
+            noted = (heard.taps, heard.inputs) if request.taps else ({}, {})
+            return named, (exact, *noted, heard.keeps, after)
 
         return forward
 
     def _noted(self, out: Any) -> Run:
-        named, (exact, heard, keeps, after), grads = (
+        named, (exact, heard, inputs, keeps, after), grads = (
             out if self.request.grads else (*out, ({},) * 3)
         )
         named = {k: v for k, v in named.items() if k != ANCHOR}
@@ -117,6 +118,7 @@ class Flax:
         return Run(
             outputs=_numpy({**named, **exact}),
             taps=_numpy(heard),
+            inputs={name: tuple(map(np.asarray, xs)) for name, xs in inputs.items()},
             gradients=_numpy({**{f"input {k}": v for k, v in of_inputs.items()}, **of_params}),
             keeps=[np.asarray(keep) for keep in keeps],
             tap_gradients=_numpy(of_taps),
@@ -218,6 +220,7 @@ class _Heard:
         self.trace = get_opaque_trace_state(convention="flax")
         self.force, self.probes = force, probes
         self.taps: dict[str, jax.Array] = {}
+        self.inputs: dict[str, tuple[jax.Array, ...]] = {}
         self.keeps: list[jax.Array] = []
         self.anchors: list[jax.Array] = []
         self.path: list[str] = []
@@ -225,11 +228,16 @@ class _Heard:
     def here(self) -> bool:
         return self.trace == get_opaque_trace_state(convention="flax")
 
-    def note(self, name: str, value: jax.Array) -> jax.Array:
+    def note(
+        self, name: str, value: jax.Array, inputs: tuple[jax.Array, ...] | None = None
+    ) -> jax.Array:
+        """Notes a tap and, of a submodule's output, what the call was given."""
         if not self.here():
             return value
         name = counted(self.taps, name)
         self.taps[name] = value
+        if inputs is not None:
+            self.inputs[name] = inputs
         force = self.force.get(name)
         if force is None or force.value.shape != value.shape:
             return value
@@ -273,7 +281,8 @@ def _heard(
             if not path:
                 return out
             told = one_or(path, out, _is_array)
-            return rebuilt(out, _is_array, lambda name, x: heard.note(told(name), x), path)
+            given = tuple(x for _, x in leaves((*args, *kwargs.values()), _is_array))
+            return rebuilt(out, _is_array, lambda name, x: heard.note(told(name), x, given), path)
 
         return call
 

@@ -22,6 +22,8 @@ class Run:
       tap_gradients: of taps, where they are known.
       state: running statistics after the call, by path.
       calls: what each tap of torch was computed from.
+      inputs: of Flax's submodules, by the names of the taps of their outputs: the array arguments
+        of that call in their order.
       notes: sentences about the run.
       findings: of the program that ran: products below the asked precision, hidden casts.
     """
@@ -33,6 +35,7 @@ class Run:
     tap_gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     calls: dict[str, "Call"] = field(default_factory=dict)
+    inputs: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     findings: dict[str, list[str]] = field(default_factory=dict)
 
