@@ -16,7 +16,7 @@ from .mapping import Plan, make_plan
 from .port import flax_values, set_flax
 from .report import Report, Row
 from .rows.training import statistics, stepped
-from .rows.values import judged, unpaired
+from .rows.values import judged, other_shapes, unpaired
 from .sides.pair import Names, Pair
 from .sides.run import Request, Run
 from .torch_module import Source, describe, read
@@ -115,6 +115,7 @@ class _Seen:
         if pair.request.train:
             statistics(pair, got, own, dtype, mode, self.rows, self.notes)
         self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+        self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ...errors import ParityError
 from ..torch_module import to_numpy, to_torch, write
 from .run import Call, Request, Run, Step, counted, leaves, one_or, rebuilt, rounded
 from .torch_float64 import lifted
+from .torch_fused import fused_heard
 from .torch_points import Points
 
 
@@ -113,7 +114,8 @@ class _Recorder:
         self.run = Run()
         self.path: list[str] = []
         self.inputs: list[tuple[Any, ...]] = []
-        self.points = Points(self._note_point, self._note_gradient)
+        fixed = (*module.parameters(), *module.buffers())
+        self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
     def listening(self, dtype: str) -> Iterator[None]:
@@ -124,6 +126,7 @@ class _Recorder:
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
             stack.enter_context(self._mode())
+            stack.enter_context(fused_heard(self.points))
             yield
 
     def finish(self) -> None:
@@ -209,7 +212,10 @@ class _Recorder:
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 name = func.overloadpacket.__name__
                 if name == "bernoulli_":
-                    return args[0].copy_(recorder._keep(args[0]))
+                    keep = args[0].copy_(recorder._keep(args[0]))
+                    recorder.points.drew(keep)
+                    return keep
+                recorder.points.about(name, args)
                 out = func(*args, **(kwargs or {}))
                 recorder.points.saw(name, args, out)
                 return out
