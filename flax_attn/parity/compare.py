@@ -18,7 +18,7 @@ from .report import Report, Row
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
-from .rows.values import judged, unpaired
+from .rows.values import judged, other_shapes, unpaired
 from .rows.warnings import warnings
 from .sides.leaves import leaves
 from .sides.pair import Names, Pair, plain_call
@@ -134,6 +134,7 @@ class _Seen:
         states(pair, got, own, dtype, mode, self.rows, self.notes)
         draws(got, own, self.rows, self.notes)
         self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+        self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import judge
 from ..report import Row
-from ..sides.match import TURNED, hidden, point_of
+from ..sides.match import TURNED, counterparts, hidden, point_of
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
@@ -80,13 +80,24 @@ def taps(
 
 def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
-    told = {names.tap(name) for name in truth.taps}
+    pairs, shapes = counterparts(got, truth, names.tap)
+    told = {*pairs.values(), *shapes.values()}
     own = [n for n in got.taps if point_of(n) not in TURNED]
     return [f"{n} (Flax)" for n in own if n not in told] + [
         f"{n} (torch)"
         for n in truth.taps
-        if names.tap(n) not in got.taps and point_of(n) not in TURNED
+        if n not in pairs and n not in shapes and point_of(n) not in TURNED
     ]
+
+
+def other_shapes(got: Run, truth: Run, names: Names) -> list[str]:
+    """A sentence for taps that both sides have, but in shapes that no layout brings together."""
+    _, shapes = counterparts(got, truth, names.tap)
+    told = [
+        f"{there} (Flax {list(got.taps[there].shape)}, torch {list(truth.taps[name].shape)})"
+        for name, there in shapes.items()
+    ]
+    return [f"seen on both sides in other shapes: {', '.join(told)}"] if told else []
 
 
 def _value(

@@ -67,6 +67,12 @@ class Flax:
                 found.append(self._noted(self._program(*self.args)(*self.args)).keeps)
         return found
 
+    def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
+        """The forward program, never run: its jaxpr, the shapes it returns, and its arguments."""
+        with self._precise():
+            args = self._arguments(weights)
+            return *jax.make_jaxpr(self._forward(), return_shape=True)(*args), args
+
     @contextmanager
     def _precise(self) -> Iterator[None]:
         with ExitStack() as stack:

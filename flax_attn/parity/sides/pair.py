@@ -14,7 +14,7 @@ from ...weights.rule import Rule
 from ..mapping import Plan
 from ..pairs import flax_path
 from .flax import Flax, Force, unique_params
-from .match import Match, paired
+from .match import Match, counterparts, paired, shifts
 from .run import Request, Run, rounded
 from .torch import run_torch, stiff
 from .torch_noise import RUNS as NOISY
@@ -28,12 +28,13 @@ class Names:
         self.rules = [r for r in rules if r.kind == "move" and r.layout is None]
 
     def tap(self, name: str) -> str:
-        """Where Flax has what torch calls `name`."""
+        """Where Flax has what torch calls `name`, counts of repeated calls left as they are."""
+        base, mark, count = name.partition("#")
         for rule in self.rules:
-            for (here, *_), (there, *_) in rule.groups([name]):
-                if here == name:
-                    return there
-        return flax_path(self.module, name)
+            for (here, *_), (there, *_) in rule.groups([base]):
+                if here == base:
+                    return there + mark + count
+        return flax_path(self.module, base) + mark + count
 
     def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""
@@ -50,11 +51,17 @@ class Names:
         return canonical(laid, self.module)
 
 
-def matches(got: Run, truth: Run, names: Names) -> Iterator[tuple[str, str, Match]]:
-    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair."""
-    for name, want in truth.taps.items():
-        there = names.tap(name)
-        match = paired(there, got.taps[there], want) if there in got.taps else None
+def matches(
+    got: Run, truth: Run, names: Names, nearest: bool = False
+) -> Iterator[tuple[str, str, Match]]:
+    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair.
+
+    `nearest`: what is nearest is taken where nothing is equal, as in narrow dtypes.
+    """
+    found, _ = counterparts(got, truth, names.tap)
+    for name, there in found.items():
+        shift = shifts(truth, name)
+        match = paired(there, got.taps[there], truth.taps[name], shift, nearest)
         if match is not None:
             yield name, there, match
 

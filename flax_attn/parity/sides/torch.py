@@ -15,6 +15,7 @@ from ..torch_module import to_numpy, to_torch, write
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
 from .run import Call, Request, Run, Step, complex_dtype, rounded
 from .torch_float64 import lifted
+from .torch_fused import fused_heard
 from .torch_noise import noise
 from .torch_points import Points
 
@@ -202,7 +203,8 @@ class _Recorder:
         self.run = Run()
         self.path: list[str] = []
         self.inputs: list[tuple[Any, ...]] = []
-        self.points = Points(self._note_point, self._note_gradient)
+        fixed = (*module.parameters(), *module.buffers())
+        self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
     def listening(self, all_narrow: bool, moved: int | None) -> Iterator[None]:
@@ -215,6 +217,7 @@ class _Recorder:
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
             stack.enter_context(self._mode())
+            stack.enter_context(fused_heard(self.points))
             yield
 
     def finish(self) -> None:
@@ -323,7 +326,10 @@ class _Recorder:
                     inside = name == "bernoulli" and len(args) == 1
                     rate = args[0] if inside else (*args, 0.5)[1]
                     keep = recorder._keep(args[0], (kwargs or {}).get("p", rate))
-                    return args[0].copy_(keep) if name == "bernoulli_" else keep
+                    keep = args[0].copy_(keep) if name == "bernoulli_" else keep
+                    recorder.points.drew(keep)
+                    return keep
+                recorder.points.about(name, args)
                 out = func(*args, **(kwargs or {}))
                 recorder.points.saw(name, args, out)
                 return out
