@@ -40,6 +40,7 @@ def compare(
     jit: bool = True,
     train: bool = False,
     constants: Sequence[str] = (),
+    noise: bool = False,
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
     weights: Weights = "random",
@@ -69,6 +70,8 @@ def compare(
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
       constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
         of what lies in containers "cache.k" or all of "cache".
+      noise: whether torch's own rounding noise is told beside every error, in every dtype; in
+        float64 it is asked wherever a limit is exceeded.
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
         of torch.optim and optax are compared, parameter by parameter, in float64.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
@@ -97,7 +100,7 @@ def compare(
     calls = (torch_call or plain_call, flax_call or plain_call)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)
-    seen = _Seen([*_exact(pair), *trained(pair)], _told_of_modes(torch_module, train))
+    seen = _Seen([*_exact(pair), *trained(pair)], _told_of_modes(torch_module, train), noise)
     for dtype in dtypes:
         for mode, runs in pair.run(dtype, modes).items():
             seen.add(pair, runs, dtype, mode)
@@ -105,21 +108,27 @@ def compare(
         stepped(pair, optimizer, steps, modes[-1], seen.rows, seen.notes)
     title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
     report = Report(title, **seen.facts(pair.plan), reproduce=reproduce)
-    return report if report.ok else diagnosed(pair, report, seen.runs)
+    return diagnosed(pair, report, seen.runs) if report.failed else report
 
 
 class _Seen:
     """What a report will tell: rows, taps without a counterpart, sentences."""
 
-    def __init__(self, rows: list[Row], notes: Sequence[str]):
-        self.rows = rows
+    def __init__(self, rows: list[Row], notes: Sequence[str], noise: bool):
+        self.rows, self.noise = rows, noise
+        self.noisy: dict[str, list[Run]] = {}
         self.alone: dict[str, None] = {}
         self.notes = dict.fromkeys(notes)
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         got, own, truth = self.runs[dtype, mode] = runs
-        self.rows += judged(got, own, truth, pair.names, dtype, mode)
+        rows = judged(got, own, truth, pair.names, dtype, mode)
+        if self.noise or (dtype == "float64" and _decided_against(rows)):
+            if dtype not in self.noisy:
+                self.noisy[dtype] = pair.noisy(dtype, own.keeps)
+            rows = judged(got, own, truth, pair.names, dtype, mode, self.noisy[dtype])
+        self.rows += rows
         states(pair, got, own, dtype, mode, self.rows, self.notes)
         draws(got, own, self.rows, self.notes)
         self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
@@ -136,6 +145,14 @@ class _Seen:
             "unpaired": tuple(self.alone),
             "versions": versions(),
         }
+
+
+def _decided_against(rows: Sequence[Row]) -> bool:
+    """Whether a number of the result, or of a gradient, is over its limit."""
+    kinds = ("output", "gradient")
+    return any(
+        row.kind in kinds and np.isfinite(row.verdict.error) and row.verdict.differs for row in rows
+    )
 
 
 def make_pair(

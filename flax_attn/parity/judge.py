@@ -1,23 +1,37 @@
 """The judge: what "identical" means, and the only numbers that say so.
 
-Four statements. *Exact*: bit equal, shapes and dtypes included. *Same function*: in float64 the
-norm-relative error is at most 1e-12. *Same precision*: in a narrower dtype the error against the
-float64 truth is at most k times torch's own error against the same truth, plus a few eps. *No
-worse*: the same against another way of our own, at most twice its error.
+Four statements. *Exact*: bit equal, shapes and dtypes included; integers by value. *Same function*:
+in float64 the norm-relative error is at most 1e-12. *Same precision*: in a narrower dtype the error
+against the float64 truth is at most k times torch's own error against the same truth, plus a few
+eps. *No worse*: the same against another way of our own, at most twice its error.
+
+Fills go by their places, and huge numbers are judged apart from all others (`groups`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from .groups import fills, groups
 
 SAME_FUNCTION = 1e-12
 FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
+APART = 1e6  # times the largest gradient of a parameter: an input's that is larger is judged alone
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
+INF = float("inf")
+NOISE = 2.0  # times torch's own rounding noise is as far as an input can tell
+TELLS = 0.1  # an own error of torch beyond it shows nothing
+
+ZEROS = "both are all zeros"
+EMPTY = "there are no elements"
+FILLED = "every element is infinite or a fill"
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,9 @@ class Verdict:
       index: of the element that differs most, or None.
       got, want: the two values there.
       note: a sentence where the numbers do not say it all.
+      noise: torch's own rounding noise, measured as the error is, where it was asked for.
+      shows: whether these values can tell a right port from a wrong one; if not, neither is it ok
+        nor does it differ.
     """
 
     statement: str
@@ -43,11 +60,23 @@ class Verdict:
     got: float | None = None
     want: float | None = None
     note: str = ""
+    noise: float | None = None
+    shows: bool = True
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within the limit; NaN never is."""
-        return bool(self.error <= self.limit)
+        """Whether something is shown and the error is within the limit; NaN never is."""
+        return bool(self.shows and self.error <= self.limit)
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is shown, and it is a difference."""
+        return self.shows and not self.ok
+
+    @property
+    def by_noise(self) -> bool:
+        """Whether only torch's own rounding noise lets it pass."""
+        return self.ok and self.statement == "same function" and self.error > SAME_FUNCTION
 
     @property
     def ratio(self) -> float | None:
@@ -60,7 +89,7 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype != want.dtype:
         note = f"{got.dtype}{list(got.shape)} is not {want.dtype}{list(want.shape)}"
-        return Verdict("exact", np.inf, 0.0, note=note)
+        return Verdict("exact", INF, 0.0, note=note)
     bits = [np.frombuffer(x.tobytes(), np.uint8).reshape(x.size, x.itemsize) for x in (got, want)]
     differs = (bits[0] != bits[1]).any(axis=1)
     if not differs.any():
@@ -70,33 +99,55 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
 
 def unlike(note: str) -> Verdict:
     """The verdict on a fact that does not hold, told in a sentence."""
-    return Verdict("exact", np.inf, 0.0, note=note)
+    return Verdict("exact", INF, 0.0, note=note)
+
+
+def same_values(got: np.ndarray, want: np.ndarray) -> Verdict:
+    """Equality of integers and booleans by value, however wide each is; shapes are exact."""
+    got, want = np.asarray(got), np.asarray(want)
+    if got.shape != want.shape or (got.dtype == bool) != (want.dtype == bool):
+        return exact(got, want)
+    differs = got != want
+    if differs.any():
+        return _at(Verdict("exact", float(differs.mean()), 0.0), got, want, differs)
+    return Verdict("exact", 0.0, 0.0, note="" if got.size else EMPTY, shows=got.size > 0)
 
 
 def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
     """`norm(got - want) / norm(want)`, or over `scale`; inf where finite values do not line up."""
-    got, want = _float64(got), _float64(want)
+    got, want = _real(got), _real(want)
     if got.shape != want.shape or _pattern(got, want).any():
-        return np.inf
+        return INF
     finite = np.isfinite(want)
-    got, want = got[finite], want[finite]
-    power = _power(got, want)
-    gap = float(np.linalg.norm(np.ldexp(got, power) - np.ldexp(want, power)))
-    size = float(np.linalg.norm(np.ldexp(want, power)) if scale is None else np.ldexp(scale, power))
-    return gap / size if size else (0.0 if gap == 0 else np.inf)
+    return _over(got[finite], want[finite], scale)
 
 
 def same_function(
-    got: np.ndarray, want: np.ndarray, scale: float | None = None, zero: bool = False
+    got: np.ndarray,
+    want: np.ndarray,
+    scale: float | None = None,
+    zero: bool = False,
+    fill: bool = False,
+    noisy: Sequence[np.ndarray] = (),
 ) -> Verdict:
-    """Equality in float64, at `SAME_FUNCTION`.
+    """Equality in float64, at `SAME_FUNCTION`, of each of its `groups` by itself.
 
     Args:
-      scale: what the difference is measured against, instead of `norm(want)`.
-      zero: whether a reference that is all zeros is expected; otherwise it proves nothing.
+      scale: what the difference of all elements is measured against, instead of `norm(want)`.
+      zero: whether a reference that is all zeros is expected; otherwise it shows nothing.
+      fill: whether all fills (-inf, finfo.min, -1e9) are one; otherwise -inf is itself alone.
+      noisy: the reference again, every operation moved by a unit in the last place; `NOISE` times
+        the largest change is the limit if that is larger.
     """
-    verdict = Verdict("same function", error(got, want, scale), SAME_FUNCTION)
-    return _explain(verdict, got, want, scale is not None or zero)
+    sides = _Sides.of(got, want, "float64", scale is None, fill)
+
+    def judged(part: np.ndarray) -> Verdict:
+        moved = (sides.error(part, scale, x) for x in map(_real, noisy))
+        noise = max((x for x in moved if np.isfinite(x)), default=None)
+        limit = max(SAME_FUNCTION, NOISE * (noise or 0.0))
+        return Verdict("same function", sides.error(part, scale), limit, noise=noise)
+
+    return _worst(sides, judged, scale is not None or zero)
 
 
 def same_precision(
@@ -106,9 +157,20 @@ def same_precision(
     dtype: str,
     scale: float | None = None,
     zero: bool = False,
+    fill: bool = False,
 ) -> Verdict:
-    """At most `FACTOR[dtype]` times torch's own error against the float64 truth, plus a floor."""
-    return within_precision(got, error(torchs, truth, scale), truth, dtype, scale, zero)
+    """At most `FACTOR[dtype]` times torch's own error against the float64 truth, plus a floor.
+
+    Each of its `groups` by itself. Where torch's own error exceeds `TELLS`, nothing is shown.
+    """
+    sides = _Sides.of(got, truth, dtype, scale is None, fill)
+    own = _Sides.of(torchs, truth, dtype, scale is None, fill)
+    sound = own.lined_up and not own.wrong.any()
+
+    def judged(part: np.ndarray) -> Verdict:
+        return _precise(sides.error(part, scale), own.error(part, scale) if sound else INF, dtype)
+
+    return _worst(sides, judged, scale is not None or zero)
 
 
 def within_precision(
@@ -119,13 +181,13 @@ def within_precision(
     scale: float | None = None,
     zero: bool = False,
 ) -> Verdict:
-    """`same_precision`, with torch's own error already known."""
-    limit = FACTOR[dtype] * own + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
-    verdict = Verdict("same precision", error(got, truth, scale), limit, own=own)
-    if not np.isfinite(own):
-        note = f"torch itself has other NaN or Inf in {dtype} than in float64"
-        return Verdict("same precision", np.inf, 0.0, own=own, note=note)
-    return _explain(verdict, got, truth, scale is not None or zero)
+    """`same_precision` of all elements together, with torch's own error already known."""
+    sides = _Sides.of(got, truth, dtype, False, False)
+
+    def judged(part: np.ndarray) -> Verdict:
+        return _precise(sides.error(part, scale), own, dtype)
+
+    return _worst(sides, judged, scale is not None or zero)
 
 
 def no_worse(
@@ -144,16 +206,20 @@ def no_worse(
     own = error(others, truth, scale)
     eps = float(ml_dtypes.finfo(dtype).eps)
     floor = SAME_FUNCTION if dtype == "float64" else FLOOR_EPS[dtype] * eps
-    verdict = Verdict("no worse", error(got, truth, scale), NO_WORSE * own + floor, own=own)
     if not np.isfinite(own):
         note = f"the other has NaN or Inf in {dtype} where the truth has none, or the reverse"
-        return Verdict("no worse", np.inf, 0.0, own=own, note=note)
-    return _explain(verdict, got, truth, scale is not None or zero)
+        return Verdict("no worse", INF, 0.0, own=own, note=note)
+    sides = _Sides.of(got, truth, dtype, False, False)
+
+    def judged(part: np.ndarray) -> Verdict:
+        return Verdict("no worse", sides.error(part, scale), NO_WORSE * own + floor, own=own)
+
+    return _worst(sides, judged, scale is not None or zero)
 
 
 def printed(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether `got` is what a table printed to four decimals shows, -inf in its place."""
-    got, want = _float64(got), _float64(want)
+    got, want = _real(got), _real(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return False
     finite = np.isfinite(want)
@@ -165,23 +231,163 @@ def alike(got: np.ndarray, want: np.ndarray) -> bool:
     return error(got, want) <= LIKENESS
 
 
+def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
+    """The names of the gradients that are measured against all of them together.
+
+    Those of the parameters, and of the inputs ("input x") those at most `APART` times as large as
+    the largest of the parameters. A mask that is multiplied with finfo.min has one of 1e300, beside
+    which nothing else would be seen. Without parameters, those that are not huge beside the rest.
+    """
+    sizes = {name: whole_gradient([x]) for name, x in gradients.items()}
+    params = [name for name in sizes if not name.startswith("input ")]
+    most = APART * max((sizes[name] for name in params), default=0.0)
+    if most:
+        return [name for name, size in sizes.items() if size <= most or name in params]
+    return [
+        x for x, part in zip(sizes, groups(np.asarray([*sizes.values()])), strict=True) if not part
+    ]
+
+
+def gradient_floor(gradients: list[np.ndarray]) -> float:
+    """`1e-3 * norm(all g)`: what an error of one of them is measured against at least."""
+    return GRADIENT_SHARE * whole_gradient(gradients)
+
+
 def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
     """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against.
 
     Only finite elements count, here and below: measured against Inf, anything would pass.
     """
-    return max(whole_gradient([own]), GRADIENT_SHARE * whole_gradient(gradients))
+    return max(whole_gradient([own]), gradient_floor(gradients))
 
 
 def whole_gradient(gradients: list[np.ndarray]) -> float:
     """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
     bias of keys say, may be nothing but rounding."""
-    finite = (x[np.isfinite(x)] for x in map(_float64, gradients))
-    return float(np.linalg.norm([np.linalg.norm(x) for x in finite]))
+    finite = [x[np.isfinite(x)] for x in map(_real, gradients)]
+    power = _power(*finite) if finite else 0
+    norms = [np.linalg.norm(np.ldexp(x, power)) for x in finite]
+    return float(np.ldexp(np.linalg.norm(norms), -power))
 
 
-def _float64(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x).astype(np.float64)
+@dataclass(frozen=True)
+class _Sides:
+    """Two arrays as float64, and what of them is compared.
+
+    Attributes:
+      lined_up: whether their shapes agree.
+      wrong: where NaN, Inf or a fill stands on one side only.
+      part: the group of each element, -1 where nothing is left to compare.
+    """
+
+    got: np.ndarray
+    want: np.ndarray
+    lined_up: bool
+    wrong: np.ndarray
+    part: np.ndarray
+
+    @classmethod
+    def of(cls, got: np.ndarray, want: np.ndarray, dtype: str, split: bool, fill: bool) -> "_Sides":
+        """`split` into groups, or all elements together; `fill` as of `same_function`."""
+        got, want = _real(got), _real(want)
+        if got.shape != want.shape:
+            return cls(got, want, False, np.zeros(()), np.full(want.shape, -1))
+        if not split:
+            part = np.where(np.isfinite(want), 0, -1)
+            return cls(got, want, True, _pattern(got, want), part)
+        kinds = fills(got, dtype), fills(want, dtype)
+        wrong = kinds[0] != kinds[1]
+        if fill:
+            hidden = (kinds[0] < 0) & (kinds[1] < 0)
+            wrong |= _pattern(np.where(hidden, 0, got), np.where(hidden, 0, want))
+        else:
+            wrong |= _pattern(got, want)
+        left = np.isfinite(want) & (kinds[1] == 0)
+        return cls(got, want, True, wrong, np.where(left, groups(np.where(left, want, 0)), -1))
+
+    def error(self, part: Any, scale: float | None, other: np.ndarray | None = None) -> float:
+        """That of the elements where `part` is true; of `other` in place of `got`, if given."""
+        if not self.lined_up:
+            return INF
+        return _over((self.got if other is None else other)[part], self.want[part], scale)
+
+
+def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -> Verdict:
+    """The verdict on the worst group, with its worst element; what shows nothing says so."""
+    parts = [sides.part == i for i in range(int(sides.part.max(initial=0)) + 1)]
+    verdicts = [judged(part) for part in parts]
+    at = max(range(len(parts)), key=lambda i: _excess(verdicts[i]))
+    verdict, part = verdicts[at], parts[at]
+    if not sides.lined_up:
+        note = f"shape {sides.got.shape} is not {sides.want.shape}"
+        return replace(verdict, error=INF, note=note, shows=True)
+    if not verdict.shows:
+        return verdict
+    if sides.wrong.any():
+        wrong = replace(verdict, error=INF, note=_one_sided(sides))
+        return _at(wrong, sides.got, sides.want, sides.wrong)
+    empty = _nothing(sides, zero)
+    if empty:
+        return replace(verdict, note=empty, shows=False)
+    if verdict.ok:
+        return verdict
+    if not zero and not sides.want[part].any():
+        return replace(verdict, error=INF, note="the reference is all zeros")
+    gap = np.where(part, np.abs(sides.got - np.where(part, sides.want, 0)), 0)
+    if len(parts) > 1:
+        verdict = replace(verdict, note=_beside(sides, part))
+    return _at(verdict, sides.got, sides.want, gap)
+
+
+def _excess(verdict: Verdict) -> float:
+    return verdict.error / verdict.limit if verdict.shows else -1.0
+
+
+def _one_sided(sides: _Sides) -> str:
+    finite = np.isfinite(sides.got) == np.isfinite(sides.want)
+    return "NaN or Inf on one side only" if not finite.all() else "a fill on one side only"
+
+
+def _nothing(sides: _Sides, zero: bool) -> str:
+    """Why two arrays that agree show nothing, or ""."""
+    left = sides.part >= 0
+    if not sides.want.size:
+        return EMPTY
+    if not left.any():
+        return FILLED
+    zeros = left.all() and not sides.want.any() and not sides.got.any()
+    return ZEROS if zeros and not zero else ""
+
+
+def _beside(sides: _Sides, part: np.ndarray) -> str:
+    largest = np.abs(sides.want[sides.part >= 0]).max()
+    return f"among {int(part.sum())} numbers judged apart from others of up to {largest:.0e}"
+
+
+def _precise(found: float, own: float, dtype: str) -> Verdict:
+    """How precise `found` is beside torch's own error."""
+    if own <= TELLS:
+        limit = FACTOR[dtype] * own + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
+        return Verdict("same precision", found, limit, own=own)
+    note = f"torch's own error in {dtype} is {own:.1e}, beside which nothing shows"
+    if not np.isfinite(own):
+        note = f"torch itself has other NaN or Inf in {dtype} than in float64"
+    return Verdict("same precision", found, INF, own=own, note=note, shows=False)
+
+
+def _real(x: np.ndarray) -> np.ndarray:
+    """Float64; of complex numbers both parts, along a last axis of their own."""
+    x = np.asarray(x)
+    if x.dtype.kind == "c":
+        x = np.stack([np.real(x), np.imag(x)], axis=-1)
+    return x.astype(np.float64)
+
+
+def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:
+    power = _power(got, want)
+    gap = float(np.linalg.norm(np.ldexp(got, power) - np.ldexp(want, power)))
+    size = float(np.linalg.norm(np.ldexp(want, power)) if scale is None else np.ldexp(scale, power))
+    return gap / size if size else (0.0 if gap == 0 else INF)
 
 
 def _power(*arrays: np.ndarray) -> int:
@@ -195,37 +401,6 @@ def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.logical_or.reduce([a != b for a, b in zip(*kinds, strict=True)])
 
 
-def _explain(verdict: Verdict, got: np.ndarray, want: np.ndarray, zero: bool) -> Verdict:
-    got, want = _float64(got), _float64(want)
-    if got.shape != want.shape:
-        return _noted(verdict, f"shape {got.shape} is not {want.shape}")
-    if want.size and not zero and not want.any():
-        return _noted(
-            Verdict(verdict.statement, np.inf, verdict.limit), "the reference is all zeros"
-        )
-    if verdict.ok:
-        return verdict
-    pattern = _pattern(got, want)
-    if pattern.any():
-        verdict = _noted(verdict, "NaN or Inf on one side only")
-        return _at(verdict, got, want, pattern)
-    gap = np.where(np.isfinite(want), np.abs(got - np.where(np.isfinite(want), want, 0)), 0)
-    return _at(verdict, got, want, gap)
-
-
-def _noted(verdict: Verdict, note: str) -> Verdict:
-    return Verdict(verdict.statement, verdict.error, verdict.limit, verdict.own, note=note)
-
-
 def _at(verdict: Verdict, got: np.ndarray, want: np.ndarray, badness: np.ndarray) -> Verdict:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(badness)), got.shape))
-    return Verdict(
-        verdict.statement,
-        verdict.error,
-        verdict.limit,
-        verdict.own,
-        index,
-        float(got[index]),
-        float(want[index]),
-        verdict.note,
-    )
+    return replace(verdict, index=index, got=float(got[index]), want=float(want[index]))

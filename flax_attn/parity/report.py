@@ -13,6 +13,11 @@ from .text import text
 
 # Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
 DECIDING = ("exact", "output", "gradient", "state", "step")
+WIDTHS = ("float64", "float32", "float16", "bfloat16")
+
+EQUAL, ANOTHER_WAY = "equal", "equal, another way inside"
+UNSURE = "equal as far as this input can tell"
+NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,9 @@ class Report:
       local: after a failure, each tap and gradient computed from torch's own values, in call order.
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
-      inside: whether taps decide too, as they do for a twin.
 
-    >>> Report("nothing was compared", ()).ok
-    False
+    >>> Report("nothing was compared", ()).verdict
+    'nothing is proven'
     """
 
     title: str
@@ -123,31 +127,60 @@ class Report:
     local: tuple[Row, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     maps: dict[str, np.ndarray] = field(default_factory=dict)
-    inside: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`EQUAL`, `ANOTHER_WAY`, `UNSURE` where the input cannot tell, `NOTHING` or `DIFFERENT`.
+
+        Nothing is proven where no output shows anything in the widest dtype: all zeros, say.
+        """
+        if self.failed:
+            return DIFFERENT
+        if not self._shown():
+            return NOTHING
+        if self.unsure:
+            return UNSURE
+        return ANOTHER_WAY if self.rewritten else EQUAL
 
     @property
     def ok(self) -> bool:
-        """Whether anything was compared and every comparison that decides passed."""
-        return bool(self.rows) and not self.failed
+        """Whether something is proven, and nothing that decides differs."""
+        return not self.failed and self._shown()
+
+    @property
+    def certain(self) -> bool:
+        """Whether all is equal, without torch's own rounding noise as a reason."""
+        return self.ok and not self.unsure
 
     @property
     def failed(self) -> list[Row]:
         """The comparisons that decide and did not pass."""
-        kinds = (*DECIDING, "tap") if self.inside else DECIDING
-        return [row for row in self.rows if row.kind in kinds and not row.verdict.ok]
+        return [row for row in self.rows if row.kind in DECIDING and row.verdict.differs]
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """What exceeds the limit of float64, but not what torch's own rounding changes there."""
+        names = (r.name for r in self.rows if r.kind in DECIDING and r.verdict.by_noise)
+        return tuple(dict.fromkeys(names))
 
     @property
     def rewritten(self) -> tuple[str, ...]:
         """Taps that differ inside a function that is the same: another way to compute it."""
-        names = (r.name for r in self.rows if r.kind == "tap" and not r.verdict.ok)
+        names = (r.name for r in self.rows if r.kind == "tap" and r.verdict.differs)
         return tuple(dict.fromkeys(names)) if self.ok else ()
+
+    def _shown(self) -> bool:
+        """Whether an output shows something, in float64 or else in the widest dtype compared."""
+        outputs = [row for row in self.rows if row.kind == "output"]
+        widest = min((row.dtype for row in outputs), key=WIDTHS.index, default="")
+        return any(row.verdict.shows for row in outputs if row.dtype == widest)
 
     @property
     def first(self) -> Divergence | None:
         """The first divergence in torch's call order, or None."""
         if self.divergences or not self.failed:
             return next(iter(self.divergences), None)
-        row = next(row for row in self.rows if not row.verdict.ok)
+        row = self.failed[0]
         return Divergence.of(row, "value" if row.kind in ("tap", "output") else row.kind)
 
     def worst(self, dtype: str, *kinds: str) -> float | None:
@@ -185,7 +218,8 @@ class Report:
         parts = asdict(replace(self, maps={}))
         del parts["maps"]
         first = asdict(self.first) if self.first else None
-        return {**parts, "ok": self.ok, "rewritten": self.rewritten, "first": first}
+        told = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
+        return {**parts, "ok": self.ok, **told, "first": first}
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes everything to a JSON file; infinities as strings."""

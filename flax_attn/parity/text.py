@@ -17,6 +17,8 @@ def text(report: "Report") -> str:
     lines = [f"{report.title}: {len(report.rows)} comparisons, {count} different"]
     if not report.rows:
         lines.append("  nothing was compared, so nothing is proven")
+    elif not report.ok and not count:
+        lines.append(f"  {_nothing(report)}")
     elif not count:
         lines.append(f"  {report.summary()}")
     else:
@@ -25,6 +27,7 @@ def text(report: "Report") -> str:
         ("constant, not carried", report.constants),
         ("seen on one side only", report.unpaired),
         ("computed another way inside, with the same result", report.rewritten),
+        ("equal as far as this input can tell: within torch's own rounding noise", report.unsure),
     )
     lines += [f"  {what}: {_few(names)}" for what, names in told if names]
     lines += [f"  {note}" for note in report.notes]
@@ -33,6 +36,12 @@ def text(report: "Report") -> str:
         if report.reproduce.startswith("flax-attn"):
             lines.append(f"  as a page     {report.reproduce} --html report.html")
     return "\n".join(lines)
+
+
+def _nothing(report: "Report") -> str:
+    """Why nothing is proven although nothing differs."""
+    whys = dict.fromkeys(f"{r.name}: {r.verdict.note}" for r in report.rows if r.kind == "output")
+    return "nothing is proven: " + (_few(tuple(whys)) or "no output was compared")
 
 
 def _first(report: "Report") -> list[str]:

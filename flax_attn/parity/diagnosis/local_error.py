@@ -46,8 +46,8 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     run = pair.run_flax(pair.flax("float64", mode, force), weights)
     rows = [*taps(run, truth, pair.names, "float64", mode, "local"), *_outputs(run, truth, mode)]
     backward = list(_gradients(run, truth, pair.names, mode))
-    wrong = [row for row in rows if not row.verdict.ok]
-    late = [arrived for arrived in backward if not arrived.row.verdict.ok]
+    wrong = [row for row in rows if row.verdict.differs]
+    late = [arrived for arrived in backward if arrived.row.verdict.differs]
     odd = [row for row in failed if row.name == STRUCTURE]
     places = [
         Divergence.of(row, "value", hint(row, run, truth, pair.names))
@@ -79,7 +79,7 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
             theirs = match.layout.value(own.taps[name])
             verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
             rows.append(Row(there, "local", dtype, mode, verdict))
-    wrong = [row for row in rows if not row.verdict.ok] or [failed]
+    wrong = [row for row in rows if row.verdict.differs] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
     notes = (*report.notes, *dict.fromkeys(got.findings["casts"]))
     return replace(report, local=tuple(rows), divergences=places, notes=notes)

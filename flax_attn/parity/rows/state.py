@@ -65,7 +65,7 @@ def statistics(
         if path not in new:
             continue
         verdict = judge.same_function(value, new[path])
-        if not verdict.ok and path.endswith("var"):
+        if verdict.differs and path.endswith("var"):
             for count, momentum in _updates(pair, own, path):
                 share = new[path] - (1 - momentum) * old[path]
                 biased = (1 - momentum) * old[path] + share * (count - 1) / count

@@ -1,7 +1,8 @@
 """Rows from runs: every output, tap, gradient and statistic of one run, judged."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,30 @@ from ..sides.run import Run, is_floating
 STRUCTURE = "names, shapes, dtypes"
 
 
-def judged(got: Run, own: Run, truth: Run, names: Names, dtype: str, mode: str) -> list[Row]:
-    """Every comparison of one run: taps in torch's call order, outputs, gradients, statistics."""
+def judged(
+    got: Run,
+    own: Run,
+    truth: Run,
+    names: Names,
+    dtype: str,
+    mode: str,
+    noisy: Sequence[Run] = (),
+) -> list[Row]:
+    """Every comparison of one run: taps in torch's call order, outputs, gradients, statistics.
+
+    `noisy` are torch's runs in `dtype` again, with every operation moved by its rounding.
+    """
     rows = list(_sound(truth, dtype, mode))
     if dtype == "float64":
-        rows += taps(got, truth, names, dtype, mode)
+        rows += taps(got, truth, names, dtype, mode, noisy=noisy)
     rows.append(same_structure(structure(got), structure(own), dtype, mode))
     for name, want in truth.outputs.items():
-        if name in got.outputs and is_floating(want):
-            verdict = _value(got.outputs[name], own.outputs[name], want, dtype)
-            rows.append(Row(name, "output", dtype, mode, verdict))
-        elif name in got.outputs:
-            pair = got.outputs[name], own.outputs[name]
-            verdict = judge.exact(*(_wide(x, dtype) for x in pair))
+        if name in got.outputs:
+            moved = [run.outputs[name] for run in noisy]
+            verdict = _value(got.outputs[name], own.outputs[name], want, dtype, moved)
             rows.append(Row(name, "output", dtype, mode, verdict))
     if got.gradients:
-        rows += _judged_gradients(got, own, truth, names, dtype, mode)
+        rows += _judged_gradients(got, own, truth, names, dtype, mode, noisy)
     rows += [
         Row("matmul precision", "exact", dtype, mode, judge.unlike(found))
         for found in got.findings.get("products", ())
@@ -50,12 +59,22 @@ def _sound(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
             yield Row(name, "exact", dtype, mode, judge.unlike(told))
 
 
-def taps(got: Run, truth: Run, names: Names, dtype: str, mode: str, kind: str = "tap") -> list[Row]:
+def taps(
+    got: Run,
+    truth: Run,
+    names: Names,
+    dtype: str,
+    mode: str,
+    kind: str = "tap",
+    noisy: Sequence[Run] = (),
+) -> list[Row]:
     """Every tap that both sides have, in torch's call order."""
     rows = []
-    for _, there, match in matches(got, truth, names):
+    for name, there, match in matches(got, truth, names):
         value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
-        rows.append(Row(there, kind, dtype, mode, judge.same_function(value, match.value)))
+        moved = [match.layout.value(run.taps[name]) * match.factor for run in noisy]
+        verdict = judge.same_function(value, match.value, fill=True, noisy=moved)
+        rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 
 
@@ -70,37 +89,58 @@ def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     ]
 
 
-def _value(got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str) -> judge.Verdict:
+def _value(
+    got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray]
+) -> judge.Verdict:
+    if not is_floating(want) and want.dtype.kind != "c":
+        return judge.same_values(got, own)
     if dtype == "float64":
-        return judge.same_function(got, want)
-    return judge.same_precision(got, own, want, dtype)
+        return judge.same_function(got, want, fill=True, noisy=moved)
+    return _with_noise(judge.same_precision(got, own, want, dtype, fill=True), own, None, moved)
 
 
-def gradients(own: Run, truth: Run, names: Names, dtype: str):
-    """Each wanted gradient with its scale and torch's own error; in float64 that is None.
+def _with_noise(
+    verdict: judge.Verdict, own: np.ndarray, scale: float | None, moved: Sequence[np.ndarray]
+) -> judge.Verdict:
+    """The verdict beside torch's own rounding noise, which limits nothing in a narrow dtype."""
+    found = [judge.error(x, own, scale) for x in moved]
+    return replace(verdict, noise=max(found)) if found else verdict
 
-    In narrow dtypes torch's own error is that of all gradients together.
+
+def gradients(own: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
+    """Each wanted gradient, what its error is measured against, and torch's own error.
+
+    None for its own norm, and in float64 for torch's error. In narrow dtypes both are those of all
+    gradients together. Gradients of inputs that dwarf those of the parameters are judged alone.
     """
     wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
-    values = list(wanted.values())
-    if dtype == "float64":
-        for name, want in wanted.items():
-            yield name, want, judge.gradient_scale(values, want), None
-    else:
-        scale = judge.whole_gradient(values)
-        apart = [owns[name].astype(np.float64) - want for name, want in wanted.items()]
-        error = judge.whole_gradient(apart) / scale if scale else 0.0
-        for name, want in wanted.items():
-            yield name, want, scale, error
-
-
-def _judged_gradients(got, own, truth, names, dtype, mode) -> list[Row]:
-    rows = []
-    for name, want, scale, error in gradients(own, truth, names, dtype):
-        if error is None:
-            verdict = judge.same_function(got.gradients[name], want, scale)
+    near = {name: wanted[name] for name in judge.of_one_size(wanted)}
+    whole = judge.whole_gradient(list(near.values()))
+    apart = [owns[name].astype(x.dtype) - x for name, x in near.items()]
+    error = judge.whole_gradient(apart) / whole if whole else 0.0
+    for name, want in wanted.items():
+        if dtype == "float64":
+            floor = judge.gradient_floor(list(near.values())) if name in near else 0.0
+            small = floor > judge.whole_gradient([want])
+            yield name, want, floor if small else None, None
+        elif name in near:
+            yield name, want, whole, error
         else:
-            verdict = judge.within_precision(got.gradients[name], error, want, dtype, scale)
+            yield name, want, None, judge.error(owns[name], want)
+
+
+def _judged_gradients(
+    got: Run, own: Run, truth: Run, names: Names, dtype: str, mode: str, noisy: Sequence[Run]
+) -> list[Row]:
+    rows, owns = [], names.gradients(own.gradients)
+    runs = [names.gradients(run.gradients) for run in noisy]
+    for name, want, scale, error in gradients(own, truth, names, dtype):
+        moved, found = [run[name] for run in runs], got.gradients[name]
+        if error is None:
+            verdict = judge.same_function(found, want, scale, zero=True, noisy=moved)
+        else:
+            verdict = judge.within_precision(found, error, want, dtype, scale, zero=True)
+            verdict = _with_noise(verdict, owns[name], scale, moved)
         rows.append(Row(name, "gradient", dtype, mode, verdict))
     return rows
 
@@ -144,9 +184,3 @@ def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
     if {k: v.replace("int32[", "int64[") for k, v in got.items()} == dict(want):
         return ": .astype(int) gives integers of the width that the run has, as torch's are"
     return ""
-
-
-def _wide(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Integers in the widest dtype of their kind, in runs in which JAX has it not."""
-    wide = {"i": np.int64, "u": np.uint64}.get(x.dtype.kind)
-    return x if wide is None or dtype == "float64" or x.itemsize < 4 else x.astype(wide)

@@ -147,7 +147,7 @@ def _depth(report: Report, heading: str) -> list[Html]:
     parts = []
     charts = [("Error by depth", page_chart.values(report))]
     slopes = page_chart.gradients(report)
-    if not all(v.ok for d in slopes for v in (d.so_far, d.made_here) if v is not None):
+    if any(v.differs for d in slopes for v in (d.so_far, d.made_here) if v is not None):
         charts.append(("Error of gradients", slopes))
     for title, depths in charts:
         if depths:

@@ -148,7 +148,7 @@ def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
     lines = [_line(axis.at(10.0**i), None) for i in axis.ticks()]
     lines += [_line(axis.at(limit), "limit")] if isfinite(limit) else []
     shown = depth.made_here or depth.so_far
-    bad = depth.made_here is not None and not depth.made_here.ok
+    bad = depth.made_here is not None and depth.made_here.differs
     return el(
         "div",
         el("span", depth.name, class_="label", title=depth.name),
@@ -175,7 +175,7 @@ def _marks(depth: Depth) -> dict[str, Verdict]:
 
 
 def _name(kind: str, verdict: Verdict) -> str:
-    return kind if verdict.ok else f"{kind}-off"
+    return f"{kind}-off" if verdict.differs else kind
 
 
 def _mark(kind: str, verdict: Verdict, axis: Axis) -> Html:

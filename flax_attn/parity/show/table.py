@@ -37,12 +37,12 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def _off(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
     """Those over their limit, taps of another way of computing the same left out."""
-    over = [row for row in rows if not row.verdict.ok]
+    over = [row for row in rows if row.verdict.differs]
     return [row for row in over if row.kind != "tap" or row.name not in rewritten]
 
 
 def _fold(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> Html:
-    over = [row for row in rows if not row.verdict.ok]
+    over = [row for row in rows if row.verdict.differs]
     off = _off(rows, rewritten)
     worst = max(rows, key=_rank).verdict
     told = [plural(len(rows), "comparison")]
@@ -91,13 +91,13 @@ def _table(rows: list[Row]) -> Html:
 
 def _line(row: Row, modes: bool, own: bool) -> Html:
     v = row.verdict
-    cells = [el("td", None if v.ok else "✕ ", row.name, _more(row))]
+    cells = [el("td", "✕ " if v.differs else None, row.name, _more(row))]
     cells += [el("td", row.mode)] if modes else []
     cells += [el("td", number(v.error)), el("td", number(v.limit))]
     if own:
         cells.append(el("td", "" if v.own is None else number(v.own)))
         cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.3g}x"))
-    return el("tr", *cells, class_=None if v.ok else "bad")
+    return el("tr", *cells, class_="bad" if v.differs else None)
 
 
 def _more(row: Row) -> Html | None:

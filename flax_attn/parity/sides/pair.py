@@ -17,6 +17,7 @@ from .flax import Flax, Force, unique_params
 from .match import Match, paired
 from .run import Request, Run, rounded
 from .torch import run_torch, stiff
+from .torch_noise import RUNS as NOISY
 
 
 class Names:
@@ -119,12 +120,24 @@ class Pair:
             return side.run(weights)
 
     def torch(
-        self, dtype: str, values: dict[str, np.ndarray], keeps: Sequence[np.ndarray], at: str = ""
+        self,
+        dtype: str,
+        values: dict[str, np.ndarray],
+        keeps: Sequence[np.ndarray],
+        at: str = "",
+        moved: int | None = None,
     ) -> Run:
         """One run of torch in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
         with self._told("torch", at or dtype):
-            request = self.asked(dtype)
-            return run_torch(self.torch_module, self.calls[0], request, values, at or dtype, keeps)
+            call, request = self.calls[0], self.asked(dtype)
+            return run_torch(
+                self.torch_module, call, request, values, at or dtype, keeps, moved=moved
+            )
+
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+        """Torch in `dtype` again, a few times, with every operation moved by its rounding."""
+        values = self.narrow(dtype)
+        return [self.torch(dtype, values, keeps, moved=seed) for seed in range(NOISY)]
 
     @contextmanager
     def _told(self, side: str, dtype: str) -> Iterator[None]:

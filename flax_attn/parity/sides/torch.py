@@ -15,6 +15,7 @@ from ..torch_module import to_numpy, to_torch, write
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
 from .run import Call, Request, Run, Step, complex_dtype, rounded
 from .torch_float64 import lifted
+from .torch_noise import noise
 from .torch_points import Points
 
 
@@ -25,8 +26,11 @@ def run_torch(
     weights: Mapping[str, np.ndarray],
     dtype: str,
     keeps: Sequence[np.ndarray] = (),
+    moved: int | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
+
+    With `moved`, a seed, every operation's result is moved by its rounding.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -48,7 +52,7 @@ def run_torch(
         given = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(given)
         recorder = _Recorder(module, keeps, request.taps, dtype)
-        with recorder.listening(), torch.set_grad_enabled(request.grads):
+        with recorder.listening(moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, given)
@@ -199,8 +203,10 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, moved: int | None) -> Iterator[None]:
         with ExitStack() as stack:
+            if moved is not None:
+                stack.enter_context(noise(moved, self.dtype))
             if self.dtype == "float64":
                 self.run.notes = stack.enter_context(lifted())
             for path, part in self.module.named_modules():

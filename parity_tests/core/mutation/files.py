@@ -5,6 +5,7 @@ from collections.abc import Iterable
 # Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
 ENTRIES = "masks.test_laws_entries"
 MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
+JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups"))
 WALK = ("backends.test_laws_blockwise_walk",)
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -12,7 +13,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "masks/algebra": MASKS,
     "masks/nodes": MASKS,
     "scores": ("attend.test_laws_scores", ENTRIES),
-    "parity/judge": ("parity.test_laws_judge", "parity.test_laws_judge_no_worse"),
+    "parity/judge": JUDGE,
+    "parity/groups": ("parity.test_laws_judge_groups",),
     "backends/blockwise/__init__": ("backends.test_laws_blockwise",),
     "backends/blockwise/ranges": ("backends.test_laws_blockwise_ranges",),
     "backends/blockwise/block": ("backends.test_laws_blockwise_block",),
@@ -25,7 +27,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "drop_in": ("attend.test_laws_drop_in",),
 }
 WITH_LAWS = [file for file, laws in FILES.items() if laws]
-LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge")  # CI draws of these
+# CI draws of these.
+LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge", "parity/groups")
 
 # "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
 CHOOSES_SIZES: dict[str, dict[str, str]] = {

@@ -196,12 +196,19 @@ def test_the_same_function_with_a_scale_is_measured_against_it():
 def test_a_reference_of_zeros_proves_nothing_unless_it_is_expected():
     zeros = np.zeros((2, 3))
     verdict = judge.same_function(zeros, zeros)
-    assert verdict == judge.Verdict("same function", INF, 1e-12, note="the reference is all zeros")
+    nothing = judge.Verdict("same function", 0.0, 1e-12, note=judge.ZEROS, shows=False)
+    assert verdict == nothing and not verdict.ok and not verdict.differs
+    other = judge.same_function(zeros + 1, zeros)
+    assert other.differs and other.error == INF and other.note == "the reference is all zeros"
     assert judge.same_function(zeros, zeros, zero=True).ok
     assert judge.same_function(zeros, zeros, 1.0).ok and judge.same_function(zeros, zeros, 0.0).ok
     assert not judge.same_function(zeros + 1, zeros, zero=True).ok
     assert judge.same_function(row(0.0, 2.0), row(0.0, 2.0)).ok
-    assert plain(judge.same_function(zeros[:0], zeros[:0]), "same function", 0.0, 1e-12)
+    none = judge.same_function(zeros[:0], zeros[:0])
+    assert (none.shows, none.note, none.ok, none.differs) == (False, judge.EMPTY, False, False)
+    filled = judge.same_function(row(INF, -INF), row(INF, -INF))
+    assert (filled.shows, filled.note) == (False, judge.FILLED) and not filled.ok
+    assert judge.same_function(row(-INF), row(INF)).differs
 
 
 def test_another_shape_is_named_before_all_else():
@@ -271,19 +278,34 @@ def test_the_same_precision_measures_torch_against_the_truth_too():
     assert judge.same_precision(row(3.5), wide, truth, "bfloat16").ratio == 0.5
 
 
-def test_torch_that_is_not_finite_where_the_truth_is_cannot_judge():
-    for own in (INF, NAN):
-        verdict = judge.within_precision(row(1.0), own, row(1.0), "float16")
-        assert (verdict.statement, verdict.error, verdict.limit) == ("same precision", INF, 0.0)
-        assert verdict.own is own and not verdict.ok and verdict.index is None
-        assert verdict.note == "torch itself has other NaN or Inf in float16 than in float64"
+def test_torch_that_is_far_off_itself_shows_nothing():
+    for own, note in (
+        (INF, "torch itself has other NaN or Inf in float16 than in float64"),
+        (NAN, "torch itself has other NaN or Inf in float16 than in float64"),
+        (
+            np.nextafter(0.1, 1),
+            "torch's own error in float16 is 1.0e-01, beside which nothing shows",
+        ),
+    ):
+        for got in (1.0, 7.0, NAN):
+            verdict = judge.within_precision(row(got), own, row(1.0), "float16")
+            assert (verdict.statement, verdict.limit, verdict.shows) == (
+                "same precision",
+                INF,
+                False,
+            )
+            assert verdict.own is own and not verdict.ok and not verdict.differs
+            assert verdict.note == note and verdict.index is None
+    assert judge.within_precision(row(1.0), 0.1, row(1.0), "float16").shows
+    assert judge.same_precision(row(1.0), row(NAN), row(1.0), "float32").own == INF
 
 
 def test_a_truth_of_zeros_proves_nothing_unless_it_is_expected():
     zeros = np.zeros(3)
-    verdict = judge.within_precision(zeros, 0.5, zeros, "float32")
-    assert verdict.error == INF and verdict.note == "the reference is all zeros"
-    assert verdict.limit == 1 + 4 * EPS["float32"] and verdict.statement == "same precision"
+    verdict = judge.within_precision(zeros, 0.0625, zeros, "float32")
+    assert verdict.note == judge.ZEROS and not verdict.shows and not verdict.ok
+    assert verdict.limit == 0.125 + 4 * EPS["float32"] and verdict.statement == "same precision"
+    assert judge.within_precision(zeros + 1, 0.0625, zeros, "float32").differs
     assert not judge.same_precision(zeros, zeros, zeros, "float32").ok
     assert judge.same_precision(zeros, zeros, zeros, "float32", zero=True).ok
     assert judge.within_precision(zeros, 0.0, zeros, "float32", zero=True).ok
@@ -292,11 +314,11 @@ def test_a_truth_of_zeros_proves_nothing_unless_it_is_expected():
 
 
 def test_failures_of_precision_keep_torchs_own_error():
-    shape = judge.within_precision(np.ones((1, 2)), 0.5, np.ones(2), "float32")
-    assert shape.own == 0.5 and shape.note == "shape (1, 2) is not (2,)" and not shape.ok
-    pattern = judge.within_precision(row(1.0, NAN), 0.5, row(1.0, 2.0), "float32")
-    assert pattern.own == 0.5 and pattern.index == (1,) and "one side" in pattern.note
-    assert pattern.limit == shape.limit == 1 + 4 * EPS["float32"]
+    shape = judge.within_precision(np.ones((1, 2)), 0.0625, np.ones(2), "float32")
+    assert shape.own == 0.0625 and shape.note == "shape (1, 2) is not (2,)" and not shape.ok
+    pattern = judge.within_precision(row(1.0, NAN), 0.0625, row(1.0, 2.0), "float32")
+    assert pattern.own == 0.0625 and pattern.index == (1,) and "one side" in pattern.note
+    assert pattern.limit == shape.limit == 0.125 + 4 * EPS["float32"]
 
 
 # Likeness, tables and gradients.

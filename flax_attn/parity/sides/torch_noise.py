@@ -1,0 +1,74 @@
+"""Torch's own rounding noise: Monte Carlo arithmetic in a run of the original.
+
+Every operation's floating result is moved at random by at most one unit in the last place, forward
+and backward, so that the spread of a few runs tells how far this input can be known at all. The
+result of a sum of many terms is moved by a unit of what was added, unsigned, since each addition
+rounds.
+"""
+
+from typing import Any
+
+RUNS = 3
+
+# Operations that move numbers about and round nothing.
+EXACT = {
+    *("clone", "copy_", "detach", "contiguous", "_to_copy", "lift_fresh", "alias", "empty_like"),
+    *("empty", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "fill_", "zero_"),
+    *("new_zeros", "new_empty", "new_full", "new_ones", "scalar_tensor", "arange", "eye"),
+    *("cat", "stack", "index_select", "gather", "index", "embedding", "where", "masked_fill"),
+    *("masked_fill_", "neg", "neg_", "abs", "relu", "relu_", "sort", "topk", "flip", "roll"),
+    *("repeat", "constant_pad_nd", "tril", "triu", "max", "min", "amax", "amin", "maximum"),
+    *("minimum", "clamp", "clamp_", "clamp_min", "sign", "round", "floor", "ceil", "bernoulli_"),
+    *("unfold_backward", "slice_backward", "select_backward", "threshold_backward", "resolve_conj"),
+    *("_reshape_copy", "new_empty_strided", "empty_strided", "_conj_physical", "view_as_real_copy"),
+}
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "dot": 0}
+SUMS = {"sum", "mean"}
+
+
+def noise(seed: int, dtype: str) -> Any:
+    """A dispatch mode under which every operation's result is moved by up to a unit of `dtype`."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    drawn = torch.Generator().manual_seed(seed)
+    eps = torch.finfo(getattr(torch, dtype)).eps
+
+    def move(x: Any, size: Any) -> None:
+        by = 2 * torch.rand(x.shape, generator=drawn, dtype=torch.float64) - 1
+        moved = x + (eps * by * size).to(x.dtype)
+        x.copy_(torch.where(torch.isfinite(moved), moved, x))
+
+    class Noise(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            terms = _terms(name, args, kwargs or {}, func)
+            out = func(*args, **(kwargs or {}))
+            if name in EXACT or func.is_view:
+                return out
+            for x in out if isinstance(out, tuple | list) else (out,):
+                if _rounds(x):
+                    move(x, x if terms is None or terms.shape != x.shape else terms)
+            return out
+
+    return Noise()
+
+
+def _rounds(x: Any) -> bool:
+    import torch
+
+    return torch.is_tensor(x) and (x.is_floating_point() or x.is_complex()) and x.numel() > 0
+
+
+def _terms(name: str, args: Any, kwargs: Any, func: Any) -> Any:
+    """Of a sum or a product the sum of the sizes of its terms; None for other operations."""
+    first = PRODUCTS.get(name)
+    if first is not None:
+        return func(*map(_size, args), **kwargs)
+    if name in SUMS and _rounds(args[0]):
+        return func(args[0].abs(), *args[1:], **kwargs)
+    return None
+
+
+def _size(x: Any) -> Any:
+    return x.abs() if _rounds(x) else x
