@@ -40,8 +40,8 @@ def compare(
     eager: bool = True,
     jit: bool = True,
     train: bool = False,
-    noise: bool = False,
     constants: Sequence[str] = (),
+    noise: bool = False,
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
     weights: Weights = "random",
@@ -69,10 +69,10 @@ def compare(
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
-      noise: whether torch's own rounding noise is told beside every error, in every dtype; in
-        float64 it is asked wherever a limit is exceeded.
       constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
         of what lies in containers "cache.k" or all of "cache".
+      noise: whether torch's own rounding noise is told beside every error, in every dtype; in
+        float64 it is asked wherever a limit is exceeded.
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
         of torch.optim and optax are compared, parameter by parameter, in float64.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
@@ -101,8 +101,7 @@ def compare(
     calls = (torch_call or plain_call, flax_call or plain_call)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)
-    rows = [*_exact(pair), *trained(pair)]
-    seen = _Seen(rows, _told_of_modes(torch_module, train), noise)
+    seen = _Seen([*_exact(pair), *trained(pair)], _told_of_modes(torch_module, train), noise)
     for dtype in dtypes:
         for mode, runs in pair.run(dtype, modes).items():
             seen.add(pair, runs, dtype, mode)

@@ -87,6 +87,7 @@ def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = Non
     state = flax_state(module)
     for path, value in values.items():
         kind = state[path].get_value().dtype if dtype is None else dtype
+        kind = np.result_type(kind, np.complex64) if value.dtype.kind == "c" and dtype else kind
         with jax.enable_x64(True):  # or a float64 value would be halved without a word
             array = jnp.array(np.array(value, dtype=kind, order="C", copy=True))
         state[path].set_value(array)

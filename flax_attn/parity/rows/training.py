@@ -34,17 +34,22 @@ NO_PARAM = (
     "{} is a buffer of torch, which is not trained, but in Flax {} is an nnx.Param, which is: hold "
     "it in an nnx.Variable that is no Param"
 )
+KIND = "{} is {} in torch, but {} is {} in Flax: make it the same there"
 
 
 def trained(pair: Pair) -> list[Row]:
-    """A row for every tensor that one side trains and the other does not."""
+    """A row for every tensor that one side trains and the other does not, or that is complex on
+    one side and real on the other."""
     rows = []
     tensors = dict(pair.torch_module.named_parameters(remove_duplicate=False))
     held = flax_state(pair.flax_module)
     for move in pair.plan.moves if pair.plan else ():
         for source, target in product(move.sources, move.targets):
             is_param, tensor = isinstance(held[target], nnx.Param), tensors.get(source)
-            if tensor is None:
+            kinds = [_kind(pair.values[source]), _kind(held[target].get_value())]
+            if kinds[0] != kinds[1]:
+                said = KIND.format(source, kinds[0], target, kinds[1])
+            elif tensor is None:
                 said = NO_PARAM.format(source, target) if is_param else ""
             elif not is_inexact(tensor) or tensor.requires_grad == is_param:
                 said = ""
@@ -55,6 +60,10 @@ def trained(pair: Pair) -> list[Row]:
             if said:
                 rows.append(Row(f"{target} is trained", "exact", "", "", judge.unlike(said)))
     return rows
+
+
+def _kind(x: Any) -> str:
+    return "complex" if "complex" in str(x.dtype) else "real"
 
 
 def stepped(

@@ -275,8 +275,9 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
 def _unpin(module: nnx.Module) -> None:
     """Lets layers that fix the dtype of their parameters when they are built follow the run's."""
     for _, part in nnx.iter_modules(module):
-        if _follows(part):
-            part.dtype = None
+        layer: Any = part
+        if _follows(layer):
+            layer.dtype = None
 
 
 def _pinned(module: nnx.Module, dtype: str) -> list[str]:

@@ -18,6 +18,7 @@ from .again import earlier, together
 from .anything import anything, narrow, zeros
 from .attention import context, heads_together, scores, weights
 from .conditioning import conditioning
+from .conjugate import conjugate, is_complex
 from .evidence import Evidence, Guess
 from .fused import recut, recut_together
 from .likeness import partly, throughout, where_it_differs
@@ -33,6 +34,8 @@ def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
     evidence = _evidence(row.name, run, truth, names)
     if evidence is None:
         return ""
+    if is_complex(evidence.got, evidence.want):
+        return conjugate(evidence.got, evidence.want)
     with np.errstate(all="ignore"):
         said = explained(evidence)
         if not said and evidence.point == "scores":
@@ -78,6 +81,8 @@ def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     """What a gradient that arrives looks like, or ""."""
     if not got.any():
         return "a gradient that is stopped"
+    if is_complex(got, want):
+        return conjugate(got, want)
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
