@@ -36,6 +36,7 @@ def compare(
     eager: bool = True,
     jit: bool = True,
     train: bool = False,
+    constants: Sequence[str] = (),
     noise: bool = False,
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
@@ -63,6 +64,8 @@ def compare(
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
+      constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
+        of what lies in containers "cache.k" or all of "cache".
       noise: whether torch's own rounding noise is told beside every error, in every dtype; in
         float64 it is asked wherever a limit is exceeded.
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
@@ -88,7 +91,7 @@ def compare(
     """
     _check_knobs(dtypes, weights, eager or jit, steps)
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
-    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
+    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps, frozenset(constants))
     calls = (torch_call or _plain_call, flax_call or _plain_call)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)

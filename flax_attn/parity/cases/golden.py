@@ -173,7 +173,8 @@ def _damaged(what: str, error: Exception, again: str) -> str:
 
 def _request(case: "Case", dtype: str) -> Request:
     inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
-    return Request((), inputs, case.seed, case.train, True, dtype == "float64")
+    constants = frozenset(case.constants)
+    return Request((), inputs, case.seed, case.train, True, dtype == "float64", constants)
 
 
 def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:

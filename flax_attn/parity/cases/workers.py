@@ -24,11 +24,11 @@ class Failure:
 
     Attributes:
       text: what happened, without a subject.
-      refused: whether the harness itself said so, in a ParityError.
+      about: whose failure it is, where that is not known to who asked.
     """
 
     text: str
-    refused: bool = False
+    about: str = ""
 
 
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
@@ -36,7 +36,7 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     try:
         return work(item)
     except ParityError as error:
-        return Failure(str(error), refused=True)
+        return Failure(str(error))
     except BaseException as error:
         return Failure(_told(error))
 

@@ -82,6 +82,7 @@ class Request:
       seed: of the cotangents.
       train: whether both modules are in train mode.
       grads, taps: whether gradients and taps are wanted.
+      constants: names of inputs that are not differentiated, nor is anything below them.
     """
 
     args: tuple[Any, ...]
@@ -90,6 +91,7 @@ class Request:
     train: bool
     grads: bool
     taps: bool
+    constants: frozenset[str] = frozenset()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The input arrays by name: a keyword, or a position."""
