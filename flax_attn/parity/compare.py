@@ -139,6 +139,7 @@ class _Seen:
             "notes": (*(f"{name}: skipped by rule" for name in skipped), *self.notes),
             "unpaired": tuple(self.alone),
             "versions": versions(),
+            "noise": self.noise,
         }
 
 

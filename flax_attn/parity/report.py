@@ -111,6 +111,7 @@ class Report:
       local: after a failure, each tap and gradient computed from torch's own values, in call order.
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
+      noise: whether torch's own rounding noise is told beside every error.
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -127,6 +128,7 @@ class Report:
     local: tuple[Row, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     maps: dict[str, np.ndarray] = field(default_factory=dict)
+    noise: bool = False
 
     @property
     def verdict(self) -> str:

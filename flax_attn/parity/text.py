@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import noise
+
 if TYPE_CHECKING:
     from .report import Divergence, Report, Row
 
@@ -31,6 +33,7 @@ def text(report: "Report") -> str:
     )
     lines += [f"  {what}: {_few(names)}" for what, names in told if names]
     lines += [f"  {note}" for note in report.notes]
+    lines += noise.table(report)
     if count and report.reproduce:
         lines.append(f"  see it again  {report.reproduce}")
         if report.reproduce.startswith("flax-attn"):
