@@ -178,12 +178,9 @@ def _serve(pipe: Connection) -> None:
 
 def _one_thread() -> None:
     """One thread a process for torch, so that processes do not fight for processors."""
-    from .case import has_torch
-
-    if has_torch():
-        import torch
-
-        torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported, which is later
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def _told(error: BaseException) -> str:
