@@ -15,10 +15,14 @@ from .diagnosis.local_error import diagnosed
 from .mapping import Plan, make_plan
 from .port import flax_values, set_flax
 from .report import Report, Row
-from .rows.training import statistics, stepped
-from .rows.values import judged, unpaired
-from .sides.pair import Names, Pair
-from .sides.run import Request, Run
+from .rows.draws import draws
+from .rows.state import states
+from .rows.training import stepped, trained
+from .rows.values import judged, other_shapes, unpaired
+from .rows.warnings import warnings
+from .sides.leaves import leaves
+from .sides.pair import Names, Pair, plain_call
+from .sides.run import Request, Run, checked_constants
 from .torch_module import Source, describe, read
 
 Weights = Literal["random", "given", "as_is"]
@@ -36,8 +40,8 @@ def compare(
     eager: bool = True,
     jit: bool = True,
     train: bool = False,
-    constants: Sequence[str] = (),
     noise: bool = False,
+    constants: Sequence[str] = (),
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
     weights: Weights = "random",
@@ -57,17 +61,18 @@ def compare(
     Args:
       torch_module: the original.
       flax_module: the port, an nnx module.
-      inputs, kwargs: arguments of both calls; numpy arrays are inputs, and floating ones are
-        differentiated; anything else is passed as it is.
+      inputs, kwargs: arguments of both calls; numpy arrays are inputs, also those in tuples, lists,
+        dicts and dataclasses, and floating ones are differentiated; anything else is passed as it
+        is.
       dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
       grads: whether gradients of inputs and parameters are compared, by a random cotangent.
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
       train: both in train mode; JAX draws the dropout masks and torch repeats them.
-      constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
-        of what lies in containers "cache.k" or all of "cache".
       noise: whether torch's own rounding noise is told beside every error, in every dtype; in
         float64 it is asked wherever a limit is exceeded.
+      constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
+        of what lies in containers "cache.k" or all of "cache".
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
         of torch.optim and optax are compared, parameter by parameter, in float64.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
@@ -91,11 +96,13 @@ def compare(
     """
     _check_knobs(dtypes, weights, eager or jit, steps)
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
-    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps, frozenset(constants))
-    calls = (torch_call or _plain_call, flax_call or _plain_call)
+    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
+    request = checked_constants(constants, request)
+    calls = (torch_call or plain_call, flax_call or plain_call)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)
-    seen = _Seen(_exact(pair), _told_of_modes(torch_module, train), noise)
+    rows = [*_exact(pair), *trained(pair)]
+    seen = _Seen(rows, _told_of_modes(torch_module, train), noise)
     for dtype in dtypes:
         for mode, runs in pair.run(dtype, modes).items():
             seen.add(pair, runs, dtype, mode)
@@ -124,9 +131,10 @@ class _Seen:
                 self.noisy[dtype] = pair.noisy(dtype, own.keeps)
             rows = judged(got, own, truth, pair.names, dtype, mode, self.noisy[dtype])
         self.rows += rows
-        if pair.request.train:
-            statistics(pair, got, own, dtype, mode, self.rows, self.notes)
+        states(pair, got, own, dtype, mode, self.rows, self.notes)
+        draws(got, own, self.rows, self.notes)
         self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+        self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:
@@ -136,7 +144,11 @@ class _Seen:
             "rows": tuple(self.rows),
             "params": sum(len(move.sources) for move in plan.moves) if plan else 0,
             "constants": plan.constants if plan else (),
-            "notes": (*(f"{name}: skipped by rule" for name in skipped), *self.notes),
+            "notes": (
+                *(f"{name}: skipped by rule" for name in skipped),
+                *self.notes,
+                *warnings(self.rows),
+            ),
             "unpaired": tuple(self.alone),
             "versions": versions(),
             "noise": self.noise,
@@ -200,7 +212,13 @@ def draw_weights(sources: Sequence[Source], seed: int) -> dict[str, np.ndarray]:
     """Random values for every described parameter, tied ones equal; buffers are left out."""
     kinds = {source.name: source.kind for source in sources}
     return {
-        s.name: draw.parameter(seed, s.same_as or s.name, kinds[s.same_as or s.name], s.shape)
+        s.name: draw.parameter(
+            seed,
+            s.same_as or s.name,
+            kinds[s.same_as or s.name],
+            s.shape,
+            s.dtype.startswith("complex"),
+        )
         for s in sources
         if s.kind != "buffer"
     }
@@ -215,10 +233,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "missing"
     return found
-
-
-def _plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool, steps: int) -> None:
@@ -244,7 +258,13 @@ def _check_modules(
             f"compare takes a torch.nn.Module, a flax.nnx.Module and numpy inputs; got {kinds}."
         )
     named = {**{f"input {i}": x for i, x in enumerate(inputs)}, **kwargs}
-    for name, x in named.items():
+    containers = (list, tuple, dict)
+    found = [
+        leaf
+        for name, value in named.items()
+        for leaf in (leaves(value, name) if isinstance(value, containers) else [(name, value)])
+    ]
+    for name, x in found:
         if isinstance(x, jax.Array) or torch.is_tensor(x):
             raise TypeError(
                 f"Inputs are numpy arrays, so that both sides get the same; got a "

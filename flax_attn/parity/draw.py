@@ -18,7 +18,19 @@ def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return stream(seed, name).standard_normal(shape)
 
 
-def parameter(seed: int, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+def like(seed: int, name: str, shape: tuple[int, ...], is_complex: bool) -> np.ndarray:
+    """Standard normal numbers; complex ones have an imaginary part from a stream of its own.
+
+    >>> like(0, "x", (2,), True).dtype
+    dtype('complex128')
+    """
+    real = normal(seed, name, tuple(shape))
+    return real + 1j * normal(seed, f"{name}/imaginary", tuple(shape)) if is_complex else real
+
+
+def parameter(
+    seed: int, name: str, kind: str, shape: tuple[int, ...], is_complex: bool = False
+) -> np.ndarray:
     """A parameter that hides no fault: biases non-zero, gains off one, logits of deviation 2 to 3.
 
     A BatchNorm's statistics are drawn too, its variance positive.
@@ -26,7 +38,12 @@ def parameter(seed: int, name: str, kind: str, shape: tuple[int, ...]) -> np.nda
     Args:
       kind: the type of the module that holds it; "Parameter" for a plain one.
       shape: as torch has it; a Linear's weight is (out, in).
+      is_complex: whether it has an imaginary part, drawn in the same way.
     """
+    if is_complex:
+        return parameter(seed, name, kind, shape) + 1j * parameter(
+            seed, f"{name}/imaginary.{name.rpartition('.')[2]}", kind, shape
+        )
     drawn, role = stream(seed, name), name.rpartition(".")[2]
     if kind.endswith("Norm") and role in ("weight", "running_var"):
         return drawn.uniform(0.5, 1.5, shape)

@@ -32,6 +32,7 @@ TELLS = 0.1  # an own error of torch beyond it shows nothing
 ZEROS = "both are all zeros"
 EMPTY = "there are no elements"
 FILLED = "every element is infinite or a fill"
+ROUNDS = 0.3
 
 
 @dataclass(frozen=True)

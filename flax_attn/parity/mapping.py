@@ -18,6 +18,9 @@ from .pairs import flax_path as flax_path
 from .pairs import flax_state as flax_state
 from .torch_module import Source
 
+# The points inside attention, which have no tensors; a rule may say where Flax taps them.
+POINTS = {"query", "key", "value", "scores", "weights", "context"}
+
 
 @dataclass(frozen=True)
 class Move:
@@ -150,7 +153,7 @@ class Draft:
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
         groups = rule.groups(names)
-        if not groups:
+        if not groups and not self._names_taps(rule):
             self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
         for here, there in groups:
             missing = [name for name in here if name not in self.sources]
@@ -170,6 +173,11 @@ class Draft:
             else:
                 paths = tuple(flax_path(self.module, path) for path in there)
                 self._move(Move(here, paths, rule.layout, dict(rule.sizes)))
+
+    def _names_taps(self, rule: Rule) -> bool:
+        """Whether a rule pairs points inside attention, which no tensor or module goes by."""
+        point = rule.kind == "move" and rule.sides[0].rpartition(".")[2] in POINTS
+        return point and rule.layout is None and held_at(self.module, rule.sides[1]) is None
 
     def _stays(self, rule: Rule, name: str, there: str) -> bool:
         """A buffer of a module that moves is still a constant, unless Flax has it too."""

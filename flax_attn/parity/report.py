@@ -63,8 +63,10 @@ class Divergence:
       tap: its name.
       error, limit, statement, index: of the judgement.
       hint: what it looks like, where that is known, else "".
-      kind: "value", "gradient", or the kind of the row where no place could be found.
+      kind: "value", "gradient", "between" two taps, or the kind of the row where no place could be
+        found.
       got, want: Flax's and torch's value at `index`.
+      advice: how to look closer, where there is a way.
 
     >>> print(Divergence("scores", 0.25, 1e-12, "same function", None, "a scale left out"))
     scores, value: error 0.25, limit 1e-12
@@ -80,6 +82,7 @@ class Divergence:
     kind: str = "value"
     got: float | None = None
     want: float | None = None
+    advice: str = ""
 
     @classmethod
     def of(cls, row: Row, kind: str, hint: str = "") -> "Divergence":
@@ -92,7 +95,8 @@ class Divergence:
         text = f"{self.tap}, {self.kind}: error {self.error:.2g}, limit {self.limit:.2g}"
         if self.index is not None:
             text += f", worst at {list(self.index)}: {self.got:.9g}, torch {self.want:.9g}"
-        return text + (f"\n      looks like {self.hint}" if self.hint else "")
+        text += f"\n      looks like {self.hint}" if self.hint else ""
+        return text + (f"\n      {self.advice}" if self.advice else "")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def _first(report: "Report") -> list[str]:
     if first is None:
         return []
     looks = f": looks like {first.hint}" if first.hint else ""
-    lines = [f"DIFFERENT at {first.tap} ({first.kind}){looks}"]
+    between = first.kind == "between"
+    place = first.tap if between else f"at {first.tap} ({first.kind})"
+    lines = [f"DIFFERENT {place}{looks}", *([f"  {first.advice}"] if first.advice else [])]
     rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
     names = [row.name for row in rows]
     if first.tap not in names:
@@ -88,7 +90,9 @@ def _others(report: "Report") -> list[str]:
     lines = []
     for place in report.divergences[1:MANY]:
         looks = f": looks like {place.hint}" if place.hint else ""
-        lines.append(f"  also {place.tap} ({place.kind}), {place.error:.1e}{looks}")
+        told = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
+        lines.append(f"  also {told}, {place.error:.1e}{looks}")
+        lines += [f"    {place.advice}"] if place.advice else []
     rest = len(report.divergences) - MANY
     return lines + ([f"  and {rest} places more"] if rest > 0 else [])
 

@@ -96,7 +96,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
     """A copy of a torch tensor, bit for bit, bfloat16 included."""
     import torch
 
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
     return tensor.numpy().copy()

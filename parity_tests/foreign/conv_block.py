@@ -30,8 +30,9 @@ class BatchNorm(nnx.BatchNorm):
     def __call__(self, x: jax.Array, **options: Any) -> jax.Array:
         before, n = self.var.get_value(), x.size // x.shape[-1]
         out = super().__call__(x, **options)
-        old = self.momentum * before
-        self.var.set_value(old + (self.var.get_value() - old) * (n / (n - 1)))
+        if not self.use_running_average:
+            old = self.momentum * before
+            self.var.set_value(old + (self.var.get_value() - old) * (n / (n - 1)))
         return out
 
 

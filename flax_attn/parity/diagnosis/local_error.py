@@ -13,12 +13,13 @@ import numpy as np
 
 from .. import judge
 from ..report import Divergence, Report, Row
-from ..rows.values import STRUCTURE, taps
+from ..rows.values import STRUCTURE
 from ..sides.flax import Force
 from ..sides.match import paired, point_of
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from .hints import backward_hint, hint
+from .places import Between, Local, another_way, between, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
@@ -38,51 +39,117 @@ def diagnosed(pair: Pair, report: Report, runs: Runs) -> Report:
 
 
 def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report:
-    """Where float64 differs: values first, and gradients where all values agree."""
+    """Where float64 differs: values first, and gradients where no output differs."""
     mode = failed[0].mode
     plain, _, truth = runs["float64", mode]
     force = forces(plain, truth, pair.names)
-    weights = pair.weights(pair.narrow("float64"))
-    run = pair.run_flax(pair.flax("float64", mode, force), weights)
-    rows = [*taps(run, truth, pair.names, "float64", mode, "local"), *_outputs(run, truth, mode)]
-    backward = list(_gradients(run, truth, pair.names, mode))
-    wrong = [row for row in rows if row.verdict.differs]
-    late = [arrived for arrived in backward if arrived.row.verdict.differs]
+    valued = any(row.kind in ("output", "exact") for row in failed)
+    other = set() if valued else rewritten(plain, truth, pair.names, force)
+    local = Local.of(pair, mode, truth, {k: v for k, v in force.items() if k not in other})
+    if valued:
+        other = another_way(local)
+        local = local.without(other) if other else local
+    wrong = [row for row in local.wrong() if row.name not in other] if valued else []
     odd = [row for row in failed if row.name == STRUCTURE]
-    places = [
-        Divergence.of(row, "value", hint(row, run, truth, pair.names))
-        for row in wrong
-        if not odd or row.name not in truth.outputs
-    ]
+    found = _values(local, [row for row in wrong if not odd or row.name not in truth.outputs])
+    places = [place for _, place in found]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
-    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]))
+    backward = [
+        a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other
+    ]
+    late = [arrived for arrived in backward if arrived.row.verdict.differs]
+    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_told(other))
     if not places:
         places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
     elif late:
         notes += (f"gradients differ by themselves at {len(late)} places: values come first",)
+    rows = [*_with_places(local, other, found), *(arrived.row for arrived in backward)]
     return replace(
         report,
-        local=(*rows, *(arrived.row for arrived in backward)),
-        divergences=tuple(places),
-        maps=dict(_maps(wrong, run, truth, pair.names)),
+        local=tuple(rows),
+        divergences=tuple(places) or (_result(failed[0]),),
+        maps=dict(_maps(wrong, local.run, truth, pair.names)),
         notes=notes,
     )
+
+
+def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Divergence]]:
+    """The places of rows that are wrong: steps whose inputs agree, and what lies between taps.
+
+    What is given to several steps is told once, before the first of them.
+    """
+    found: list[tuple[Between | None, Divergence]] = []
+    seen: list[np.ndarray] = []
+    for row in wrong:
+        lies = between(local, row)
+        if lies is None:
+            looks = hint(row, local.run, local.truth, local.pair.names)
+            found.append((None, Divergence.of(row, "value", looks)))
+        elif not any(np.array_equal(lies.got, x) for x in seen):
+            seen.append(lies.got)
+            place = Divergence.of(lies.row, "between", _looks(local, row, lies))
+            found.append((lies, replace(place, advice=lies.advice)))
+    return found
+
+
+def _looks(local: Local, row: Row, lies: Between) -> str:
+    """What arrives between two taps looks like: a tap that torch alone has there, or the next."""
+    truth, names = local.truth, local.pair.names
+    given = truth.calls[local.theirs[row.name]].inputs if row.name in local.theirs else {}
+    want = given.get("0")
+    if lies.alone and (want is None or np.array_equal(truth.taps[lies.alone[-1]], want)):
+        told = names.tap(lies.alone[-1])
+        run = replace(local.run, taps={**local.run.taps, told: lies.got})
+        if looks := hint(replace(row, name=told), run, truth, names):
+            return looks
+    return hint(row, local.run, truth, names)
+
+
+def _with_places(
+    local: Local, other: set[str], found: list[tuple[Between | None, Divergence]]
+) -> Iterator[Row]:
+    """The local rows, those of places between taps before the step behind them."""
+    lies = {between.step: between.row for between, _ in found if between is not None}
+    for row in local.rows:
+        if row.name in lies:
+            yield lies[row.name]
+        if row.name not in other:
+            yield row
+
+
+def _told(other: set[str]) -> Iterator[str]:
+    if other:
+        yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
+
+
+def _result(row: Row) -> Divergence:
+    """A result that differs where no place does."""
+    return Divergence.of(row, "value" if row.kind == "output" else row.kind)
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
     """Where precision is lost: the first tap, in torch's call order, that is worse than torch's."""
     dtype, mode = failed.dtype, failed.mode
     got, own, truth = runs[dtype, mode]
-    rows = []
-    for name, there, match in matches(got, truth, pair.names):
-        if name in own.taps:
-            theirs = match.layout.value(own.taps[name])
+    rows, other = [], _other_in_float64(pair, runs)
+    for name, there, match in matches(got, truth, pair.names, nearest=True):
+        if name in own.taps and there not in other:
+            theirs = match.layout.value(own.taps[name]) * match.factor
             verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
             rows.append(Row(there, "local", dtype, mode, verdict))
     wrong = [row for row in rows if row.verdict.differs] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
     notes = (*report.notes, *dict.fromkeys(got.findings["casts"]))
     return replace(report, local=tuple(rows), divergences=places, notes=notes)
+
+
+def _other_in_float64(pair: Pair, runs: Runs) -> set[str]:
+    """The taps that are another way to compute the same: in float64 they differ, no output does."""
+    found: set[str] = set()
+    for (dtype, _), (got, _, truth) in runs.items():
+        if dtype == "float64":
+            found |= rewritten(got, truth, pair.names, got.taps)
+    return found
 
 
 def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
@@ -94,13 +161,6 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
             behind = None if gradient is None else match.gradient(gradient)
             found[there] = Force(match.value, behind)
     return found
-
-
-def _outputs(run: Run, truth: Run, mode: str) -> Iterator[Row]:
-    for name, want in truth.outputs.items():
-        if name in run.outputs and is_floating(want):
-            verdict = judge.same_function(run.outputs[name], want)
-            yield Row(name, "local", "float64", mode, verdict)
 
 
 class Arrived(NamedTuple):

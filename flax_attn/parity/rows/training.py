@@ -1,60 +1,60 @@
-"""Train mode: running statistics after the call, and parameters after each optimizer step."""
+"""Training: what is trained, and parameters after each optimizer step."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 from .. import judge
+from ..mapping import flax_state
 from ..report import Row
 from ..sides.pair import Pair
 from ..sides.run import Run
+from ..sides.torch import is_inexact
 from ..torch_module import to_numpy, to_torch
 from . import optimizers
 
 ROUNDING = "{}: the gradient of {} elements is rounding alone; their steps are left out"
-BIASED = "{}: nnx keeps the biased variance, torch the unbiased one (n / (n - 1)); equal up to that"
 
 
-def statistics(
-    pair: Pair, got: Run, own: Run, dtype: str, mode: str, rows: list[Row], notes: dict
-) -> None:
-    """Adds what both sides' running statistics are after the call, in float64.
-
-    A running variance may follow either side's convention: torch averages the unbiased variance,
-    nnx the biased one.
-    """
-    if dtype != "float64":
-        return
-    old = pair.weights(pair.narrow("float64"))
-    new = pair.names.carried({**pair.narrow("float64"), **own.state})
-    for path, value in got.state.items():
-        if path not in new:
-            continue
-        verdict = judge.same_function(value, new[path])
-        if verdict.differs and path.endswith("var"):
-            for count, momentum in _updates(pair, own, path):
-                share = new[path] - (1 - momentum) * old[path]
-                biased = (1 - momentum) * old[path] + share * (count - 1) / count
-                other = judge.same_function(value, biased)
-                if other.ok:
-                    verdict = other
-                    notes[BIASED.format(path)] = None
-        rows.append(Row(path, "state", dtype, mode, verdict))
+FROZEN = (
+    "torch does not train {}, whose requires_grad is False, but in Flax {} is an nnx.Param, which "
+    "is trained: hold it in an nnx.Variable that is no Param, or say requires_grad_(True) in torch"
+)
+FREE = (
+    "torch trains {}, but in Flax {} is an nnx.{}, which is not trained: hold it in an nnx.Param, "
+    "or say requires_grad_(False) in torch"
+)
+NO_PARAM = (
+    "{} is a buffer of torch, which is not trained, but in Flax {} is an nnx.Param, which is: hold "
+    "it in an nnx.Variable that is no Param"
+)
 
 
-def _updates(pair: Pair, own: Run, path: str):
-    """How many elements torch averaged for a running variance, and its momentum."""
-    for name, call in own.calls.items():
-        momentum = call.facts.get("momentum")
-        if "running_var" not in call.params or momentum is None:
-            continue
-        if path.startswith(f"{pair.names.tap(name).partition('#')[0]}."):
-            x = call.inputs["0"]
-            yield x.size // x.shape[1], momentum
+def trained(pair: Pair) -> list[Row]:
+    """A row for every tensor that one side trains and the other does not."""
+    rows = []
+    tensors = dict(pair.torch_module.named_parameters(remove_duplicate=False))
+    held = flax_state(pair.flax_module)
+    for move in pair.plan.moves if pair.plan else ():
+        for source, target in product(move.sources, move.targets):
+            is_param, tensor = isinstance(held[target], nnx.Param), tensors.get(source)
+            if tensor is None:
+                said = NO_PARAM.format(source, target) if is_param else ""
+            elif not is_inexact(tensor) or tensor.requires_grad == is_param:
+                said = ""
+            elif is_param:
+                said = FROZEN.format(source, target)
+            else:
+                said = FREE.format(source, target, type(held[target]).__name__)
+            if said:
+                rows.append(Row(f"{target} is trained", "exact", "", "", judge.unlike(said)))
+    return rows
 
 
 def stepped(
@@ -100,6 +100,7 @@ def _quiet(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, n
     now = {
         path: (np.abs(wanted[path]) <= share) & ((wanted[path] != 0) | (got.gradients[path] != 0))
         for path in _names_of_gradients(got)
+        if path in wanted
     }
     return {path: before.get(path, False) | mask for path, mask in now.items()}
 

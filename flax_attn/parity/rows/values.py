@@ -1,5 +1,6 @@
 """Rows from runs: every output, tap, gradient and statistic of one run, judged."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from .. import judge
 from ..report import Row
-from ..sides.match import TURNED, hidden, point_of
+from ..sides.match import TURNED, counterparts, hidden, point_of
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
@@ -79,13 +80,24 @@ def taps(
 
 def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
-    told = {names.tap(name) for name in truth.taps}
+    pairs, shapes = counterparts(got, truth, names.tap)
+    told = {*pairs.values(), *shapes.values()}
     own = [n for n in got.taps if point_of(n) not in TURNED]
     return [f"{n} (Flax)" for n in own if n not in told] + [
         f"{n} (torch)"
         for n in truth.taps
-        if names.tap(n) not in got.taps and point_of(n) not in TURNED
+        if n not in pairs and n not in shapes and point_of(n) not in TURNED
     ]
+
+
+def other_shapes(got: Run, truth: Run, names: Names) -> list[str]:
+    """A sentence for taps that both sides have, but in shapes that no layout brings together."""
+    _, shapes = counterparts(got, truth, names.tap)
+    told = [
+        f"{there} (Flax {list(got.taps[there].shape)}, torch {list(truth.taps[name].shape)})"
+        for name, there in shapes.items()
+    ]
+    return [f"seen on both sides in other shapes: {', '.join(told)}"] if told else []
 
 
 def _value(
@@ -145,13 +157,41 @@ def _judged_gradients(
 
 
 def structure(run: Run) -> dict[str, str]:
-    """The dtype and shape of every output, by name."""
-    return {name: f"{x.dtype}{list(x.shape)}" for name, x in run.outputs.items()}
+    """The dtype and shape of every output, by name; the text of what is no number."""
+    return {**{name: f"{x.dtype}{list(x.shape)}" for name, x in run.outputs.items()}, **run.others}
 
 
 def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, mode: str) -> Row:
-    """Exact facts about the outputs: their names, shapes and dtypes."""
+    """Exact facts about the outputs: their names, shapes and dtypes.
+
+    In all dtypes but float64 JAX has no integers of 64 bits: there widths of 32 and 64 are one.
+    A key that holds None is one that is not there.
+    """
     verdict: Any = judge.Verdict("exact", 0.0, 0.0)
-    if got != want:
-        verdict = judge.unlike(f"Flax returns {dict(got)}, torch {dict(want)}")
+    ours, torchs = _plain(got, want, dtype), _plain(want, got, dtype)
+    if ours != torchs:
+        told = f"Flax returns {dict(got)}, torch {dict(want)}"
+        verdict = judge.unlike(told + _advice(ours, torchs))
     return Row(STRUCTURE, "exact", dtype, mode, verdict)
+
+
+def _plain(one: Mapping[str, str], other: Mapping[str, str], dtype: str) -> dict[str, str]:
+    """Texts that are equal where the structure is."""
+    return {
+        name: text if dtype == "float64" else re.sub(r"^(u?int)64\[", r"\g<1>32[", text)
+        for name, text in one.items()
+        if text != "None" or name in other or name.endswith("]") or name == "output"
+    }
+
+
+def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
+    """What to do where one side returns an array and the other several, or narrower integers."""
+    for side, one, several in (("torch", got, want), ("Flax", want, got)):
+        if list(one) == ["output"] and several and "output" not in several:
+            alike = [name for name, text in several.items() if text == one["output"]]
+            part = (alike or list(several))[0].removeprefix("output")
+            call = f"{side.lower()}_call=lambda m, *xs: m(*xs){part}"
+            return f": take {part} of what {side} returns: {call}"
+    if {k: v.replace("int32[", "int64[") for k, v in got.items()} == dict(want):
+        return ": .astype(int) gives integers of the width that the run has, as torch's are"
+    return ""

@@ -1,29 +1,22 @@
 """Flax's side: the module merged afresh, run eagerly or under jit, every tap heard by its path."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend.core import get_opaque_trace_state
 
-from ... import taps
 from ..mapping import flax_params, flax_state
 from . import jaxpr_precision as precision
-from .run import Request, Run, counted, leaves, one_or, rebuilt, rounded
+from .heard import Force, at_turn, hearing, is_array, is_key
+from .leaves import refuse_unknown, sort_leaves
+from .run import Request, Run, rounded
 
 # The name under which the anchors of replaced taps leave a run.
 ANCHOR = "anchors"
-
-
-class Force(NamedTuple):
-    """What torch had at a tap, in Flax's shape: its value, and its gradient where it is known."""
-
-    value: np.ndarray
-    gradient: np.ndarray | None
 
 
 class Flax:
@@ -52,29 +45,63 @@ class Flax:
         self.dtype, self.jit, self.force = dtype, jit, dict(force or {})
         self.program: Callable[..., Any] | None = None
         self.findings: dict[str, list[str]] = {}
+        self.static = Static({}, {}, {}, [], [], {}, [])
 
     def run(self, weights: Mapping[str, np.ndarray]) -> Run:
         """One forward and backward pass; without weights, with the module's own."""
-        with (
-            jax.enable_x64(self.dtype == "float64"),
-            jax.numpy_dtype_promotion("standard"),
-            jax.default_matmul_precision("highest"),
-        ):
-            arrays = self.request.arrays().items()
-            inputs = {name: jnp.asarray(rounded(x, self.dtype)) for name, x in arrays}
-            floats = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
-            probes = {k: jnp.zeros_like(f.value) for k, f in self.force.items()}
-            held = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
-            held = held or _unique(self.module, self.dtype)
-            trained = unique_params(self.module)
-            params = {k: v for k, v in held.items() if k in trained}
-            rest = {k: v for k, v in held.items() if k not in params}
-            program = self._program(inputs, params, floats, probes, rest)
-            return self._noted(program(params, floats, probes, rest))
+        with self._precise():
+            self.args = self._arguments(weights)
+            program = self._program(*self.args)
+            return self._noted(program(*self.args))
 
-    def _program(self, inputs: Mapping[str, jax.Array], *args: Any) -> Callable[..., Any]:
+    def again(self, times: int) -> list[list[np.ndarray]]:
+        """The dropout masks of so many calls more, each with other random keys than all before.
+
+        A key that a module keeps and splits by itself goes on from call to call.
+        """
+        found = []
+        with self._precise():
+            for turn in range(1, times + 1):
+                *others, rest = self.args
+                self.args = *others, {**rest, "random": self.random, "turn": turn}
+                found.append(self._noted(self._program(*self.args)(*self.args)).keeps)
+        return found
+
+    def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
+        """The forward program, never run: its jaxpr, the shapes it returns, and its arguments."""
+        with self._precise():
+            args = self._arguments(weights)
+            return *jax.make_jaxpr(self._forward(), return_shape=True)(*args), args
+
+    @contextmanager
+    def _precise(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(jax.enable_x64(self.dtype == "float64"))
+            stack.enter_context(jax.numpy_dtype_promotion("standard"))
+            stack.enter_context(jax.default_matmul_precision("highest"))
+            yield
+
+    def _arguments(self, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
+        """Params, inputs and probes, by which the function is differentiated, and all the rest."""
+        arrays = self.request.arrays().items()
+        inputs = {name: jnp.asarray(rounded(x, self.dtype)) for name, x in arrays}
+        floats = {k: v for k, v in inputs.items() if _is_inexact(v)}
+        fixed = {k: v for k, v in floats.items() if self.request.is_constant(k)}
+        self.inputs = {k: v for k, v in inputs.items() if k not in floats}
+        probes = {k: jnp.asarray(np.zeros_like(f.value)) for k, f in self.force.items()}
+        held = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
+        held = held or _unique(self.module, self.dtype)
+        trained = unique_params(self.module)
+        params = {k: v for k, v in held.items() if k in trained}
+        rest = {"weights": {k: v for k, v in held.items() if k not in params}, "inputs": fixed}
+        if self.request.train:
+            random = {k: v.get_value() for k, v in random_state(self.module).items()}
+            rest |= {"random": random, "turn": 0}
+        return params, {k: v for k, v in floats.items() if k not in fixed}, probes, rest
+
+    def _program(self, *args: Any) -> Callable[..., Any]:
         if self.program is None:
-            run = self._forward(inputs)
+            run = self._forward()
             run = _with_gradients(run, self.request, self.dtype) if self.request.grads else run
             self.program = run
             if self.jit or not self.force:
@@ -83,7 +110,7 @@ class Flax:
                 self.program = traced.lower().compile() if self.jit else run
         return self.program
 
-    def _forward(self, inputs: Mapping[str, jax.Array]) -> Callable[..., Any]:
+    def _forward(self) -> Callable[..., Any]:
         """A pure function of everything floating: floating outputs, and all else beside."""
         graph, state = nnx.split(self.module)
         state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
@@ -94,35 +121,114 @@ class Flax:
             _unpin(copy)
             copy.train() if request.train else copy.eval()
             held = flax_state(copy)
-            for path, value in (params | rest).items():
+            for path, value in (params | rest["weights"]).items():
                 held[path].set_value(value)
-            args, kwargs = request.fill({**inputs, **floats})
-            with _heard(copy, self.force, probes) as heard:
+            _set_random(copy, rest)
+            before = _States(copy)
+            args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})
+            with hearing(copy, self.force, probes, rest.get("turn")) as heard:
                 out = self.call(copy, *args, **kwargs)
-            named = dict(leaves(out, _is_array))
-            exact = {k: v for k, v in named.items() if not jnp.issubdtype(v.dtype, jnp.floating)}
-            named = {k: v for k, v in named.items() if k not in exact}
+            found = sort_leaves(out, is_array)
+            refuse_unknown(found.unknown, "Flax")
+            named = {k: v for k, v in found.arrays.items() if _is_inexact(v)}
+            exact = {k: v for k, v in found.arrays.items() if k not in named}
             named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
-            after = {k: v.get_value() for k, v in flax_state(copy).items() if k not in params}
-            return named, (exact, heard.taps if request.taps else {}, heard.keeps, after)
+            after = _States(copy)
+            self.static = Static(
+                found.numbers,
+                found.others,
+                heard.numbers if request.taps else {},
+                heard.places,
+                after.unlike(before),
+                {k: np.asarray(v) for k, v in after.held.items() if isinstance(v, int | float)},
+                list(heard.notes),
+            )
+            aux = {"exact": exact, "keeps": heard.keeps, "rates": heard.rates}
+            aux |= {"taps": heard.taps, "inputs": heard.inputs} if request.taps else {}
+            aux["state"] = {k: v for k, v in after.values.items() if k not in params}
+            aux["random"] = {k: v.get_value() for k, v in random_state(copy).items()}
+            return named, aux
 
         return forward
 
     def _noted(self, out: Any) -> Run:
-        named, (exact, heard, keeps, after), grads = (
-            out if self.request.grads else (*out, ({},) * 3)
+        named, aux, grads = out if self.request.grads else (*out, ({},) * 3)
+        of_params, of_inputs, of_taps, *_ = grads
+        static, self.random = self.static, aux["random"]
+        numbers, fixed = (
+            {k: rounded(x, self.dtype) for k, x in found.items()}
+            for found in (static.numbers, static.taps)
         )
         named = {k: v for k, v in named.items() if k != ANCHOR}
-        of_params, of_inputs, of_taps, *_ = grads
+        gradients = {**{f"input {k}": v for k, v in of_inputs.items()}, **of_params}
         return Run(
-            outputs=_numpy({**named, **exact}),
-            taps=_numpy(heard),
-            gradients=_numpy({**{f"input {k}": v for k, v in of_inputs.items()}, **of_params}),
-            keeps=[np.asarray(keep) for keep in keeps],
-            tap_gradients=_numpy(of_taps),
-            state=_numpy(after),
+            outputs=_numpy({**named, **aux["exact"]}) | numbers,
+            others=static.others,
+            taps=_numpy(aux.get("taps", {})) | fixed,
+            inputs={k: tuple(map(np.asarray, xs)) for k, xs in aux.get("inputs", {}).items()},
+            gradients=_conjugate(_numpy(gradients)),
+            keeps=[np.asarray(keep) for keep in aux["keeps"]],
+            rates=[float(rate) for rate in aux["rates"]],
+            places=static.places,
+            tap_gradients=_conjugate(_numpy(of_taps)),
+            state=static.state | _numpy(aux["state"]),
+            changed=static.changed,
+            notes=[*static.notes, *_pinned(self.module, self.dtype)],
             findings=self.findings,
         )
+
+
+class Static(NamedTuple):
+    """What a run told that is no array, so that no jitted function could return it."""
+
+    numbers: dict[str, np.ndarray]
+    others: dict[str, str]
+    taps: dict[str, np.ndarray]
+    places: list[str]
+    changed: list[str]
+    state: dict[str, np.ndarray]
+    notes: list[str]
+
+
+class _States:
+    """Everything a module holds that a call may change: variables, and its own plain numbers."""
+
+    def __init__(self, module: nnx.Module):
+        params = flax_params(module)
+        self.held = {path: x.get_value() for path, x in flax_state(module).items()}
+        for path, node in nnx.iter_graph(module):
+            name = ".".join(map(str, path))
+            if isinstance(node, nnx.Variable) and name not in params:
+                if not isinstance(node, nnx.RngState | nnx.Intermediate):
+                    self.held.setdefault(name, node.get_value())
+            elif isinstance(node, int | float | str) and "_pytree__nodes" not in path:
+                self.held[name] = node
+        self.values = {k: v for k, v in self.held.items() if is_array(v)}
+
+    def unlike(self, before: "_States") -> list[str]:
+        """The paths of all that is no longer what it was."""
+        return [
+            path
+            for path, x in self.held.items()
+            if x is not before.held.get(path) and (is_array(x) or x != before.held.get(path))
+        ]
+
+
+def _set_random(module: nnx.Module, rest: Mapping[str, Any]) -> None:
+    """Gives a module the random state it is to have in this turn, if there are turns."""
+    for path, held in random_state(module).items() if "random" in rest else ():
+        value = rest["random"][path]
+        held.set_value(at_turn(value, rest["turn"]) if isinstance(held, nnx.RngKey) else value)
+
+
+def random_state(module: nnx.Module) -> dict[str, nnx.Variable]:
+    """Every variable of a module that holds random keys, or counts them, by dotted path."""
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(module)
+        if isinstance(node, nnx.RngState)
+        or (isinstance(node, nnx.Variable) and is_key(node.get_value()))
+    }
 
 
 def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -> Callable:
@@ -134,7 +240,7 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
 
         named, back, aux = jax.vjp(of, params, floats, probes, has_aux=True)
         cotangents = {
-            name: jnp.asarray(rounded(request.cotangent(name, x.shape), dtype)).astype(x.dtype)
+            name: jnp.asarray(rounded(np.conj(request.cotangent(name, x)), dtype)).astype(x.dtype)
             for name, x in named.items()
         }
         cotangents |= {ANCHOR: jnp.zeros_like(named[ANCHOR])} if ANCHOR in named else {}
@@ -142,30 +248,6 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
         return named, aux, back(jax.lax.optimization_barrier(cotangents))
 
     return run
-
-
-def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> tuple[jax.Array, jax.Array]:
-    """Torch's value, and an anchor: a zero that every output of the run depends on.
-
-    Behind it torch's gradient goes on, and what arrived is the probe's. Without the anchor JAX
-    would pass by a point where a gradient was stopped, and torch's would not go on.
-    """
-
-    @jax.custom_vjp
-    def put(value, probe):
-        return jnp.asarray(force.value, value.dtype), jnp.zeros((), value.dtype)
-
-    def forward(value, probe):
-        return put(value, probe), None
-
-    def back(_, cotangents):
-        cotangent, _ = cotangents
-        known = force.gradient is not None
-        own = jnp.asarray(force.gradient, cotangent.dtype) if known else cotangent
-        return own, cotangent
-
-    put.defvjp(forward, back)
-    return put(value, probe)
 
 
 def _findings(jaxpr: Any) -> dict[str, list[str]]:
@@ -193,12 +275,42 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
 def _unpin(module: nnx.Module) -> None:
     """Lets layers that fix the dtype of their parameters when they are built follow the run's."""
     for _, part in nnx.iter_modules(module):
-        if isinstance(part, nnx.Embed | nnx.SimpleCell) and part.dtype == part.param_dtype:
+        if _follows(part):
             part.dtype = None
 
 
+def _pinned(module: nnx.Module, dtype: str) -> list[str]:
+    """Sentences about layers whose dtype is another than the run's, whatever their input's is."""
+    kinds: dict[str, list[str]] = {}
+    for path, part in nnx.iter_modules(module):
+        fixed = None if _follows(part) else getattr(part, "dtype", None)
+        if _is_dtype(fixed) and jnp.dtype(fixed).name != dtype:
+            kinds.setdefault(jnp.dtype(fixed).name, []).append(".".join(map(str, path)))
+    return [
+        f"in {dtype} {', '.join(filter(None, paths)) or 'the module'} of Flax still computes in "
+        f"{kind}, since its dtype is fixed: leave dtype out for one that follows its input"
+        for kind, paths in kinds.items()
+    ]
+
+
+def _follows(part: nnx.Module) -> bool:
+    """Whether a layer got the dtype of its parameters as its own, when it was built."""
+    return isinstance(part, nnx.Embed | nnx.SimpleCell) and part.dtype == part.param_dtype
+
+
+def _is_dtype(x: Any) -> bool:
+    try:
+        return x is not None and jnp.issubdtype(jnp.dtype(x), jnp.inexact)
+    except TypeError:
+        return False
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
 def _cast(x: Any, dtype: str) -> Any:
-    floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+    floating = hasattr(x, "dtype") and _is_inexact(x)
     return jnp.asarray(rounded(np.asarray(x), dtype)) if floating else x
 
 
@@ -206,102 +318,6 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in arrays.items()}
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array)
-
-
-class _Heard:
-    """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
-    a scan or a vmap there are no values that could be brought out, so nothing is noted there."""
-
-    def __init__(self, force: Mapping[str, Force], probes: Mapping[str, jax.Array]) -> None:
-        self.trace = get_opaque_trace_state(convention="flax")
-        self.force, self.probes = force, probes
-        self.taps: dict[str, jax.Array] = {}
-        self.keeps: list[jax.Array] = []
-        self.anchors: list[jax.Array] = []
-        self.path: list[str] = []
-
-    def here(self) -> bool:
-        return self.trace == get_opaque_trace_state(convention="flax")
-
-    def note(self, name: str, value: jax.Array) -> jax.Array:
-        if not self.here():
-            return value
-        name = counted(self.taps, name)
-        self.taps[name] = value
-        force = self.force.get(name)
-        if force is None or force.value.shape != value.shape:
-            return value
-        value, anchor = _replaced(value, self.probes[name], force)
-        self.anchors.append(anchor)
-        return value
-
-    def keep(self, value: jax.Array) -> None:
-        if self.here():
-            self.keeps.append(value)
-
-    def tap(self, name: str, value: jax.Array) -> jax.Array:
-        if name != "keep":
-            return self.note(
-                f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value
-            )
-        self.keep(value)
-        return value
-
-
-@contextmanager
-def _heard(
-    module: nnx.Module, force: Mapping[str, Force], probes: Mapping[str, jax.Array]
-) -> Iterator[_Heard]:
-    """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile."""
-    heard = _Heard(force, probes)
-    paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
-    kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
-    plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
-
-    def wrapped(original):
-        def call(self, *args, **kwargs):
-            path = paths.get(id(self))
-            if path is None or (heard.path and heard.path[-1] == path):
-                return original(self, *args, **kwargs)
-            heard.path.append(path)
-            try:
-                out = original(self, *args, **kwargs)
-            finally:
-                heard.path.pop()
-            if not path:
-                return out
-            told = one_or(path, out, _is_array)
-            return rebuilt(out, _is_array, lambda name, x: heard.note(told(name), x), path)
-
-        return call
-
-    try:
-        for kind in kinds:
-            kind.__call__ = wrapped(kind.__call__)
-        with taps.listen(heard.tap), _draws_heard(heard):
-            yield heard
-    finally:
-        for kind, own in plain.items():
-            if own is None:
-                del kind.__call__
-            else:
-                kind.__call__ = own
-
-
-@contextmanager
-def _draws_heard(heard: _Heard) -> Iterator[None]:
-    """Notes every Bernoulli draw, which is how other people's dropout draws."""
-    draw = jax.random.bernoulli
-
-    def bernoulli(*args, **kwargs):
-        keep = draw(*args, **kwargs)
-        heard.keep(keep)
-        return keep
-
-    jax.random.bernoulli = bernoulli
-    try:
-        yield
-    finally:
-        jax.random.bernoulli = draw
+def _conjugate(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gradients as torch has them: of complex numbers they are the conjugates of JAX's."""
+    return {k: x.conj() if x.dtype.kind == "c" else x for k, x in gradients.items()}

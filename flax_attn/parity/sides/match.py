@@ -1,11 +1,14 @@
 """Which value of Flax belongs to which of torch, and how torch's is laid out in Flax's shape."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import islice, permutations
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import judge
+from .run import Run
 
 # The points inside attention that torch computes with heads before positions, Flax after.
 TURNED = ("query", "key", "value", "context")
@@ -14,6 +17,9 @@ SCALED = ("query", "key")
 
 # The softmax of a score this far below its row's largest is zero in float64.
 UNSEEN = np.log(np.finfo(np.float64).smallest_subnormal) - 1
+# How many ways to lay out one array are tried.
+WAYS = 24
+Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
@@ -29,7 +35,10 @@ class Layout(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Torch's value beside Flax's: in which layout, times what, and the value itself so."""
+    """Torch's value beside Flax's: in which layout, times what, and the value itself so.
+
+    Of scores the value has Flax's constant in each row, which a softmax does not see.
+    """
 
     layout: Layout
     factor: float
@@ -45,20 +54,81 @@ def point_of(tap: str) -> str:
     return tap.rpartition(".")[2].partition("#")[0]
 
 
-def layouts(tap: str, shape: tuple[int, ...], want: tuple[int, ...]) -> Iterator[Layout]:
+def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     """The ways in which an array of torch's shape may lie in Flax's, the plainest first."""
     if shape == want:
         yield Layout.plain(lambda x: x)
-    size, whole = int(np.prod(shape)), int(np.prod(want))
-    if shape != want and size == whole and shape[-2:] == want[-2:]:
-        yield Layout.plain(lambda x: x.reshape(shape))
     if point_of(tap) in TURNED and len(shape) >= 3:
         yield from _turned(shape, want)
-    elif len(shape) == len(want) >= 3 and shape == (want[0], *want[2:], want[1]):
-        yield Layout.plain(lambda x: np.moveaxis(x, 1, -1))  # channels last
+    if shape != want:
+        for fine, order in ways(shape, want):
+            yield Layout.plain(partial(_laid, shape, fine, order))
 
 
-def _turned(shape: tuple[int, ...], want: tuple[int, ...]) -> Iterator[Layout]:
+def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
+    return x.reshape(fine).transpose(order).reshape(shape)
+
+
+@lru_cache(maxsize=1024)
+def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
+    """How axes of `want`, some of them cut, are put in another order and merged to `shape`.
+
+    Each way is the cut shape and the order of its axes; those that move least come first.
+
+    >>> ways((2, 5, 3, 4), (6, 5, 4))[0]  # B T N H from (B N) T H
+    ((2, 3, 5, 4), (0, 2, 1, 3))
+    """
+    if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
+        return ()
+    here, there = (tuple(n for n in x if n != 1) for x in (shape, want))
+    found: dict[tuple[Shape, Shape], int] = {}
+    for fine in _cut(here, there):
+        for order in permutations(range(len(fine))):
+            if _merges(tuple(fine[i] for i in order), here):
+                moved = sum(a > b for i, a in enumerate(order) for b in order[i + 1 :])
+                found.setdefault(_joined(fine, order), moved)
+    return tuple(islice(sorted(found, key=lambda way: (found[way], len(way[0]))), WAYS))
+
+
+def _cut(here: Shape, there: Shape) -> set[Shape]:
+    """Torch's axes as they are, cut into Flax's, and with one of them cut where Flax has a part."""
+    found: set[Shape] = {there} if len(there) <= 6 else set()
+    if len(here) <= 6:
+        found |= {fine for fine in permutations(here) if _merges(fine, there)}
+    if len(there) <= 5:
+        for i, size in enumerate(there):
+            for part in {n for n in here if 1 < n < size and size % n == 0}:
+                for pieces in ((part, size // part), (size // part, part)):
+                    found.add((*there[:i], *pieces, *there[i + 1 :]))
+    return found
+
+
+def _merges(fine: Shape, coarse: Shape) -> bool:
+    """Whether neighbours of `fine` make up `coarse`."""
+    rest = list(fine)
+    for size in coarse:
+        product = 1
+        while rest and product < size:
+            product *= rest.pop(0)
+        if product != size:
+            return False
+    return not rest
+
+
+def _joined(fine: Shape, order: Shape) -> tuple[Shape, Shape]:
+    """The same way with axes that stay neighbours told as one."""
+    runs: list[list[int]] = []
+    for axis in order:
+        if runs and axis == runs[-1][-1] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    ranked = sorted(runs)
+    sizes = tuple(int(np.prod([fine[i] for i in run])) for run in ranked)
+    return sizes, tuple(ranked.index(run) for run in runs)
+
+
+def _turned(shape: Shape, want: Shape) -> Iterator[Layout]:
     """From torch's `(B N) T H` to `*B T N H`; keys repeated for their queries once each."""
     *batch, length, heads, width = shape
     rows = int(np.prod(batch)) * length * width
@@ -91,21 +161,133 @@ def hidden(scores: np.ndarray) -> np.ndarray:
         return np.where(scores - most < UNSEEN, -np.inf, scores)
 
 
-def paired(tap: str, got: np.ndarray, want: np.ndarray) -> Match | None:
-    """Torch's value in the layout that brings it nearest to Flax's.
+def paired(
+    tap: str, got: np.ndarray, want: np.ndarray, shift: bool = False, nearest: bool = False
+) -> Match | None:
+    """Torch's value beside Flax's, laid out in its shape.
 
-    None if the shapes have nothing to do with each other.
+    What is no copy of torch's own number, a factor or a constant in each row, is put on only if
+    that makes the two equal; with `nearest` a factor wherever it brings them nearer, for narrow
+    dtypes, in which nothing is equal. A layout that makes them equal comes before one that does
+    not.
+
+    Args:
+      shift: whether scores may differ by a constant in each row, since a softmax follows.
+
+    Returns:
+      None if the shapes have nothing to do with each other.
     """
     if point_of(tap) == "scores":
         got, want = hidden(got), hidden(want)
-    best: tuple[float, Match] | None = None
+    tried: list[tuple[float, Match]] = []
     for layout in layouts(tap, got.shape, want.shape):
+        laid = layout.value(want)
         for factor in factors(tap, want.shape[-1] if want.ndim else 1):
-            laid = layout.value(want)
             match = Match(layout, factor, laid if factor == 1.0 else laid * factor)
-            error = judge.error(got, match.value)
-            if error <= judge.SAME_FUNCTION:
+            if _equal(got, match.value):
                 return match
-            if best is None or error < best[0]:
-                best = error, match
-    return best[1] if best else None
+            if factor == 1.0 or nearest:
+                tried.append((judge.error(got, match.value), match))
+        if shift and _equal(got, moved := shifted(got, laid)):
+            return Match(layout, 1.0, moved)
+    if not tried:
+        return None
+    error, best = min(tried, key=lambda pair: pair[0])
+    # Of layouts that all differ a clearly nearer one tells more; else the plainest is as good.
+    return best if nearest or error < tried[0][0] / 2 else tried[0][1]
+
+
+def _equal(got: np.ndarray, want: np.ndarray) -> bool:
+    return judge.same_function(got, want, zero=True).ok
+
+
+def shifted(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """`want` with the constant in each row that brings it nearest to `got`."""
+    seen = np.isfinite(got) & np.isfinite(want)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(seen, got - want, 0.0).sum(axis=-1, keepdims=True)
+    return want + apart / np.maximum(seen.sum(axis=-1, keepdims=True), 1)
+
+
+def shifts(truth: Run, name: str) -> bool:
+    """Whether torch's scores go to a softmax along their rows, which sees no constant in a row."""
+    if point_of(name) != "scores":
+        return False
+    owner, dot, point = name.rpartition(".")
+    weights = truth.taps.get(f"{owner}{dot}{point.replace('scores', 'weights')}")
+    scores = truth.taps[name]
+    if weights is None or weights.shape != scores.shape or not scores.size:
+        return weights is None
+    most = scores.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        powers = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
+        total = powers.sum(axis=-1, keepdims=True)
+    return judge.alike(powers / np.where(total, total, 1.0), weights)
+
+
+def counterparts(
+    got: Run, truth: Run, tap: Callable[[str], str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Which tap of Flax each of torch's is, by name; and those of one name in other shapes.
+
+    Where a name was heard several times, or in other numbers, values decide which belong together;
+    then the place in the order, if both sides heard it as often, and last a shape that fits one
+    tap alone. `tap` tells torch's names in Flax's.
+    """
+    pairs: dict[str, str] = {}
+    shapes: dict[str, str] = {}
+    theirs, ours = _by_base({name: tap(name) for name in truth.taps}), _by_base(got.taps)
+    for base, here in theirs.items():
+        there = ours.get(base, [])
+        fits = {
+            (a, b): paired(b, got.taps[b], truth.taps[a], shifts(truth, a))
+            for a in here
+            for b in there
+        }
+        if len(here) == len(there) == 1:
+            (pairs if fits[here[0], there[0]] else shapes)[here[0]] = there[0]
+            continue
+        found = _told_apart(here, there, got, fits)
+        pairs |= found
+        left = [b for b in there if b not in found.values()]
+        shapes |= dict(zip((a for a in here if a not in found), left, strict=False))
+    order = [name for name in truth.taps if name in pairs]
+    return {name: pairs[name] for name in order}, shapes
+
+
+def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[str]]:
+    """Names by what they are without their count, in order."""
+    found: dict[str, list[str]] = {}
+    for name, told in names.items():
+        base = (told if isinstance(told, str) else name).partition("#")[0]
+        found.setdefault(base, []).append(name)
+    return found
+
+
+def _told_apart(
+    here: list[str], there: list[str], got: Run, fits: dict[tuple[str, str], Match | None]
+) -> dict[str, str]:
+    """Of several taps of one name which is which; what nothing tells is left out."""
+    pairs: dict[str, str] = {}
+
+    def free(a: str) -> list[str]:
+        return [b for b in there if b not in pairs.values() and fits[a, b] is not None]
+
+    def equal(a: str, b: str) -> bool:
+        match = fits[a, b]
+        value = hidden(got.taps[b]) if point_of(b) == "scores" else got.taps[b]
+        return match is not None and _equal(value, match.value)
+
+    places = list(zip(here, there, strict=False))
+    pairs |= {a: b for a, b in places if equal(a, b)}
+    for a in here:
+        if a not in pairs:
+            pairs |= dict([(a, b) for b in free(a) if equal(a, b)][:1])
+    if len(here) == len(there):
+        pairs |= {a: b for a, b in places if a not in pairs and b in free(a)}
+    left = [a for a in here if a not in pairs]
+    for a in left:
+        alone = [b for b in free(a) if [c for c in left if fits[c, b]] == [a]]
+        if len(alone) == 1 == len(free(a)):
+            pairs[a] = alone[0]
+    return pairs

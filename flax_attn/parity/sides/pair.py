@@ -14,9 +14,9 @@ from ...weights.rule import Rule
 from ..mapping import Plan
 from ..pairs import flax_path
 from .flax import Flax, Force, unique_params
-from .match import Match, paired
+from .match import Match, counterparts, paired, shifts
 from .run import Request, Run, rounded
-from .torch import run_torch
+from .torch import run_torch, stiff
 from .torch_noise import RUNS as NOISY
 
 
@@ -28,17 +28,19 @@ class Names:
         self.rules = [r for r in rules if r.kind == "move" and r.layout is None]
 
     def tap(self, name: str) -> str:
-        """Where Flax has what torch calls `name`."""
+        """Where Flax has what torch calls `name`, counts of repeated calls left as they are."""
+        base, mark, count = name.partition("#")
         for rule in self.rules:
-            for (here, *_), (there, *_) in rule.groups([name]):
-                if here == name:
-                    return there
-        return flax_path(self.module, name)
+            for (here, *_), (there, *_) in rule.groups([base]):
+                if here == base:
+                    return there + mark + count
+        return flax_path(self.module, base) + mark + count
 
     def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""
         inputs = {k: v for k, v in found.items() if k.startswith("input ")}
-        return inputs | self.carried(found)
+        trained = unique_params(self.module)
+        return inputs | {k: v for k, v in self.carried(found).items() if k in trained}
 
     def carried(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Those of torch's arrays that the plan carries, laid out as Flax has them."""
@@ -49,11 +51,17 @@ class Names:
         return canonical(laid, self.module)
 
 
-def matches(got: Run, truth: Run, names: Names) -> Iterator[tuple[str, str, Match]]:
-    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair."""
-    for name, want in truth.taps.items():
-        there = names.tap(name)
-        match = paired(there, got.taps[there], want) if there in got.taps else None
+def matches(
+    got: Run, truth: Run, names: Names, nearest: bool = False
+) -> Iterator[tuple[str, str, Match]]:
+    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair.
+
+    `nearest`: what is nearest is taken where nothing is equal, as in narrow dtypes.
+    """
+    found, _ = counterparts(got, truth, names.tap)
+    for name, there in found.items():
+        shift = shifts(truth, name)
+        match = paired(there, got.taps[there], truth.taps[name], shift, nearest)
         if match is not None:
             yield name, there, match
 
@@ -62,6 +70,14 @@ def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str,
     """`values` by the first path of each Param, where one is shared."""
     first = unique_params(module)
     return {first.get(path, path): value for path, value in values.items()}
+
+
+# Of how many places of a dropout mask the kept share is told, and torch's names of dtypes.
+PLACES = 4096
+NAMES = {
+    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("bfloat", "float") for bits in (16, 32, 64)},
+    **{"double": "float64", "float": "float32", "half": "float16"},
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +123,7 @@ class Pair:
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
         """One run of Flax's side with its own weights, by path."""
-        with _told("Flax", self.flax_module, side.dtype):
+        with self._told("Flax", side.dtype):
             return side.run(weights)
 
     def torch(
@@ -119,16 +135,32 @@ class Pair:
         moved: int | None = None,
     ) -> Run:
         """One run of torch in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
-        with _told("torch", self.torch_module, at or dtype):
+        with self._told("torch", at or dtype):
             call, request = self.calls[0], self.asked(dtype)
             return run_torch(
-                self.torch_module, call, request, values, at or dtype, keeps, moved=moved
+                self.torch_module, call, request, values, at or dtype, keeps, bool(at), moved
             )
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
         """Torch in `dtype` again, a few times, with every operation moved by its rounding."""
         values = self.narrow(dtype)
         return [self.torch(dtype, values, keeps, moved=seed) for seed in range(NOISY)]
+
+    @contextmanager
+    def _told(self, side: str, dtype: str) -> Iterator[None]:
+        """An exception of a module, told as what it is: its own, in this dtype."""
+        module = self.torch_module if side == "torch" else self.flax_module
+        try:
+            yield
+        except ParityError:
+            raise
+        except Exception as error:
+            first = str(error).strip().split("\n")[0].rstrip(".")
+            is_plain = self.calls[0 if side == "torch" else 1] is plain_call
+            raise ParityError(
+                f"{type(module).__name__} of {side} fails in {dtype}: {type(error).__name__}: "
+                f"{first}. {_advice(side, module, dtype, first, is_plain)}"
+            ) from error
 
     def run(self, dtype: str, modes: Sequence[str]) -> dict[str, tuple[Run, Run, Run]]:
         """Flax in each of `modes`, torch in `dtype`, and torch in float64, which is the truth.
@@ -139,28 +171,38 @@ class Pair:
         values = self.narrow(dtype)
         modes = modes if dtype == "float64" else modes[-1:]
         weights = self.weights(values)
-        got = {mode: self.run_flax(self.flax(dtype, mode), weights) for mode in modes}
+        sides = {mode: self.flax(dtype, mode) for mode in modes}
+        got = {mode: self.run_flax(side, weights) for mode, side in sides.items()}
         keeps = got[modes[0]].keeps
         own = self.torch(dtype, values, keeps)
+        if keeps and self.request.train:
+            with self._told("Flax", dtype):
+                got[modes[-1]].redrawn = sides[modes[-1]].again(_times(keeps, modes[-1]))
         truth = own if dtype == "float64" else self.torch(dtype, values, keeps, "float64")
         return {mode: (run, own, truth) for mode, run in got.items()}
 
 
-@contextmanager
-def _told(side: str, module: Any, dtype: str):
-    """An exception of a module, told as what it is: its own, in this dtype."""
-    try:
-        yield
-    except ParityError:
-        raise
-    except Exception as error:
-        first = str(error).strip().split("\n")[0].rstrip(".")
-        advice = f"Call it with these inputs by itself, or pass {side.lower()}_call=."
-        if re.search("dtype|float32|Float|[Dd]ouble", first):
-            advice = (
-                f"Make its constants follow the dtype of its input, or pass {side.lower()}_call=."
-            )
-        raise ParityError(
-            f"{type(module).__name__} of {side} fails in {dtype}: {type(error).__name__}: "
-            f"{first}. {advice}"
-        ) from error
+def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """How a module is called unless somebody says otherwise."""
+    return module(*args, **kwargs)
+
+
+def _times(keeps: Sequence[np.ndarray], mode: str) -> int:
+    """How often masks are drawn again, so that the share they keep tells: small ones often."""
+    least = min((keep.size for keep in keeps if keep.size), default=PLACES)
+    return max(1, min(-(-PLACES // least) - 1, 48 if mode == "jit" else 3))
+
+
+def _advice(side: str, module: Any, dtype: str, first: str, is_plain: bool) -> str:
+    """What to do about an exception, by what it says."""
+    call = f"{side.lower()}_call="
+    if "not implemented for" in first:
+        return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
+    named = {NAMES[word] for word in re.findall("|".join(NAMES), first.lower())}
+    if len(named) > 1 and dtype in named:
+        held = stiff(module, dtype) if side == "torch" else []
+        what = f"{', '.join(held[:3])} of it" if held else "its constants"
+        advice = f"Make {what} follow the dtype of its input"
+    else:
+        advice = "Call it with these inputs by itself"
+    return f"{advice}, or pass {call}." if is_plain else f"{advice}, or change {call}."

@@ -1,13 +1,13 @@
 """One run of one module: what goes in, and what is recorded of it on either side."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .. import draw
+from .leaves import leaves, rebuilt
 
 
 @dataclass
@@ -15,24 +15,38 @@ class Run:
     """Everything recorded of one forward and backward pass, as numpy arrays.
 
     Attributes:
-      outputs: by name: "output", or "output[0]", "output.key" where there are several.
+      outputs: every numeric leaf of the output by name: "output", or "output[0]", "output.key"
+        where there are several; Python numbers and numpy arrays too.
+      others: every other leaf that its text tells: None and strings.
       taps: outputs of submodules and named points, by path, in the order of the calls.
       gradients: of inputs ("input x") and parameters (the module's own names).
       keeps: dropout's keep-masks, in the order they were drawn.
+      rates: what share each of them was asked to keep, NaN where that is not known.
+      places: which submodule drew each of them.
+      redrawn: the masks of further calls of Flax with other random keys.
       tap_gradients: of taps, where they are known.
-      state: running statistics after the call, by path.
+      state: running statistics and other variables or buffers after the call, by path.
+      changed: what of the module's own state the call changed, by path.
       calls: what each tap of torch was computed from.
+      inputs: of Flax's submodules, by the names of the taps of their outputs: the array arguments
+        of that call in their order.
       notes: sentences about the run.
       findings: of the program that ran: products below the asked precision, hidden casts.
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
     taps: dict[str, np.ndarray] = field(default_factory=dict)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     keeps: list[np.ndarray] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    redrawn: list[list[np.ndarray]] = field(default_factory=list)
     tap_gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
     calls: dict[str, "Call"] = field(default_factory=dict)
+    inputs: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     findings: dict[str, list[str]] = field(default_factory=dict)
 
@@ -78,7 +92,8 @@ class Request:
     """What both sides are asked to run.
 
     Attributes:
-      args, kwargs: the call's arguments; numpy arrays are inputs, anything else is passed as it is.
+      args, kwargs: the call's arguments; numpy arrays, also those in containers, are inputs,
+        anything else is passed as it is.
       seed: of the cotangents.
       train: whether both modules are in train mode.
       grads, taps: whether gradients and taps are wanted.
@@ -94,78 +109,73 @@ class Request:
     constants: frozenset[str] = frozenset()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The input arrays by name: a keyword, or a position."""
+        """The input arrays by name: a keyword or a position, and where they lie below it."""
         named = {**{str(i): arg for i, arg in enumerate(self.args)}, **self.kwargs}
-        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+        found = (leaf for name, value in named.items() for leaf in leaves(value, name))
+        return {name: value for name, value in found if is_input(value)}
 
     def fill(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with `values` in the arrays' places."""
-        args = tuple(values.get(str(i), arg) for i, arg in enumerate(self.args))
-        return args, {name: values.get(name, value) for name, value in self.kwargs.items()}
 
-    def cotangent(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        def filled(name: str, value: Any) -> Any:
+            return rebuilt(value, lambda at, leaf: values.get(at, leaf), name)
+
+        args = tuple(filled(str(i), arg) for i, arg in enumerate(self.args))
+        return args, {name: filled(name, value) for name, value in self.kwargs.items()}
+
+    def is_constant(self, name: str) -> bool:
+        """Whether an input array is one of `constants`, or lies below one."""
+        return any(name == c or name.startswith((f"{c}.", f"{c}[")) for c in self.constants)
+
+    def cotangent(self, name: str, like: Any) -> np.ndarray:
         """The random numbers that an output is multiplied with before gradients are taken."""
-        return draw.normal(self.seed, f"cotangent/{name}", shape)
+        return draw.like(self.seed, f"cotangent/{name}", like.shape, "complex" in str(like.dtype))
+
+
+def checked_constants(names: Iterable[str], request: Request) -> Request:
+    """The request with inputs that are not differentiated.
+
+    Raises:
+      TypeError: if the names are one string.
+      ValueError: for a name that no input has.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"constants are names in a tuple, ({names!r},); got {names!r}.")
+    asked = replace(request, constants=frozenset(map(str, names)))
+    arrays = list(request.arrays())
+    for name in asked.constants:
+        one = replace(request, constants=frozenset([name]))
+        if not any(map(one.is_constant, arrays)):
+            raise ValueError(
+                f"constants names the input {name!r}, but the inputs that hold arrays are "
+                f"{', '.join(arrays) or 'none'}."
+            )
+    return asked
+
+
+def is_input(value: Any) -> bool:
+    """Whether a leaf of the arguments is an array that both sides get in their own kind."""
+    return isinstance(value, np.ndarray) and value.dtype.kind not in "OUSMm"
 
 
 def is_floating(array: Any) -> bool:
-    """Whether a numpy array holds floating numbers, bfloat16 included."""
-    return array.dtype.kind == "f" or array.dtype.name in ("bfloat16", "float16")
+    """Whether an array holds floating or complex numbers, bfloat16 included."""
+    return array.dtype.kind in "fc" or array.dtype.name in ("bfloat16", "float16")
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """`array` in `dtype` if it is floating, else as it is."""
+    """`array` in `dtype` if it is floating, else as it is.
+
+    Complex numbers have the precision of `dtype`, and of float32 where it is narrower.
+    """
     import ml_dtypes
 
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    if array.dtype.kind == "c":
+        kind = np.dtype(complex_dtype(dtype))
     return array.astype(kind) if is_floating(array) else array
 
 
-def leaves(
-    value: Any, is_leaf: Callable[[Any], bool], name: str = "output"
-) -> Iterator[tuple[str, Any]]:
-    """Every array in what a module returned, with its name; None and other things are left out."""
-    if is_leaf(value):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from leaves(part, is_leaf, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield from leaves(part, is_leaf, f"{name}[{i}]")
-
-
-def one_or(path: str, value: Any, is_leaf: Callable[[Any], bool]) -> Callable[[str], str]:
-    """How the arrays of a submodule's output are called: a single one by the submodule's path."""
-    several = len(list(leaves(value, is_leaf, path))) != 1
-    return lambda name: name if several else path
-
-
-def rebuilt(
-    value: Any, is_leaf: Callable[[Any], bool], change: Callable[[str, Any], Any], name: str
-) -> Any:
-    """What a module returned, with `change(name, array)` in every array's place."""
-    if is_leaf(value):
-        return change(name, value)
-    if isinstance(value, Mapping):
-        parts = {k: rebuilt(part, is_leaf, change, f"{name}.{k}") for k, part in value.items()}
-        if type(value) is dict:
-            return parts
-        other: Any = copy.copy(value)
-        for key, part in parts.items():
-            other[key] = part
-        return other
-    if isinstance(value, list | tuple):
-        items = [rebuilt(x, is_leaf, change, f"{name}[{i}]") for i, x in enumerate(value)]
-        make = getattr(type(value), "_make", type(value))
-        return make(items)
-    return value
-
-
-def counted(taps: dict[str, Any], name: str) -> str:
-    """`name`, or `name#2` and so on if it was seen before."""
-    count, unique = 1, name
-    while unique in taps:
-        count += 1
-        unique = f"{name}#{count}"
-    return unique
+def complex_dtype(dtype: str) -> str:
+    """The dtype of complex numbers in a run: there are none narrower than complex64."""
+    return "complex128" if dtype == "float64" else "complex64"

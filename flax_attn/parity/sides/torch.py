@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import ParityError
+from .. import judge
+from ..pairs import a
 from ..torch_module import to_numpy, to_torch, write
-from .run import Call, Request, Run, Step, counted, leaves, one_or, rebuilt, rounded
+from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
+from .run import Call, Request, Run, Step, complex_dtype, rounded
 from .torch_float64 import lifted
+from .torch_fused import fused_heard
 from .torch_noise import noise
 from .torch_points import Points
 
@@ -23,11 +27,13 @@ def run_torch(
     weights: Mapping[str, np.ndarray],
     dtype: str,
     keeps: Sequence[np.ndarray] = (),
+    all_narrow: bool = False,
     moved: int | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
-    With `moved`, a seed, every operation's result is moved by its rounding.
+    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`, a
+    seed, every operation's result is moved by its rounding.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -36,30 +42,114 @@ def run_torch(
     import torch
 
     with _as_found():
-        module = copy.deepcopy(module).cpu().to(getattr(torch, dtype)).train(request.train)
-        module.requires_grad_(request.grads)
+        module = _in_dtype(copy.deepcopy(module).cpu(), dtype).train(request.train)
+        _ask_for_gradients(module, request.grads)
         write(module, dict(weights))
+        before = _states(module)
         inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
         floats = {
             name: x.requires_grad_(request.grads)
             for name, x in inputs.items()
-            if x.is_floating_point()
+            if is_inexact(x) and not request.is_constant(name)
         }
         given = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(given)
-        recorder = _Recorder(module, keeps, request.taps)
-        with recorder.listening(dtype, moved), torch.set_grad_enabled(request.grads):
+        recorder = _Recorder(module, keeps, request.taps, dtype)
+        with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, given)
-            named = dict(leaves(out, torch.is_tensor))
+            found = sort_leaves(out, torch.is_tensor)
+            refuse_unknown(found.unknown, "torch")
             recorder.points.backward = True
-            found = _gradients(module, named, floats, request, dtype) if request.grads else {}
-    run = recorder.run
-    run.outputs = {name: to_numpy(x) for name, x in named.items()}
-    run.gradients, run.keeps = found, list(keeps)
-    run.state = {name: to_numpy(x) for name, x in module.named_buffers()}
+            wanted = {**{f"input {k}": v for k, v in floats.items()}, **_trained(module)}
+            if request.grads:
+                recorder.run.gradients = _gradients(found.arrays, wanted, request, dtype)
+    run, after = recorder.run, _states(module)
+    run.outputs = {name: to_numpy(x) for name, x in found.arrays.items()}
+    run.outputs |= {name: rounded(x, dtype) for name, x in found.numbers.items()}
+    run.others, run.keeps = found.others, list(keeps)
+    run.state = {name: np.asarray(x) for name, x in after.items() if not isinstance(x, str)}
+    run.changed = [name for name, x in after.items() if not _same(x, before.get(name))]
+    run.notes += _stiff(module, dtype)
     return run
+
+
+def is_inexact(tensor: Any) -> bool:
+    """Whether a tensor holds floating or complex numbers, which have gradients."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _in_dtype(module: Any, dtype: str) -> Any:
+    """The module in `dtype`, its complex numbers in complex ones of that precision."""
+    import torch
+
+    real, wide = getattr(torch, dtype), getattr(torch, complex_dtype(dtype))
+
+    def cast(tensor: Any) -> Any:
+        return tensor.to(wide if tensor.is_complex() else real) if is_inexact(tensor) else tensor
+
+    return module._apply(cast)
+
+
+def _ask_for_gradients(module: Any, grads: bool) -> None:
+    """Of every parameter that is trained; of all, if none of the module's is."""
+    params = [x for x in module.parameters() if is_inexact(x)]
+    some = any(x.requires_grad for x in params)
+    for x in params:
+        x.requires_grad_(grads and (x.requires_grad or not some))
+
+
+def _trained(module: Any) -> dict[str, Any]:
+    return {k: v for k, v in module.named_parameters() if v.requires_grad}
+
+
+def _states(module: Any) -> dict[str, Any]:
+    """Everything a module holds that a call may change: buffers, plain tensors and numbers."""
+    import torch
+
+    found: dict[str, Any] = {name: to_numpy(x) for name, x in module.named_buffers()}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            name = f"{path}.{name}" if path else name
+            if torch.is_tensor(value):
+                found[name] = to_numpy(value)
+            elif isinstance(value, int | float | str | np.ndarray):
+                found[name] = value
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return judge.exact(one, other).ok
+    return type(one) is type(other) and one == other
+
+
+def _stiff(module: Any, dtype: str) -> list[str]:
+    """A sentence about numbers a module holds that do not follow its dtype."""
+    found = stiff(module, dtype)
+    if not found:
+        return []
+    return [
+        f"{', '.join(found[:3])} of torch does not follow the dtype of the module, "
+        f"which runs in {dtype}: register it as a buffer"
+    ]
+
+
+def stiff(module: Any, dtype: str) -> list[str]:
+    """Numpy arrays and plain tensors of another floating dtype that a torch module holds."""
+    import torch
+
+    return [
+        f"{path}.{name}".lstrip(".") + (" (a numpy array)" if isinstance(leaf, np.ndarray) else "")
+        for path, part in module.named_modules()
+        for attribute, value in vars(part).items()
+        if not attribute.startswith("_")
+        for name, leaf in leaves(value, attribute)
+        if (isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f")
+        or (torch.is_tensor(leaf) and leaf.is_floating_point())
+        if str(leaf.dtype).removeprefix("torch.") != dtype
+    ]
 
 
 @contextmanager
@@ -77,26 +167,22 @@ def _as_found() -> Iterator[None]:
 
 
 def _check_unchanged(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    import torch
-
     for name, x in before.items():
-        if not torch.equal(x.detach().nan_to_num(), after[name].detach().nan_to_num()):
+        if not judge.exact(to_numpy(x), to_numpy(after[name])).ok:
             raise ParityError(
                 f"The torch module changes its input {name!r} in place, which no JAX module can: "
                 "give it a copy, torch_call=lambda module, *xs: module(*(x.clone() for x in xs))."
             )
 
 
-def _gradients(module: Any, named: dict, floats: dict, request: Request, dtype: str) -> dict:
+def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
     import torch
 
-    params = {k: v for k, v in module.named_parameters() if v.is_floating_point()}
-    wanted = {**{f"input {k}": v for k, v in floats.items()}, **params}
-    outputs = {name: x for name, x in named.items() if x.is_floating_point() and x.requires_grad}
+    outputs = {name: x for name, x in named.items() if is_inexact(x) and x.requires_grad}
     if not outputs or not wanted:
         return {name: np.zeros(tuple(x.shape)) for name, x in wanted.items()}
     cotangents = [
-        to_torch(rounded(request.cotangent(name, tuple(x.shape)), dtype)).to(x.dtype)
+        to_torch(rounded(request.cotangent(name, x), dtype)).to(x.dtype)
         for name, x in outputs.items()
     ]
     found = torch.autograd.grad(
@@ -111,25 +197,27 @@ def _gradients(module: Any, named: dict, floats: dict, request: Request, dtype: 
 class _Recorder:
     """Notes submodules' outputs and the points inside attention; feeds dropout its masks."""
 
-    def __init__(self, module: Any, keeps: Sequence[np.ndarray], taps: bool):
-        self.module, self.wants_taps = module, taps
+    def __init__(self, module: Any, keeps: Sequence[np.ndarray], taps: bool, dtype: str):
+        self.module, self.wants_taps, self.dtype = module, taps, dtype
         self.keeps, self.drawn = list(keeps), 0
         self.run = Run()
         self.path: list[str] = []
         self.inputs: list[tuple[Any, ...]] = []
-        self.points = Points(self._note_point, self._note_gradient)
+        fixed = (*module.parameters(), *module.buffers())
+        self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
-    def listening(self, dtype: str, moved: int | None) -> Iterator[None]:
+    def listening(self, all_narrow: bool, moved: int | None) -> Iterator[None]:
         with ExitStack() as stack:
             if moved is not None:
-                stack.enter_context(noise(moved, dtype))
-            if dtype == "float64":
-                self.run.notes = stack.enter_context(lifted())
+                stack.enter_context(noise(moved, self.dtype))
+            if self.dtype == "float64":
+                self.run.notes = stack.enter_context(lifted(all_narrow))
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
             stack.enter_context(self._mode())
+            stack.enter_context(fused_heard(self.points))
             yield
 
     def finish(self) -> None:
@@ -149,17 +237,14 @@ class _Recorder:
 
         def enter(module, args, kwargs):
             self.path.append(path)
-            found = leaves((*args, *kwargs.values()), torch.is_tensor)
-            self.inputs.append(tuple(x.detach().clone() for _, x in found))
+            found = (x for _, x in leaves((*args, *kwargs.values())))
+            self.inputs.append(tuple(x.detach().clone() for x in found if torch.is_tensor(x)))
 
         def leave(module, args, kwargs, out):
             self.path.pop()
             inputs = self.inputs.pop()
             if path and self.wants_taps:
-                call, told = _call_of(part, inputs), one_or(path, out, torch.is_tensor)
-                return rebuilt(
-                    out, torch.is_tensor, lambda name, x: self._note(told(name), x, call), path
-                )
+                return self._note_output(path, _call_of(part, inputs), out)
             return None
 
         return [
@@ -167,12 +252,32 @@ class _Recorder:
             part.register_forward_hook(leave, with_kwargs=True),
         ]
 
+    def _note_output(self, path: str, call: Call, out: Any) -> Any:
+        """Notes every leaf of a submodule's output."""
+        import torch
+
+        found = sort_leaves(out, torch.is_tensor, path)
+        called = one_or(path, found)
+        for name, value in found.unknown.items():
+            self.run.notes.append(
+                f"{name} of torch is {a(type(value))}, which is not compared there"
+            )
+
+        def change(name: str, leaf: Any) -> Any:
+            if name in found.numbers:
+                unique = counted(self.run.taps, called(name))
+                self.run.taps[unique] = rounded(found.numbers[name], self.dtype)
+                self.run.calls[unique] = call
+            return self._note(called(name), leaf, call) if torch.is_tensor(leaf) else leaf
+
+        return rebuilt(out, change, path)
+
     def _note(self, name: str, value: Any, call: Call) -> Any:
         """Notes a submodule's output; a view of it goes on, so that its gradient is its own."""
         name = counted(self.run.taps, name)
         self.run.taps[name] = to_numpy(value)
         self.run.calls[name] = call
-        if not (value.requires_grad and value.is_floating_point()):
+        if not (value.requires_grad and is_inexact(value)):
             return value
         value = value.view_as(value)
         value.register_hook(lambda gradient: self._note_gradient(name, gradient))
@@ -193,8 +298,11 @@ class _Recorder:
         if self.wants_taps:
             self.run.tap_gradients[name] = to_numpy(gradient)
 
-    def _keep(self, like: Any) -> Any:
+    def _keep(self, like: Any, rate: Any) -> Any:
+        """Flax's mask in torch's shape; notes what share torch would have kept."""
         self.drawn += 1
+        self.run.rates.append(float(rate.double().mean()) if hasattr(rate, "double") else rate)
+        self.run.places.append(self.path[-1] if self.path else "")
         if self.drawn > len(self.keeps):
             raise ParityError(
                 f"torch draws dropout mask {self.drawn}, Flax drew {len(self.keeps)}."
@@ -214,8 +322,14 @@ class _Recorder:
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 name = func.overloadpacket.__name__
-                if name == "bernoulli_":
-                    return args[0].copy_(recorder._keep(args[0]))
+                if name in ("bernoulli_", "bernoulli"):
+                    inside = name == "bernoulli" and len(args) == 1
+                    rate = args[0] if inside else (*args, 0.5)[1]
+                    keep = recorder._keep(args[0], (kwargs or {}).get("p", rate))
+                    keep = args[0].copy_(keep) if name == "bernoulli_" else keep
+                    recorder.points.drew(keep)
+                    return keep
+                recorder.points.about(name, args)
                 out = func(*args, **(kwargs or {}))
                 recorder.points.saw(name, args, out)
                 return out

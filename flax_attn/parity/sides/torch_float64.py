@@ -3,6 +3,10 @@
 Many torch classes hard-code float32: `x.float()`, `softmax(..., dtype=torch.float32)`, `arange(...,
 dtype=torch.float32)`. A module of them, moved to float64, still computes in float32 inside, and no
 port can agree with it beyond 5e-8. Lifted, it is the float64 function that it stands for.
+
+A cast to bfloat16 or float16 is another matter: an author who asks for float32 wants more digits
+than the model has, one who asks for 16 bits wants fewer, in every dtype the model runs in. Such
+rounding is part of the function, so it stays, and a note names its line.
 """
 
 import os
@@ -18,18 +22,27 @@ LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
 # These read Python numbers, which would be rounded before the dispatcher sees them.
 READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
+# What is said of a line that rounds to 16 bits.
+ROUNDED = "torch's own rounding, part of the function: the port must round here too"
+
 
 @contextmanager
-def lifted() -> Iterator[list[str]]:
-    """Every float narrower than float64 that torch code asks for meanwhile is float64.
+def lifted(all_narrow: bool = False) -> Iterator[list[str]]:
+    """Every float32 that torch code asks for meanwhile is float64, every complex64 complex128.
 
-    Casts, factories and reductions with a dtype, integers made floats, complex numbers too; the
-    default dtype is float64 meanwhile. Weights and inputs are not touched: move the module and its
-    inputs to float64 first. Other dispatch modes may be active around it or inside it.
+    Casts, factories and reductions with a dtype, integers made floats; the default dtype is float64
+    meanwhile. What asks for bfloat16 or float16 is rounded as it asks. Weights and inputs are not
+    touched: move the module and its inputs to float64 first. Other dispatch modes may be active
+    around it or inside it.
+
+    Args:
+      all_narrow: whether bfloat16 and float16 are lifted as well. So the truth of a narrow dtype is
+        made, since torch's error against it holds its roundings, at whichever elements they fall.
 
     Yields:
-      One sentence for each source line that was lifted, growing as the code runs; also for each
-      line that stayed narrow since what it computes with was narrow before.
+      One sentence for each source line that was lifted, growing as the code runs; for each line
+      that rounds to 16 bits; and for each line that stayed float32 since what it computes with was
+      float32 before.
 
     Example (needs torch):
 
@@ -41,7 +54,7 @@ def lifted() -> Iterator[list[str]]:
 
     notes = _Notes()
     default = torch.get_default_dtype()
-    functions, dispatch = _modes(notes)
+    functions, dispatch = _modes(notes, _wide(all_narrow))
     torch.set_default_dtype(torch.float64)
     try:
         with dispatch, functions:
@@ -66,18 +79,17 @@ class _Notes:
             self.sentences.append(f"{place} {name} in {str(dtype).removeprefix('torch.')}: {what}")
 
 
-def _modes(notes: _Notes) -> tuple[Any, Any]:
+def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
     """One mode that knows torch functions by the names they are called by, one that lifts."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    wide = _wide()
 
     def lift(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
         asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
         if not asked:
             return args, kwargs
-        notes.add(name, asked[0], "lifted to float64")
+        half = asked[0] not in _wide(False)
+        notes.add(name, asked[0], ROUNDED if half else "lifted to float64")
         args = tuple(wide.get(x, x) if _is_dtype(x) else x for x in args)
         return args, {k: wide.get(x, x) if _is_dtype(x) else x for k, x in kwargs.items()}
 
@@ -86,9 +98,12 @@ def _modes(notes: _Notes) -> tuple[Any, Any]:
             name, kwargs = getattr(func, "__name__", ""), kwargs or {}
             notes.calls.append(name)
             try:
-                if name in READERS:
-                    args, kwargs = lift(name, args, kwargs)
-                return func(*args, **kwargs)
+                if name not in READERS:
+                    return func(*args, **kwargs)
+                args, kwargs = lift(name, args, kwargs)
+                out = func(*args, **kwargs)
+                _note_narrow(notes, name, out, {})
+                return out
             finally:
                 notes.calls.pop()
 
@@ -98,21 +113,44 @@ def _modes(notes: _Notes) -> tuple[Any, Any]:
             if name not in LEFT:
                 args, kwargs = lift(name, args, kwargs)
             out = func(*args, **kwargs)
-            _note_narrow(notes, func, name, out, wide)
+            if not _computes_nothing(func, name, args, out):
+                _note_narrow(notes, name, out, wide)
             return out
 
     return Functions(), Dispatch()
 
 
-def _note_narrow(notes: _Notes, func: Any, name: str, out: Any, wide: dict) -> None:
-    """A sentence where a result is narrow all the same; views and empty copies compute nothing."""
+def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> bool:
+    """Views and copies; but a cast in inference mode, which calls itself a view, does round."""
+    if not func.is_view:
+        return name in ("detach", "clone", "lift_fresh", "empty_like")
+    first = out[0] if isinstance(out, tuple | list) else out
+    return first.dtype == args[0].dtype
+
+
+def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
+    """A sentence where a result is narrow all the same.
+
+    Of 16 bits only the forward pass is told: behind it autograd casts without being asked.
+    """
     import torch
 
-    if func.is_view or name in ("detach", "clone", "lift_fresh", "empty_like"):
-        return
+    half = (torch.bfloat16, torch.float16, torch.complex32)
     for x in out if isinstance(out, tuple | list) else (out,):
-        if torch.is_tensor(x) and x.dtype in wide:
+        if torch.is_tensor(x) and x.dtype in half and not _asked_by_autograd():
+            notes.add(name, x.dtype, ROUNDED)
+        elif torch.is_tensor(x) and x.dtype in wide and x.dtype not in half:
             notes.add(name, x.dtype, "left so, since what it is computed from is")
+
+
+def _asked_by_autograd() -> bool:
+    """Whether the engine of gradients runs, and no line of a person's inside it."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_plumbing(frame.f_code):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_dtype(x: Any) -> bool:
@@ -121,12 +159,15 @@ def _is_dtype(x: Any) -> bool:
     return isinstance(x, torch.dtype)
 
 
-def _wide() -> dict[Any, Any]:
-    """What each narrow dtype is lifted to."""
+def _wide(all_narrow: bool) -> dict[Any, Any]:
+    """What each dtype that is lifted becomes."""
     import torch
 
-    floats = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
-    return floats | dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+    found = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    if all_narrow:
+        found |= dict.fromkeys((torch.bfloat16, torch.float16), torch.float64)
+        found[torch.complex32] = torch.complex128
+    return found
 
 
 def _place() -> str:

@@ -1,6 +1,10 @@
-"""The named points inside attention, seen from below torch: around every softmax, without edits."""
+"""The named points inside attention, seen from below torch, without edits.
 
-from collections.abc import Callable
+Around every softmax; and around whatever else stands between a product of two activations and the
+product of its result with a third: a sigmoid, an entmax, a softmax written by hand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 # Operations that keep a value's place: what goes in and what comes out are one array to us.
@@ -9,14 +13,33 @@ ELEMENTWISE = {
     *("_to_copy", "copy_", "mul_", "div_", "add_", "sub_", "masked_fill_", "tanh_", "neg_"),
 }
 PRODUCTS = {"mm", "bmm", "baddbmm", "addmm"}
+SOFTMAX = ("_softmax", "_safe_softmax")
 
 
 class Product(NamedTuple):
-    """A matrix product: its two operands, and what was done to its elements since."""
+    """A matrix product: its two operands, and what was done to its elements since.
+
+    `free` tells whether both operands are activations; `value` is what it is now, and `before` what
+    it was before its last step.
+    """
 
     left: Any
     right: Any
     steps: tuple[tuple[Any, ...], ...] = ()
+    free: bool = False
+    value: Any = None
+    before: Any = None
+
+
+class Normalised(NamedTuple):
+    """What came of a product by more than steps on each element: the scores that it was then.
+
+    `weights` is what it was before dropout, if there was any.
+    """
+
+    product: Product
+    scores: Any
+    weights: Any = None
 
 
 class Weights(NamedTuple):
@@ -48,20 +71,43 @@ class Points:
       note: called with a point's name, its value, what it follows from and by which steps; returns
         the name under which it was noted.
       note_gradient: called with that name and a gradient.
+      fixed: parameters and buffers, which are no activations, nor is what comes of them alone.
     """
 
-    def __init__(self, note: Callable[..., str], note_gradient: Callable[[str, Any], None]):
+    def __init__(
+        self,
+        note: Callable[..., str],
+        note_gradient: Callable[[str, Any], None],
+        fixed: Iterable[Any] = (),
+    ):
         self.note, self.note_gradient = note, note_gradient
         self.known: dict[int, Any] = {}
+        self.fixed = {_memory(x) for x in fixed}
+        self.noise: set[int] = set()
+        self.drawn: Any = None
         self.held: list[Any] = []  # so that no memory is given out a second time
         self.operands: dict[int, Operand] = {}
         self.backward = False
+        self.muted = False
+
+    def about(self, name: str, args: tuple[Any, ...]) -> None:
+        """One operation that is yet to come: what it overwrites is kept."""
+        inside = name.endswith("_") and name not in ELEMENTWISE and not self.muted
+        made = self._of(args[0]) if inside and args and hasattr(args[0], "numel") else None
+        if isinstance(made, Product):
+            self._remember(args[0], made._replace(value=made.value.clone()))
+
+    def drew(self, keep: Any) -> None:
+        """A mask of dropout, while it is still zeros and ones."""
+        self.noise.add(_memory(keep))
+        self.held.append(keep)
+        self.drawn = keep.clone()
 
     def saw(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """One operation below autograd."""
-        import torch
-
-        if name == "_softmax":
+        if self.muted:
+            return
+        if name in SOFTMAX:
             self._softmax(args[0], out, args[1])
         elif name == "_softmax_backward_data":
             self._backward(args[0], args[1], out)
@@ -72,35 +118,64 @@ class Points:
             self._product(args[first], args[first + 1], out)
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
             self._fused(args, out)
-        elif name in ELEMENTWISE and torch.is_tensor(out):
-            for place, x in enumerate(args):
-                found = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
-                if found is not None:
-                    if isinstance(found, Product):
-                        others = tuple(None if i == place else y for i, y in enumerate(args))
-                        found = found._replace(
-                            steps=(*found.steps, (name, place, others, tuple(out.shape)))
-                        )
-                    self._remember(out, found)
-                    break
+        elif not self.backward:
+            self._other(name, args, out)
+
+    def _other(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        """What is neither product nor softmax: a step on every element, or a normaliser's part."""
+        given, made = list(_tensors(args)), list(_tensors((out,)))
+        if given and all(_memory(x) in self.fixed for x in given):
+            self.fixed.update(map(_memory, made))
+            self.held += made
+            return
+        known = [(x, found) for x in given if (found := self._of(x)) is not None]
+        if not known:
+            return
+        if name in ELEMENTWISE and len(made) == 1 and self._step(name, args, made[0], known):
+            return
+        _, found = next((k for k in known if not isinstance(k[1], Weights)), (None, None))
+        views = {_memory(x) for x in given} if not name.endswith("_") else set()
+        if isinstance(found, Product):
+            found = Normalised(found, found.value)
+        for x in made if isinstance(found, Normalised) else ():
+            if _memory(x) not in views:
+                self._remember(x, found)
+
+    def _step(self, name: str, args: tuple[Any, ...], out: Any, known: list[Any]) -> bool:
+        """Whether a step keeps the value's place; then its result is remembered."""
+        import torch
+
+        for place, x in enumerate(args):
+            found = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
+            if found is None:
+                continue
+            others = [y for y in known if y[0] is not x and _origin(y[1]) is _origin(found)]
+            if isinstance(found, Product):
+                if others:
+                    return False
+                operands = tuple(None if i == place else y for i, y in enumerate(args))
+                step = (name, place, operands, tuple(out.shape))
+                found = found._replace(steps=(*found.steps, step), before=found.value, value=out)
+            elif isinstance(found, Normalised) and found.weights is None:
+                dropped = any(_memory(y) in self.noise for y in _tensors(args) if y is not x)
+                found = found._replace(weights=x) if dropped else found
+            self._remember(out, found)
+            return True
+        return False
 
     def _of(self, tensor: Any) -> Any:
-        return self.known.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        return self.known.get(_memory(tensor)) if tensor.numel() else None
 
     def _remember(self, tensor: Any, what: Any) -> None:
         if tensor.numel():
-            self.known[tensor.untyped_storage().data_ptr()] = what
+            self.known[_memory(tensor)] = what
             self.held.append(tensor)
 
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
         """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
         as zeros; what the module makes of that row shows in its output."""
-        made, follows, steps = self._of(scores), {}, ()
-        if isinstance(made, Product) and _fits(made, scores):
-            steps = made.steps
-            follows = {"query": made.left, "key": made.right.mT}
-            one, two = [self.note(point, value, {}) for point, value in follows.items()]
-            self._expect(made.left, made.right, one, two, None)
+        made = self._of(scores)
+        follows, steps = self._operands(made, scores) if isinstance(made, Product) else ({}, ())
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
         before = self.note("scores", scores, follows, steps)
         weighed = weights.masked_fill(nothing, 0.0)
@@ -113,18 +188,47 @@ class Points:
             self.note_gradient(made.weights, gradient.masked_fill(made.nothing, 0.0))
             self.note_gradient(made.scores, out.masked_fill(made.nothing, 0.0))
 
+    def _operands(self, made: Product, scores: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Query and key of scores, noted, and what was done to their product."""
+        if not _fits(made, scores):
+            return {}, ()
+        follows = {"query": made.left, "key": made.right.mT}
+        one, two = [self.note(point, value, {}) for point, value in follows.items()]
+        self._expect(made.left, made.right, one, two, None)
+        return follows, made.steps
+
     def _product(self, left: Any, right: Any, out: Any) -> None:
         made = self._of(left)
+        if isinstance(made, Product) and made.steps and made.steps[-1][0].startswith("tanh"):
+            made = Normalised(made._replace(steps=made.steps[:-1]), made.before)
         if isinstance(made, Weights) and left.shape[-2:] == made.shape[-2:]:
             before = self.note("value", right, {})
             after = self.note("context", out, {"weights": left, "value": right})
             self._expect(left, right, "", before, after)
+        elif isinstance(made, Normalised) and self._weighs(made, left, right):
+            self._weighed(made, left, right, out)
         else:
-            self._remember(out, Product(left, right))
+            free = not {_memory(left), _memory(right)} & self.fixed
+            self._remember(out, Product(left, right, free=free, value=out))
+
+    def _weighs(self, made: Normalised, left: Any, right: Any) -> bool:
+        """Whether this is the second product of an attention."""
+        alike = left.shape[-2:] == made.scores.shape[-2:] and left.numel() == made.scores.numel()
+        return made.product.free and alike and _memory(right) not in self.fixed
+
+    def _weighed(self, made: Normalised, left: Any, right: Any, out: Any) -> None:
+        """The points of an attention whose normaliser is no softmax of torch's."""
+        follows, steps = self._operands(made.product, made.scores)
+        self.note("scores", made.scores, follows, steps)
+        weights = left if made.weights is None else made.weights
+        named = self.note("weights", weights, {**follows, "scores": made.scores})
+        before = self.note("value", right, {})
+        after = self.note("context", out, {"weights": left, "value": right})
+        self._expect(left, right, named if made.weights is None else "", before, after)
 
     def _expect(self, left: Any, right: Any, one: str, two: str, result: str | None) -> None:
         """Both operands of a product, so that backward products tell their gradients."""
-        keys = left.untyped_storage().data_ptr(), right.untyped_storage().data_ptr()
+        keys = _memory(left), _memory(right)
         if keys[0] != keys[1] and left.numel() and right.numel():
             self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
             self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
@@ -132,8 +236,7 @@ class Points:
 
     def _product_behind(self, one: Any, two: Any, out: Any) -> None:
         """A product of the backward pass: with an operand of attention it is a gradient."""
-        first = self.operands.get(one.untyped_storage().data_ptr())
-        second = self.operands.get(two.untyped_storage().data_ptr())
+        first, second = self.operands.get(_memory(one)), self.operands.get(_memory(two))
         if first and first.left and tuple(one.shape) == _turned(first.shape):
             key = first.result is None
             self.note_gradient(first.other, out.mT if key else out)
@@ -153,9 +256,29 @@ class Points:
 
 
 def _fits(made: Product, scores: Any) -> bool:
-    left, right, _ = made
-    tail = (left.shape[-2], right.shape[-1])
-    return tail == tuple(scores.shape[-2:]) and left.shape[-1] == right.shape[-2]
+    tail = (made.left.shape[-2], made.right.shape[-1])
+    return tail == tuple(scores.shape[-2:]) and made.left.shape[-1] == made.right.shape[-2]
+
+
+def _origin(found: Any) -> Any:
+    """The first operand of the product that something came of."""
+    product = found.product if isinstance(found, Normalised) else found
+    return product.left if isinstance(product, Product) else product
+
+
+def _memory(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Any]:
+    """The tensors in what an operation was given or gave."""
+    import torch
+
+    for value in values:
+        if torch.is_tensor(value):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:

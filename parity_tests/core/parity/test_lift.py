@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from flax_attn.parity import judge
+from flax_attn.parity import compare, judge
 from flax_attn.parity.sides.torch_float64 import lifted
 
 torch = pytest.importorskip("torch", reason="torch is lifted")
@@ -123,7 +123,6 @@ ASKED = {
     "to another": lambda t, x: x.to(t.ones(1, dtype=t.float32)),
     "type": lambda t, x: x.type(t.FloatTensor),
     "type_as": lambda t, x: x.type_as(t.zeros(1, dtype=t.float32)),
-    "half": lambda t, x: x.half() + x.bfloat16(),
     "softmax": lambda t, x: t.softmax(x, -1, dtype=t.float32),
     "nn.softmax": lambda t, x: t.nn.functional.softmax(x, dim=-1, dtype=t.float32),
     "log_softmax": lambda t, x: t.nn.functional.log_softmax(x, dim=-1, dtype=t.float32),
@@ -149,10 +148,9 @@ def test_what_asks_for_float32_is_float64(f, inference, monkeypatch):
     x = torch.tensor(np.random.RandomState(2).standard_normal((3, 5)))
     with torch.inference_mode(inference), lifted():
         got = f(torch, x)
-    for narrow, wide in dict(float32="float64", float16="float64", complex64="complex128").items():
+    for narrow, wide in dict(float32="float64", complex64="complex128").items():
         monkeypatch.setattr(torch, narrow, getattr(torch, wide))
-    for name in ("float", "half", "bfloat16"):
-        monkeypatch.setattr(torch.Tensor, name, torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch, "FloatTensor", torch.DoubleTensor)
     torch.set_default_dtype(torch.float64)
     try:
@@ -161,6 +159,45 @@ def test_what_asks_for_float32_is_float64(f, inference, monkeypatch):
         monkeypatch.undo()
         torch.set_default_dtype(torch.float32)
     assert judge.exact(got.numpy(), want.numpy()).ok
+
+
+ROUNDS = {  # each rounds float64 once, in the dtype that it is called by
+    "bfloat16": lambda t, x: x.bfloat16(),
+    "float16": lambda t, x: x.to(t.float16),
+    "float16, half": lambda t, x: x.half(),
+    "bfloat16, type": lambda t, x: x.type(t.BFloat16Tensor),
+    "bfloat16, zeros": lambda t, x: t.zeros(3, 5, dtype=t.bfloat16).copy_(x),
+    "bfloat16, tensor": lambda t, x: t.tensor(x.tolist(), dtype=t.bfloat16),
+    "bfloat16, after float32": lambda t, x: x.float().bfloat16(),
+}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_asks_for_16_bits_is_rounded_and_told(name, inference, wide):
+    x, dtype = np.random.RandomState(2).standard_normal((3, 5)), name.partition(",")[0]
+    with torch.inference_mode(inference), lifted() as notes:
+        got = ROUNDS[name](torch, torch.tensor(x))
+        got = got.float() if wide else got
+    assert str(got.dtype) == ("torch.float64" if wide else f"torch.{dtype}")
+    assert judge.exact(got.double().numpy(), x.astype(dtype).astype("float64")).ok
+    told = [note for note in notes if "torch's own rounding" in note]
+    assert told and all(note.startswith(f"{HERE}:") and dtype in note for note in told)
+    with torch.inference_mode(inference), lifted(all_narrow=True) as notes:
+        got = ROUNDS[name](torch, torch.tensor(x))
+    assert judge.exact(got.numpy(), x).ok
+    assert told == [note for note in notes if "torch's own rounding" in note]
+
+
+def test_gradients_behind_a_rounding_are_told_by_the_line_that_rounds():
+    x = torch.tensor([1.0, 2.5], dtype=torch.float64, requires_grad=True)
+    with lifted() as notes:
+        y = (x / 3).bfloat16() * 3.0  # the line
+        (grad,) = torch.autograd.grad(y.double().sum(), x)
+    line = test_gradients_behind_a_rounding_are_told_by_the_line_that_rounds.__code__
+    assert grad.dtype == torch.float64
+    assert {note.partition(" ")[0] for note in notes} == {f"{HERE}:{line.co_firstlineno + 3}"}
 
 
 def test_a_cast_still_copies_and_bits_are_still_bits():
@@ -200,7 +237,7 @@ def test_what_was_narrow_before_is_told():
     with lifted() as notes:
         x * constant  # wide enough
         constant * constant  # not
-        constant[None].reshape(3, 1).expand(3, 2)  # computes nothing
+        constant[None].reshape(3, 1).expand(3, 2).split(2)  # computes nothing
     line = test_what_was_narrow_before_is_told.__code__.co_firstlineno + 4
     said = "mul in float32: left so, since what it is computed from is"
     assert notes == [f"{HERE}:{line} {said}"]
@@ -217,3 +254,51 @@ def test_everything_is_left_as_found(default):
     finally:
         torch.set_default_dtype(torch.float32)
     assert x.float().dtype == torch.zeros(2).dtype == torch.float32
+
+
+class Alibi(torch.nn.Module):
+    """Falcon's way: a bias rounded to bfloat16, whatever the model's dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        slopes = torch.pow(torch.tensor(2**-0.5, dtype=torch.float32), torch.arange(1, 6))
+        bias = (slopes[:, None].bfloat16() * torch.arange(6)).to(x.dtype)
+        return torch.softmax((self.q(x) + bias).float(), -1).to(x.dtype)
+
+
+def alibi_port(rounds):
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    class Port(nnx.Module):
+        def __init__(self):
+            self.q = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            slopes = jnp.asarray(2.0**-0.5, x.dtype) ** jnp.arange(1, 6).astype(x.dtype)
+            narrow = jnp.bfloat16 if rounds else x.dtype
+            bias = slopes[:, None].astype(narrow) * jnp.arange(6)[None].astype(narrow)
+            return jax.nn.softmax(self.q(x) + bias.astype(x.dtype)[None])
+
+    return Port()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_a_port_that_rounds_as_torch_does_is_right_and_one_that_does_not_is_wrong(dtype):
+    x = np.random.RandomState(3).standard_normal((2, 5, 6))
+    options = dict(dtypes=(dtype,), eager=False)
+    report = compare(Alibi(), alibi_port(True), x, **options)
+    assert report.ok, report
+    line = Alibi.forward.__code__.co_firstlineno + 2
+    told = f"{HERE}:{line} bfloat16 in bfloat16: torch's own rounding"
+    assert any(note.startswith(told) for note in report.notes), report.notes
+    assert sum(note.startswith(f"{HERE}:{line} bfloat16") for note in report.notes) == 1
+    wrong = compare(Alibi(), alibi_port(False), x, **options)
+    if dtype == "float64":
+        assert not wrong.ok
+    elif dtype == "float32":  # torch's own error is that of its rounding
+        assert wrong.ratio(dtype) < 0.3

@@ -1,14 +1,16 @@
 """Faults inside attention: scale, score, mask, softmax, heads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from ...sides.run import Step
-from .chain import apply, is_mask, is_scalar, product, replay
+from .again import Attention
+from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses
+from .masks import hidden_otherwise, rows_of_weights
 
 
 def scores(evidence: Evidence) -> Guesses:
@@ -16,8 +18,9 @@ def scores(evidence: Evidence) -> Guesses:
     query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
     if query is None or key is None:
         return
-    raw, steps = product(query, key), evidence.call.steps
-    yield from _hidden_otherwise(evidence, raw, steps)
+    raw = product(query, key)
+    steps = steps_of(evidence, raw)
+    yield from hidden_otherwise(evidence, raw, steps)
     yield from _scaled_otherwise(evidence, raw, steps)
     yield from _steps_changed(raw, steps)
     yield from _other_products(evidence, query, key, steps)
@@ -61,41 +64,6 @@ def _family(raw: np.ndarray, steps: Sequence[Step], at: int | None, ratio: float
         return replay(steps[at + 1 :], factor * replay(steps[: at + 1], raw))
 
     return family
-
-
-def _hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
-    """The mask: what is hidden, and with which number."""
-    bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
-    seen = np.isfinite(evidence.plain)
-    length, keys = seen.shape[-2:]
-    row, column = np.arange(length)[:, None], np.arange(keys)
-    masks = {
-        "the mask missing": np.ones_like(seen),
-        "the mask inverted: True and False are exchanged": ~seen,
-        "the mask shifted by one key": seen | np.roll(seen, 1, -1) & (column > 0),
-        "the mask shifted back by one key": seen & np.roll(seen, -1, -1),
-        "a mask aligned to the first key, not the last": seen | (row >= column),
-    }
-    if length == keys:
-        masks["the mask transposed: queries and keys exchanged"] = np.swapaxes(seen, -1, -2)
-    causal = row + (keys - length) >= column
-    masks["a mask without causality"] = seen | np.broadcast_to(
-        seen.any(-2, keepdims=True), seen.shape
-    )
-    masks["a mask without padding"] = seen | np.broadcast_to(causal, seen.shape)
-    for what, other in masks.items():
-        yield what, np.where(other, bare, -np.inf)
-    flax = evidence.got
-    there = evidence.layout.value(np.where(seen, 1.0, 0.0))
-    filled = flax[(there == 0) & np.isfinite(flax)]
-    if filled.size and (filled == filled[0]).all():
-        yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
-    if flax.shape == evidence.plain.shape:
-        other = np.isfinite(flax)
-        more, less = int((other & ~seen).sum()), int((seen & ~other).sum())
-        if more or less:
-            what = f"another mask: {more} places shown and {less} hidden that torch does not"
-            yield what, np.where(other, bare, -np.inf)
 
 
 def _steps_changed(raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
@@ -160,6 +128,21 @@ def _other_products(
         yield f"keys of other heads: {what}", replay(steps, product(query, other))
 
 
+def heads_together(
+    evidence: Evidence, attention: Attention
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Keys and values both of other heads."""
+    heads, parts = evidence.heads(), attention.parts
+    if "value" not in parts or any(len(parts[point]) % heads for point in ("key", "value")):
+        return
+    for what, order in orders(heads):
+        changed = {}
+        for point in ("key", "value"):
+            split = parts[point].reshape(-1, heads, *parts[point].shape[1:])
+            changed[point] = split[:, order].reshape(parts[point].shape)
+        yield f"keys and values of other heads: {what}", changed
+
+
 def orders(heads: int):
     """Orders of heads that mistakes make."""
     if heads < 2:
@@ -171,7 +154,9 @@ def orders(heads: int):
     for group in range(2, heads):
         if heads % group == 0:
             tiled = np.tile(plain[::group], group)
-            yield f"tiled, not repeated {group} times", tiled
+            yield f"tiled, not repeated {group} times: head n of K shares with n % K", tiled
+            few = np.repeat(plain[: heads // group], group)
+            yield f"repeated {group} times, not tiled: head n shares with n // {group}", few
             yield f"in groups of {group}, turned", plain.reshape(-1, group).T.ravel()
 
 
@@ -180,19 +165,20 @@ def weights(evidence: Evidence) -> Guesses:
     score = evidence.call.inputs.get("scores")
     if score is None:
         return
+    yield from rows_of_weights(evidence, score)
     finite = np.where(np.isfinite(score), score, -1e30)
     for back in range(1, score.ndim + 1):
         if back != 1:
             what = {2: "queries", 3: "heads", 4: "the batch"}.get(back, f"axis -{back}")
-            yield f"a softmax over the wrong axis, {what}", _softmax(finite, -back)
-    narrow = _softmax(score.astype(np.float32), -1)
+            yield f"a softmax over the wrong axis, {what}", softmax(finite, -back)
+    narrow = softmax(score.astype(np.float32), -1)
     yield "a softmax in float32", narrow.astype(np.float64)
-    yield "a softmax in base 2", _softmax(score * np.log(2), -1)
+    yield "a softmax in base 2", softmax(score * np.log(2), -1)
     for what, factor in {"half": 0.5, "double": 2.0, "1.1": 1 / 1.1, "0.9": 1 / 0.9}.items():
-        yield f"a softmax at temperature {what}", _softmax(score * factor, -1)
+        yield f"a softmax at temperature {what}", softmax(score * factor, -1)
     yield (
         lambda share: f"another temperature: scores times {1 + share:.8g}",
-        lambda share: _softmax(score * (1 + share), -1),
+        lambda share: softmax(score * (1 + share), -1),
     )
     most = score.max(-1, keepdims=True)
     powers = np.exp(score - np.where(np.isfinite(most), most, 0.0))
@@ -203,21 +189,15 @@ def weights(evidence: Evidence) -> Guesses:
     )
     with np.errstate(all="ignore"):
         yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))
-        yield "a log-softmax", np.log(_softmax(score, -1))
+        yield "a log-softmax", np.log(softmax(score, -1))
         yield "scores divided by their sum, no softmax", score / score.sum(-1, keepdims=True)
-        yield "softmax of unmasked scores", _softmax(np.where(np.isfinite(score), score, 0.0), -1)
-    yield "weights squared", _softmax(score, -1) ** 2
+        yield "softmax of unmasked scores", softmax(np.where(np.isfinite(score), score, 0.0), -1)
+    yield "weights squared", softmax(score, -1) ** 2
     seen = np.isfinite(score)
     yield (
         "uniform weights: the scores do not arrive",
         seen / np.maximum(seen.sum(-1, keepdims=True), 1),
     )
-
-
-def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
-        return np.nan_to_num(powers / powers.sum(axis=axis, keepdims=True))
 
 
 def context(evidence: Evidence) -> Guesses:
@@ -237,7 +217,23 @@ def context(evidence: Evidence) -> Guesses:
         split = value.reshape(-1, heads, *value.shape[-2:])
         yield f"values of other heads: {what}", weight @ split[:, order].reshape(value.shape)
     yield "weights in float32", weight.astype(np.float32).astype(np.float64) @ value
+    for rate, what in rates(evidence):
+        yield what, evidence.plain * (1 - rate) / rate
+        yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
     sums = weight.sum(-1, keepdims=True)
     yield "weights renormalised after dropout or mask", (weight / np.where(sums, sums, 1)) @ value
     unweighted = np.ones_like(weight) / weight.shape[-1]
     yield "a mean of the values, no weights", unweighted @ value
+
+
+def rates(evidence: Evidence) -> Iterator[tuple[float, str]]:
+    """Each rate of dropout that torch's modules hold, and what is said of a keep rate inverted."""
+    held = {
+        value
+        for call in evidence.truth.calls.values()
+        for name, value in call.facts.items()
+        if 0 < value < 1 and (name == "p" or "drop" in name)
+    }
+    for rate in sorted(held):
+        what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
+        yield rate, f"{what} {1 - rate:.6g}, which it keeps"

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ... import judge
 from ...sides.run import Step
+from .evidence import Evidence
 
 
 def product(query: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -26,6 +28,44 @@ def replay(steps: Sequence[Step], value: np.ndarray) -> np.ndarray:
     for step in steps:
         value = apply(step, value)
     return value
+
+
+def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Torch's softmax; a row that is all -inf gives zeros, as it is noted."""
+    with np.errstate(all="ignore"):
+        powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
+        return np.nan_to_num(powers / powers.sum(axis=axis, keepdims=True))
+
+
+def steps_of(evidence: Evidence, raw: np.ndarray) -> list[Step]:
+    """What was done to the product: torch's record or, of a fused call, what comes to the same.
+
+    A fused call shows no steps. Its scores are the product times a scale, plus what its mask adds.
+    """
+    call, plain = evidence.call, evidence.plain
+    if call.steps and replay(call.steps, raw).size == plain.size:
+        return call.steps
+    if raw.size != plain.size:
+        return []
+    raw, seen = raw.reshape(plain.shape), np.isfinite(plain)
+    scale = call.facts.get("scale", _slope(raw, plain))
+    added = np.where(seen, plain - scale * raw, 0.0)
+    steps = [Step("mul", 0, (None, scale), plain.shape)] if scale != 1.0 else []
+    if judge.error(added, np.zeros_like(added), float(np.linalg.norm(raw))) > judge.SAME_FUNCTION:
+        steps.append(Step("add", 0, (None, added), plain.shape))
+    if not seen.all():
+        steps.append(Step("masked_fill", 0, (None, ~seen, -np.inf), plain.shape))
+    return steps
+
+
+def _slope(raw: np.ndarray, plain: np.ndarray) -> float:
+    """The scale: what raw scores are multiplied with, up to a constant for each row."""
+    seen = np.isfinite(plain)
+    count = np.maximum(seen.sum(-1, keepdims=True), 1)
+    x, y = (np.where(seen, z, 0.0) for z in (raw, plain))
+    x, y = (np.where(seen, z - z.sum(-1, keepdims=True) / count, 0.0) for z in (x, y))
+    size = float(np.vdot(x, x))
+    return float(np.vdot(x, y)) / size if size else 1.0
 
 
 def is_scalar(step: Step) -> bool:

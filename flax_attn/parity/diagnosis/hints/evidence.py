@@ -1,17 +1,18 @@
 """What a hint may look at: Flax's value and torch's at one tap, and all that torch recorded."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...sides.match import Layout, point_of
+from ...sides.match import Layout, hidden, point_of
 from ...sides.run import Call, Run
 
 # What Flax's value may be: a sentence, and an array in torch's layout, or a function of how much of
 # the fault there is (0: none, 1: all of it) that gives one, or None where it is all or nothing.
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
+Values = Iterator[tuple[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Evidence:
       layout: from torch's to Flax's.
       call: what torch computed it from.
       truth: all that torch recorded.
+      heard: torch's names of the taps that Flax has too; in a diagnosis these are torch's own.
     """
 
     tap: str
@@ -34,18 +36,41 @@ class Evidence:
     layout: Layout
     call: Call
     truth: Run
+    heard: frozenset[str] = frozenset()
 
     @property
     def point(self) -> str:
         """`"scores"` of `"attn.scores"`."""
         return point_of(self.tap)
 
+    @property
+    def owner(self) -> str:
+        """The path of the module that the tap lies in."""
+        return self.tap.rpartition(".")[0]
+
+    def name(self, point: str) -> str:
+        """The tap of another point of the same attention."""
+        count = self.tap.rpartition(".")[2].partition("#")[2]
+        name = f"{self.owner}.{point}" if self.owner else point
+        return f"{name}#{count}" if count else name
+
     def near(self, point: str) -> np.ndarray | None:
         """Torch's value at another point of the same attention."""
-        owner, _, own = self.tap.rpartition(".")
-        count = own.partition("#")[2]
-        name = f"{owner}.{point}" if owner else point
-        return self.truth.taps.get(f"{name}#{count}" if count else name)
+        return self.truth.taps.get(self.name(point))
+
+    def at(self, point: str) -> "Evidence":
+        """Another point of the same attention, as if Flax had torch's value there."""
+        value, call = self.truth.taps[self.name(point)], self.truth.calls[self.name(point)]
+        value = hidden(value) if point == "scores" else value
+        plain = Layout.plain(lambda x: x)
+        return replace(
+            self, tap=self.name(point), got=value, want=value, plain=value, layout=plain, call=call
+        )
+
+    def heads(self) -> int:
+        """How many heads the attention has: 1 where its scores have no axis of them."""
+        scores = self.near("scores")
+        return scores.shape[-3] if scores is not None and scores.ndim > 3 else 1
 
     def sizes(self) -> dict[str, int]:
         """The widths that a scale may be mistaken for, by what they are."""
@@ -53,11 +78,11 @@ class Evidence:
         found: dict[str, int] = {}
         if query is not None and scores is not None:
             width, (length, keys) = query.shape[-1], scores.shape[-2:]
-            heads = scores.shape[-3] if scores.ndim > 3 else 1
+            heads = self.heads()
             found = {"the head's width": width, "the number of heads": heads}
             found |= {"all heads' width": heads * width}
             found |= {"the number of keys": keys, "the number of queries": length}
-        owner = self.tap.rpartition(".")[0]
+        owner = self.owner
         for name, call in self.truth.calls.items():
             weight = call.params.get("weight")
             if name.startswith(owner) and weight is not None and weight.ndim == 2:

@@ -17,6 +17,8 @@ def submodule(evidence: Evidence) -> Guesses:
     x, weight = call.inputs.get("0"), call.params.get("weight")
     if x is None:
         return
+    if weight is None and ("Norm" in call.kind or "eps" in call.facts) and x.ndim:
+        yield from norm(evidence, x, np.ones(x.shape[-1]))
     if weight is None:
         yield from _activation(evidence) if x.shape == evidence.plain.shape else ()
         yield from _parts(evidence)
@@ -149,7 +151,8 @@ def _activation(evidence: Evidence) -> Guesses:
     rate = evidence.call.facts.get("p")
     if rate and rate < 1:
         yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
-        yield "what dropout keeps scaled by its rate", evidence.plain * (1 - rate) / rate
+        what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
+        yield f"{what} {1 - rate:.6g}, which it keeps", evidence.plain * (1 - rate) / rate
         dropped = np.where(evidence.plain == 0, x / (1 - rate), 0.0)
         yield "dropout's mask inverted", dropped
 

@@ -1,37 +1,158 @@
-"""Faults of norms: epsilon, gain, bias, another variance, another axis, other statistics."""
+"""Faults of norms: epsilon, gain, bias, variance, axis, statistics, and the gate beside them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ... import judge
 from .evidence import Evidence, Guesses
 from .others import other_inputs
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, float(np.finfo(np.float32).eps))
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "SiLU": lambda x: x / (1 + np.exp(-x)),
+    "the sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "nothing": lambda x: x,
+}
+BEFORE, AFTER = "before the gate", "after the gate"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A norm over the last axis as a formula.
+
+    Attributes:
+      eps: added to the variance.
+      centred: whether the mean is taken off.
+      offset: what is added to the gain: 0, or 1 where weights are stored around zero.
+      gated: "" without a gate, else whether the norm comes before it or after it.
+      act: of the gate.
+    """
+
+    eps: float
+    centred: bool
+    offset: float = 0.0
+    gated: str = ""
+    act: str = "nothing"
+
+    def __call__(
+        self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gate: np.ndarray | None = None
+    ) -> np.ndarray:
+        opened = 1.0 if gate is None or not self.gated else ACTIVATIONS[self.act](gate)
+        if self.gated == AFTER:
+            return normed(x * opened, self.eps, self.centred) * (weight + self.offset) + bias
+        made = normed(x, self.eps, self.centred) * (weight + self.offset) + bias
+        return made * opened
 
 
 def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     """Guesses for layer, RMS and batch norms."""
     call = evidence.call
-    bias = call.params.get("bias", np.zeros_like(weight))
-    facts = {k: v for k, v in call.facts.items() if k in ("eps", "variance_epsilon")}
-    own = next(iter(facts.values()), float(np.finfo(x.dtype).eps))
-    centred = "RMS" not in call.kind and "T5" not in call.kind
+    bias, given = call.params.get("bias", np.zeros_like(weight)), _told(evidence)
+    if "running_mean" in call.params:
+        yield from _batch_norm(evidence, x, weight, bias, given.eps)
+        return
+    if x.shape[-1] != weight.shape[0]:
+        return
+    gate = call.inputs.get("1")
+    form = form_of(evidence, x, weight) or given
+    if form.gated:
+        yield from _gated(form, x, weight, bias, gate)
+    own, centred, right = form.eps, form.centred, normed(x, form.eps, form.centred)
     for eps in EPSILONS:
         if eps != own:
-            yield (
-                f"another epsilon: {eps:.3g}, not {own:.3g}",
-                _normed(x, eps, centred) * weight + bias,
-            )
-    right = _normed(x, own, centred)
-    if "running_mean" in call.params:
-        yield from _batch_norm(evidence, x, weight, bias, own)
+            what = f"another epsilon: {eps:.3g}, not {own:.3g}"
+            yield what, replace(form, eps=eps)(x, weight, bias, gate)
+    if form.gated:
         return
-    if x.shape[-1] == weight.shape[0]:
-        yield from other_inputs(evidence, x, lambda x: _normed(x, own, centred) * weight + bias)
-        yield from _gains(evidence, x, weight, bias, right)
-        yield from _spreads(x, weight, bias, own, centred)
+    gain = weight + form.offset
+    yield from _offsets(form, x, weight, bias)
+    yield from other_inputs(evidence, x, lambda x: normed(x, own, centred) * gain + bias)
+    yield from _gains(evidence, x, gain, bias, right)
+    yield from _spreads(x, gain, bias, own, centred)
+    yield from _fitted_epsilon(evidence, form, x, weight, bias)
 
 
-def _normed(x: np.ndarray, eps: float, centred: bool, axis: int = -1) -> np.ndarray:
+def _told(evidence: Evidence) -> Form:
+    """What the class's name and its numbers tell of torch's formula."""
+    call = evidence.call
+    facts = (v for k, v in call.facts.items() if k in ("eps", "variance_epsilon"))
+    centred = "RMS" not in call.kind and "T5" not in call.kind
+    return Form(next(facts, float(np.finfo(np.float64).eps)), centred)
+
+
+def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | None:
+    """Torch's formula: the first that gives torch's value."""
+    bias = evidence.call.params.get("bias", np.zeros_like(weight))
+    tried, gate = _forms(_told(evidence)), evidence.call.inputs.get("1")
+    if gate is not None and gate.shape == x.shape:
+        tried = (*tried, *_gates(tried))
+    for form in tried:
+        made = form(x, weight, bias, gate)
+        if judge.same_function(made, evidence.plain).ok:
+            return form
+    return None
+
+
+def _forms(given: Form) -> tuple[Form, ...]:
+    found = [
+        Form(eps, centred, offset)
+        for eps in dict.fromkeys((given.eps, *EPSILONS))
+        for centred in (given.centred, not given.centred)
+        for offset in (0.0, 1.0)
+    ]
+    return tuple(found)
+
+
+def _gates(forms: tuple[Form, ...]) -> Iterator[Form]:
+    for act in ACTIVATIONS:
+        for gated in (BEFORE, AFTER):
+            yield from (replace(form, gated=gated, act=act) for form in forms)
+
+
+def _gated(form: Form, x, weight, bias, gate) -> Guesses:
+    """The gate on the other side of the norm, opened otherwise, or with another epsilon there."""
+    other = AFTER if form.gated == BEFORE else BEFORE
+    for eps in dict.fromkeys((form.eps, *EPSILONS)):
+        more = "" if eps == form.eps else f", and another epsilon: {eps:.3g}, not {form.eps:.3g}"
+        for act in ACTIVATIONS:
+            for gated in (form.gated, other):
+                if (gated, act) == (form.gated, form.act):
+                    continue
+                said = [] if gated == form.gated else [f"the norm {gated}, torch's {form.gated}"]
+                said += [] if act == form.act else [f"a gate by {act}, torch's by {form.act}"]
+                made = replace(form, eps=eps, gated=gated, act=act)
+                yield "; ".join(said) + more, made(x, weight, bias, gate)
+        made = replace(form, eps=eps, gated="")
+        yield f"the gate missing{more}", made(x, weight, bias)
+
+
+def _offsets(form: Form, x, weight, bias) -> Guesses:
+    """A gain of 1 + w where torch's is w, and the other way round."""
+    if form.offset:
+        yield "a gain of w, where torch's is 1 + w", replace(form, offset=0.0)(x, weight, bias)
+    else:
+        yield "a gain of 1 + w, where torch's is w", replace(form, offset=1.0)(x, weight, bias)
+
+
+def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias) -> Guesses:
+    """Any other epsilon, solved for from Flax's value."""
+    gain, flax = weight + form.offset, evidence.got
+    if flax.shape != x.shape or not gain.all():
+        return
+    gap = x - x.mean(-1, keepdims=True) if form.centred else x
+    spread = (gap**2).mean(-1)
+    with np.errstate(all="ignore"):
+        eps = float(np.median(spread / (((flax - bias) / gain) ** 2).mean(-1) - spread))
+    for guess in (float(f"{eps:.3g}"), eps):
+        if 0 < guess < np.inf:
+            made = replace(form, eps=guess)(x, weight, bias)
+            yield f"another epsilon: {guess:.6g}, not {form.eps:.3g}", made
+
+
+def normed(x: np.ndarray, eps: float, centred: bool, axis: int = -1) -> np.ndarray:
+    """`x` over the root of its mean square, its mean taken off where it is centred."""
     gap = x - x.mean(axis, keepdims=True) if centred else x
     with np.errstate(all="ignore"):
         return gap / np.sqrt((gap**2).mean(axis, keepdims=True) + eps)
@@ -78,7 +199,7 @@ def _spreads(
 ) -> Guesses:
     """Another measure of the spread."""
     other = "the mean not taken off" if centred else "the mean taken off"
-    yield f"another norm, {other}", _normed(x, own, not centred) * weight + bias
+    yield f"another norm, {other}", normed(x, own, not centred) * weight + bias
     gap = x - x.mean(-1, keepdims=True) if centred else x
     spread = np.sqrt((gap**2).mean(-1, keepdims=True))
     yield "epsilon added to the deviation", gap / (spread + own) * weight + bias
@@ -89,6 +210,6 @@ def _spreads(
     total = np.sqrt((gap**2).sum(-1, keepdims=True) + own)
     yield "the sum of squares, not their mean", gap / total * weight + bias
     for axis in range(x.ndim - 1):
-        yield f"another axis, {axis}", _normed(x, own, centred, axis) * weight + bias
-    narrow = _normed(x.astype(np.float32), own, centred).astype(np.float64)
+        yield f"another axis, {axis}", normed(x, own, centred, axis) * weight + bias
+    narrow = normed(x.astype(np.float32), own, centred).astype(np.float64)
     yield "a norm in float32", narrow * weight + bias

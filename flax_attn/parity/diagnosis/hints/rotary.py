@@ -1,35 +1,69 @@
 """Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ... import judge
+from .again import Attention, reach, unheard
 from .attention import orders
-from .evidence import Evidence, Guesses
+from .evidence import Evidence, Guesses, Values
+from .fused import POINTS, own_cut, recut
+from .turning import (
+    Turning,
+    base_of,
+    difference,
+    frequencies,
+    joined,
+    measured,
+    otherwise,
+    pairs,
+    powers,
+    start,
+)
 
-POINTS = ("query", "key", "value", "scores", "weights", "context")
-LONGEST = 1 << 16
-BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
+# Above this many scores no base is searched for.
+LARGE = 1 << 18
 
 
 def turned(evidence: Evidence) -> Guesses:
     """What queries, keys and values look like when turned, or put into heads, otherwise."""
-    for name, made in _projections(evidence):
-        heads, group = _heads(evidence, made)
-        if not heads:
-            continue
-        x = _split(made, heads, group)
+    for name, x in sources(evidence):
         want = evidence.plain.reshape(x.shape)
-        yield from _turnings(evidence, x, want)
-        yield from _splits(evidence, made, heads, group, name)
+        turning = measured(x, want)
+        if turning is not None:
+            for what, made in _turnings(evidence, Turned(x, turning)):
+                yield what, made.reshape(evidence.plain.shape)
+        elif judge.same_function(x, want).ok:
+            yield from _turned_too(evidence, x)
+        yield from _splits(evidence, name, turning)
+    yield from recut(evidence)
     yield from _other_heads(evidence)
 
 
+class Turned(NamedTuple):
+    """A value before it is turned, `B N T h`, and how torch turns it."""
+
+    x: np.ndarray
+    turning: Turning
+
+
+def sources(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
+    """Submodules' outputs of the same attention that the point may be made of, as `B N T h`."""
+    for name, value in _projections(evidence):
+        heads, group = _heads(evidence, value)
+        if heads:
+            yield name, _split(value, heads, group)
+        elif value.ndim == 4 and value.shape[1] == evidence.plain.shape[-2]:
+            x = np.swapaxes(value, 1, 2)  # B N T h
+            if x.shape[-1] == evidence.plain.shape[-1] and evidence.plain.size % x.size == 0:
+                yield name, np.repeat(x, evidence.plain.size // x.size, axis=1)
+
+
 def _projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
-    """Submodules' outputs of the same attention which the point may have been made of."""
-    owner = evidence.tap.rpartition(".")[0]
+    owner = evidence.owner
     for name, value in evidence.truth.taps.items():
         inside = name.startswith(f"{owner}." if owner else "") and value.ndim >= 2
         kind = evidence.truth.calls[name].kind
@@ -46,80 +80,144 @@ def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int, int]:
 
 
 def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
-    """`(B T) (N h)` as B N T h, every head as often as it is used."""
+    """`(B T) (N h)`, or N heads apart already, as B N T h, every head as often as it is used."""
+    if made.ndim == 4 and heads == 1:
+        return np.repeat(made, group, axis=1)
     split = made.reshape(-1, made.shape[-2], heads, made.shape[-1] // heads)
     return np.repeat(np.swapaxes(split, 1, 2), group, axis=1)
 
 
-def _turnings(evidence: Evidence, x: np.ndarray, want: np.ndarray) -> Guesses:
-    shape = evidence.plain.shape
-    for pairing in ("halves", "neighbours"):
-        angles = _angles(x, want, pairing)
-        if angles is None:
-            continue
-        other = "neighbours" if pairing == "halves" else "halves"
-        yield (
-            f"rotary pairs of {other}, where torch turns {pairing}",
-            _turn(x, angles, other).reshape(shape),
-        )
-        for what, table in _otherwise(angles):
-            yield f"rotary positions, {what}", _turn(x, table, pairing).reshape(shape)
-        for what, made in _half_done(x, angles, pairing):
-            yield f"rotary positions, {what}", made.reshape(shape)
-        return
-    yield from _turned_too(evidence, x)
+def turned_point(evidence: Evidence) -> Turned | None:
+    """What torch turns to the point, and how, from a projection or a part of one."""
+    for _, x in sources(evidence):
+        turning = measured(x, evidence.plain.reshape(x.shape))
+        if turning is not None:
+            return Turned(x, turning)
+    want = evidence.plain.reshape(-1, evidence.heads(), *evidence.plain.shape[-2:])
+    own = own_cut(evidence, want)
+    if own is None or own.turning is None:
+        return None
+    return Turned(own.cut.parts[own.part], own.turning)
 
 
-def _otherwise(angles: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Tables of angles, T by half the width, that mistakes make."""
-    yield "not turned", np.zeros_like(angles)
-    yield "turned the other way", -angles
-    step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
-    rows = np.arange(len(angles))[:, None]
-    yield "one too high", angles + step
-    yield "one too low", angles - step
-    yield "counted from zero", rows * step
-    yield "counted from one", (rows + 1) * step
-    yield "in reversed order", angles[::-1]
-    yield "all of them the first", np.repeat(angles[:1], len(angles), 0)
-    yield "turned twice", 2 * angles
-    yield "turned by half the angle", angles / 2
-    yield "frequencies in reversed order", angles[:, ::-1]
-    half, places = angles.shape[1], rows + _start(angles)
-    for base in BASES:
-        table = places * base ** (-np.arange(half) / half)
-        yield f"another base of the angles, {base:g}", table
-        over = max(half - 1, 1)
-        yield f"base {base:g} over the width less one", places * base ** (-np.arange(half) / over)
-        yield f"base {base:g}, twice the exponent", places * base ** (-np.arange(half) * 2 / half)
-    yield "twice the exponent", places * np.square(np.mod(step, 2 * np.pi))
-    yield "half the exponent", places * np.sqrt(np.mod(step, 2 * np.pi))
-    yield "angles in float32", angles.astype(np.float32).astype(np.float64)
+def _turnings(evidence: Evidence, own: Turned) -> Values:
+    x, turning = own
+    flax = measured(x, _in_torchs_layout(evidence).reshape(x.shape))
+    said = difference(turning, flax) if flax is not None else ""
+    if flax is not None and said:
+        yield f"rotary positions, {said}", flax(x)
+    yield from _ways(own)
 
 
-def _start(angles: np.ndarray) -> int:
-    """The first position: the fastest pair turns by one radian a position."""
-    far = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
-    return int(np.argmin(far))
+def _ways(own: Turned) -> Values:
+    """The same positions put in by other pairs, angles and halves."""
+    x, turning = own
+    other = "neighbours" if turning.pairing == "halves" else "halves"
+    yield (
+        f"rotary pairs of {other}, where torch turns {turning.pairing}",
+        replace(turning, pairing=other)(x),
+    )
+    for what, table in otherwise(turning):
+        yield f"rotary positions, {what}", turning.by(table)(x)
+    for what, made in _half_done(x, turning):
+        yield f"rotary positions, {what}", made
 
 
-def _half_done(x: np.ndarray, angles: np.ndarray, pairing: str) -> Iterator[tuple[str, np.ndarray]]:
+def _in_torchs_layout(evidence: Evidence) -> np.ndarray:
+    """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
+    places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
+    back = np.full(evidence.plain.size, np.nan)
+    try:
+        at = evidence.layout.value(places)
+    except ValueError:
+        return back
+    laid = evidence.layout.value(evidence.plain)
+    size = float(np.vdot(laid, laid))
+    factor = float(np.vdot(laid, evidence.want)) / size if size else 1.0
+    if at.shape == evidence.got.shape and factor:
+        back[at] = evidence.got / factor
+    return back
+
+
+def _half_done(x: np.ndarray, turning: Turning) -> Values:
     """Turned in part, or with the tables of one pairing and the pairs of the other."""
-    half = angles.shape[1]
+    angles, half = turning.angles, turning.width // 2
     few = np.where(np.arange(half) < half // 2, angles, 0.0)
-    yield "half of the pairs not turned", _turn(x, few, pairing)
+    yield "half of the pairs not turned", turning.by(few)(x)
     width = 2 * (half // 2)
-    first = _turn(x[..., :width], angles[:, : half // 2], pairing) if width else x[..., :0]
-    yield "half of the width turned", np.concatenate([first, x[..., width:]], axis=-1)
-    (a, b), (c, d) = _pairs(x, "halves"), _pairs(x, "neighbours")
-    by_halves = np.concatenate([-b, a], axis=-1)
-    by_neighbours = np.stack([-d, c], axis=-1).reshape(x.shape)
+    first = replace(turning, table=turning.table[:, : half // 2], width=width)
+    yield "half of the width turned", first(x) if width else x
+    part, rest = x[..., : turning.width], x[..., turning.width :]
+    (a, b), (c, d) = pairs(part, "halves"), pairs(part, "neighbours")
+    by_halves, by_neighbours = joined(-b, a, "halves"), joined(-d, c, "neighbours")
     twice, each = np.concatenate([angles] * 2, axis=-1), np.repeat(angles, 2, axis=-1)
     for table, quarter in ((twice, by_neighbours), (each, by_halves)):
-        yield (
-            "tables of one pairing, pairs of the other",
-            (x * np.cos(table) + quarter * np.sin(table)),
-        )
+        made = part * np.cos(table) + quarter * np.sin(table)
+        yield "tables of one pairing, pairs of the other", np.concatenate([made, rest], axis=-1)
+
+
+def turned_together(
+    evidence: Evidence, attention: Attention
+) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    """Queries and keys both turned otherwise, each as its own positions ask."""
+    owns = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    known = {point: own for point, own in owns.items() if own is not None}
+    if len(known) < 2:
+        return
+    shapes = {point: attention.parts[point].shape for point in known}
+    ways = [list(_ways(own)) for own in known.values()]
+    if [what for what, _ in ways[0]] == [what for what, _ in ways[1]]:
+        for (what, query), (_, key) in zip(*ways, strict=True):
+            made = dict(zip(known, (query, key), strict=True))
+            yield what, {point: x.reshape(shapes[point]) for point, x in made.items()}
+
+
+def fitted_base(evidence: Evidence) -> Guesses:
+    """The base by which queries and keys were both turned, solved for from the differing tap."""
+    attention = Attention.of(evidence)
+    arrive = None if attention is None else reach(evidence, attention)
+    if attention is None or arrive is None or not {"query", "key"} <= {*unheard(evidence)}:
+        return
+    parts = attention.parts
+    owns = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    known = {point: own for point, own in owns.items() if own is not None}
+    if len(known) < 2 or parts["scores"].size > LARGE:
+        return
+    torchs = base_of(known["query"].turning)
+    if torchs is None:
+        return
+
+    def made(base: float) -> np.ndarray:
+        turned = {p: by_base(own, base).reshape(parts[p].shape) for p, own in known.items()}
+        return arrive(attention.again(turned))
+
+    base = solved(lambda logarithm: evidence.layout.value(made(10**logarithm)), evidence.got)
+    for guess in (float(f"{base:.6g}"), base):
+        what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
+        yield f"rotary positions, {what}", made(guess)
+
+
+def solved(made: Callable[[float], np.ndarray], got: np.ndarray) -> float:
+    """10 to the number at which `made` comes nearest to `got`."""
+    seen = np.isfinite(got)
+
+    def gap(x: float) -> np.ndarray:
+        return np.where(seen, np.nan_to_num(made(x)) - np.where(seen, got, 0.0), 0.0)
+
+    best = min(np.linspace(1, 8, 113), key=lambda x: float(np.linalg.norm(gap(x))))
+    for _ in range(20):
+        here, slope = gap(best), (gap(best + 1e-6) - gap(best - 1e-6)) / 2e-6
+        size = float(np.vdot(slope, slope))
+        best = float(np.clip(best - float(np.vdot(slope, here)) / size, 0, 12)) if size else best
+    return 10**best
+
+
+def by_base(own: Turned, base: float) -> np.ndarray:
+    """Turned by another base."""
+    angles = own.turning.angles
+    sign = np.sign(frequencies(own.turning)[0])
+    places = np.arange(len(angles))[:, None] + start(angles * sign)
+    return own.turning.by(sign * places * powers(base, angles.shape[1]))(own.x)
 
 
 def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:
@@ -127,46 +225,20 @@ def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:
     key = evidence.near("key")
     if evidence.point != "value" or key is None or key.shape[-1] != x.shape[-1]:
         return
-    for name, made in _projections(replace(evidence, plain=key)):
-        heads, group = _heads(replace(evidence, plain=key), made)
-        if not heads:
-            continue
-        base = _split(made, heads, group)
-        for pairing in ("halves", "neighbours"):
-            angles = _angles(base, key.reshape(base.shape), pairing)
-            if angles is not None:
-                turned = _turn(x, angles, pairing).reshape(evidence.plain.shape)
-                yield f"rotary positions, values turned as {name} is", turned
+    at = evidence.at("key")
+    for name, base in sources(at):
+        turning = measured(base, key.reshape(base.shape))
+        if turning is not None and turning.table.shape[0] == x.shape[-2]:
+            made = turning(x).reshape(evidence.plain.shape)
+            yield f"rotary positions, values turned as {name} is", made
 
 
-def _pairs(x: np.ndarray, pairing: str) -> tuple[np.ndarray, np.ndarray]:
-    half = x.shape[-1] // 2
-    return (x[..., :half], x[..., half:]) if pairing == "halves" else (x[..., ::2], x[..., 1::2])
-
-
-def _angles(x: np.ndarray, want: np.ndarray, pairing: str) -> np.ndarray | None:
-    """The angle of each position and pair, if torch turned by one; every head tells the same."""
-    if x.shape[-1] % 2:
-        return None
-    (a, b), (c, d) = _pairs(x, pairing), _pairs(want, pairing)
-    dot, cross = (a * c + b * d).sum((0, 1)), (a * d - b * c).sum((0, 1))
-    angles = np.arctan2(cross, dot)  # T half
-    good = judge.error(_turn(x, angles, pairing), want) <= judge.SAME_FUNCTION
-    return angles if good and np.abs(angles).max() > 0 else None
-
-
-def _turn(x: np.ndarray, angles: np.ndarray, pairing: str) -> np.ndarray:
-    a, b = _pairs(x, pairing)
-    c, d = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
-    if pairing == "halves":
-        return np.concatenate([c, d], axis=-1)
-    return np.stack([c, d], axis=-1).reshape(x.shape)
-
-
-def _splits(evidence: Evidence, made: np.ndarray, heads: int, group: int, name: str) -> Guesses:
+def _splits(evidence: Evidence, name: str, turning: Turning | None) -> Guesses:
     """Heads cut from a projection in another way, and then turned as torch does."""
-    right = _split(made, heads, group)
-    turn = _turner(right, evidence.plain.reshape(right.shape))
+    made = evidence.truth.taps[name]
+    heads, group = _heads(evidence, made)
+    if not heads or made.ndim == 4:
+        return
     length, width = made.shape[-2], made.shape[-1] // heads
     ways = {
         "heads interleaved: the width before the heads": np.moveaxis(
@@ -176,22 +248,13 @@ def _splits(evidence: Evidence, made: np.ndarray, heads: int, group: int, name: 
     }
     for what, x in ways.items():
         x = np.repeat(x, group, axis=1)
-        yield f"{what} (of {name})", turn(x).reshape(evidence.plain.shape)
-
-
-def _turner(x: np.ndarray, want: np.ndarray):
-    for pairing in ("halves", "neighbours"):
-        angles = _angles(x, want, pairing)
-        if angles is not None:
-            return lambda y: _turn(y, angles, pairing)
-    return lambda y: y
+        done = turning(x) if turning else x
+        yield f"{what} (of {name})", done.reshape(evidence.plain.shape)
 
 
 def _other_heads(evidence: Evidence) -> Guesses:
     """Heads in another order: keys and values shared by groups, tiled or misplaced."""
-    scored = evidence.near("scores")
-    heads = scored.shape[-3] if scored is not None and scored.ndim > 3 else 1
-    plain = evidence.plain
+    heads, plain = evidence.heads(), evidence.plain
     if heads > 1 and plain.shape[0] % heads == 0:
         split = plain.reshape(-1, heads, *plain.shape[1:])
         for what, order in orders(heads):

@@ -1,0 +1,179 @@
+"""One attention of torch's computed again, some of it changed, up to the tap that differs.
+
+A port may have no tap between its projections and its result. What is wrong in between then shows
+late, and is found by doing it wrong in torch's own attention and looking at the same late place.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ... import judge
+from ...sides.run import Step
+from .chain import product, replay, softmax, steps_of
+from .evidence import Evidence, Guesses
+
+ORDER = ("query", "key", "value", "scores", "weights", "context")
+NEXT = {
+    **dict.fromkeys(("query", "key"), "scores"),
+    "scores": "weights",
+    **dict.fromkeys(("weights", "value"), "context"),
+}
+Changed = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Torch's values at the points of one attention, by name, in torch's own layouts.
+
+    Attributes:
+      parts: query, key, value, scores, weights, context, as far as torch was seen to have them.
+      steps: from the product of query and key to the scores.
+      drop: what the weights are multiplied with before they meet the values.
+    """
+
+    parts: dict[str, np.ndarray]
+    steps: list[Step] = field(default_factory=list)
+    drop: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> "Attention | None":
+        """The attention that the tap belongs to, if torch was seen to have one there."""
+        taps = evidence.truth.taps
+        named = {point: evidence.name(point) for point in ORDER}
+        parts = {point: taps[name] for point, name in named.items() if name in taps}
+        if not {"query", "key", "scores", "weights"} <= parts.keys():
+            return None
+        steps = steps_of(evidence.at("scores"), product(parts["query"], parts["key"]))
+        used = None
+        if "context" in parts:
+            used = evidence.at("context").call.inputs.get("weights")
+        drop = None
+        if used is not None and used.size == parts["weights"].size:
+            weights = parts["weights"].reshape(used.shape)
+            drop = np.where(weights == 0, 1.0, used / np.where(weights == 0, 1.0, weights))
+        return cls(parts, steps, drop)
+
+    def again(self, changed: Changed) -> dict[str, np.ndarray]:
+        """All points, computed from those that changed."""
+        now = {**self.parts, **changed}
+        if changed.keys() & {"query", "key"} and "scores" not in changed:
+            raw = replay(self.steps, product(now["query"], now["key"]))
+            now["scores"] = raw.reshape(self.parts["scores"].shape)
+        if changed.keys() & {"query", "key", "scores"} and "weights" not in changed:
+            now["weights"] = softmax(now["scores"])
+        if changed and "context" not in changed and "value" in now and "context" in self.parts:
+            now["context"] = self._mixed(now["weights"], now["value"])
+        return now
+
+    def _mixed(self, weights: np.ndarray, value: np.ndarray) -> np.ndarray:
+        weights = weights.reshape(-1, *weights.shape[-2:])
+        if self.drop is not None:
+            weights = weights * self.drop.reshape(weights.shape)
+        return (weights @ value).reshape(self.parts["context"].shape)
+
+    def merged(self, context: np.ndarray) -> np.ndarray:
+        """Contexts as an output projection takes them: heads side by side, `B T (N e)`."""
+        scores = self.parts["scores"]
+        heads = scores.shape[-3] if scores.ndim > 3 else 1
+        split = context.reshape(-1, heads, *context.shape[-2:])
+        return np.swapaxes(split, 1, 2).reshape(len(split), split.shape[2], -1)
+
+    def ratio(self, evidence: Evidence) -> np.ndarray | None:
+        """What merged contexts are multiplied with before the tap, or its linear layer."""
+        before, _ = _linear(evidence)
+        merged = self.merged(self.parts["context"])
+        if before is None or before.size != merged.size or before.dtype.kind != "f":
+            return None
+        with np.errstate(all="ignore"):
+            ratio = np.where(merged == 0, 1.0, before.reshape(merged.shape) / merged)
+        return ratio if np.isfinite(ratio).all() else None
+
+
+Reach = Callable[[Changed], np.ndarray]
+
+
+def _linear(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What the tap's linear layer was given, and its kernel; without one, the tap itself."""
+    weight, given = evidence.call.params.get("weight"), evidence.call.inputs.get("0")
+    if weight is None or weight.ndim != 2 or given is None:
+        return evidence.plain, None
+    return given, weight if evidence.call.kind == "Conv1D" else weight.T
+
+
+def reach(evidence: Evidence, attention: Attention) -> Reach | None:
+    """The value at the differing tap as a function of the attention's points."""
+    if evidence.point in ORDER:
+        return lambda now: now[evidence.point]
+    if "context" not in attention.parts:
+        return None
+    before, kernel = _linear(evidence)
+    ratio = attention.ratio(evidence)
+    if ratio is None or before is None:
+        return None
+
+    def put(now: Changed) -> np.ndarray:
+        value = attention.merged(now["context"]) * ratio * now.get("gate", 1.0)
+        value = value.reshape(before.shape)
+        return value if kernel is None else value @ kernel + evidence.call.params.get("bias", 0.0)
+
+    return put if judge.same_function(put(attention.parts), evidence.plain).ok else None
+
+
+def unheard(evidence: Evidence) -> list[str]:
+    """The points that reach the differing tap through none at which Flax has a tap."""
+    heard = {point for point in ORDER if evidence.name(point) in evidence.heard}
+    found = []
+    for point in ORDER:
+        at: str | None = point
+        while at is not None and at != evidence.point and at not in heard:
+            at = NEXT.get(at)
+        arrives = at == evidence.point if evidence.point in ORDER else at is None
+        if arrives and point != evidence.point:
+            found.append(point)
+    return found
+
+
+def earlier(evidence: Evidence, points: Mapping[str, Callable[[Evidence], Guesses]]) -> Guesses:
+    """Every guess about an earlier point that Flax has no tap of, carried to the tap it has."""
+    attention = Attention.of(evidence)
+    arrive = None if attention is None else reach(evidence, attention)
+    if attention is None or arrive is None:
+        return
+    for point in unheard(evidence):
+        if point in attention.parts and point in points:
+            for what, value in points[point](evidence.at(point)):
+                yield what, carried(attention, arrive, point, value)
+
+
+def carried(attention: Attention, arrive: Reach, point: str, value: Any) -> Callable:
+    """A guess about one point as one about the tap."""
+
+    def family(share: float) -> np.ndarray | None:
+        plain = attention.parts[point]
+        if callable(value):
+            found: Any = value(share)
+        else:
+            found = value if share == 1.0 else plain + share * (value - plain)
+        if found is None or found.size != plain.size:
+            return None
+        return arrive(attention.again({point: found.reshape(plain.shape)}))
+
+    return family
+
+
+def together(
+    evidence: Evidence, changes: Callable[[Evidence, Attention], Iterator[tuple[str, Changed]]]
+) -> Guesses:
+    """Guesses about several points at once, those that Flax has no tap of."""
+    attention = Attention.of(evidence)
+    arrive = None if attention is None else reach(evidence, attention)
+    if attention is None or arrive is None:
+        return
+    free = unheard(evidence)
+    for what, changed in changes(evidence, attention):
+        changed = {k: value for k, value in changed.items() if k in free or k == "gate"}
+        if changed:
+            yield what, arrive(attention.again(changed))

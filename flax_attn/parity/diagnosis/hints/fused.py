@@ -1,0 +1,194 @@
+"""One projection cut into queries, keys, values or a gate by another order of its axes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from ... import judge
+from .again import Attention
+from .evidence import Evidence, Guesses
+from .turning import Turning, measured
+
+POINTS = ("query", "key", "value", "scores", "weights", "context")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A projection cut into parts of heads.
+
+    Attributes:
+      name: of the projection.
+      order: of its axes, "[3, H, D]" say.
+      parts: each `B H T D`, repeated as the attention uses them.
+    """
+
+    name: str
+    order: str
+    parts: tuple[np.ndarray, ...]
+
+
+def projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
+    """Submodules' outputs inside the same module, `B T C`, and those of one input side by side."""
+    owner, groups = evidence.owner, {}
+    for name, value in evidence.truth.taps.items():
+        inside = name.startswith(f"{owner}." if owner else "")
+        call = evidence.truth.calls[name]
+        if not inside or value.ndim < 2 or not value.size or call.kind in POINTS:
+            continue
+        yield name, value
+        given = call.inputs.get("0")
+        if given is not None and given.dtype.kind == "f":
+            groups.setdefault((given.tobytes(), value.shape[:-1]), []).append((name, value))
+    for group in groups.values():
+        if 2 <= len(group) <= 4:
+            names = ", ".join(name for name, _ in group)
+            yield f"{names} side by side", np.concatenate([x for _, x in group], axis=-1)
+
+
+def cuts(name: str, made: np.ndarray, heads: int, width: int) -> Iterator[Cut]:
+    """Every order in which parts, heads and components of `made` can lie."""
+    length, whole = made.shape[-2:]
+    flat = made.reshape(-1, length, whole)
+    for fewer in (n for n in range(1, heads + 1) if heads % n == 0):
+        count, rest = divmod(whole, fewer * width)
+        if rest or not 2 <= count <= 4:
+            continue
+        head = "H" if fewer == heads else "K"
+        sizes = {str(count): count, head: fewer, "D": width}
+        for order in permutations(sizes):
+            split = flat.reshape(*flat.shape[:2], *(sizes[axis] for axis in order))
+            axes = [2 + order.index(axis) for axis in (str(count), head, "D")]
+            parts = split.transpose(axes[0], 0, axes[1], 1, axes[2])
+            parts = (np.repeat(part, heads // fewer, axis=1) for part in parts)
+            yield Cut(name, f"[{', '.join(order)}]", tuple(parts))
+    yield from _grouped(name, flat, heads, width)
+
+
+def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cut]:
+    """Queries with fewer keys and values: one after the other, or group by group."""
+    fewer, rest = divmod(flat.shape[-1] - heads * width, 2 * width)
+    if rest or fewer < 1 or fewer >= heads or heads % fewer:
+        return
+    group = heads // fewer
+
+    def parts(*found: np.ndarray) -> tuple[np.ndarray, ...]:  # B T K n D
+        laid = (np.moveaxis(x.reshape(*flat.shape[:2], -1, width), 2, 1) for x in found)
+        return tuple(np.repeat(x, heads // x.shape[1], axis=1) for x in laid)
+
+    ends = (heads * width, (heads + fewer) * width)
+    yield Cut(name, "[H + K + K, D]", parts(*np.split(flat, ends, axis=-1)))
+    split = flat.reshape(*flat.shape[:2], fewer, group + 2, width)
+    grouped = (split[..., :group, :], split[..., group, :], split[..., group + 1, :])
+    yield Cut(name, "[K, H / K + 2, D]", parts(*grouped))
+
+
+@dataclass(frozen=True)
+class Own:
+    """How torch cuts a point: by which of `cuts`, which part of it, and how that is turned."""
+
+    cuts: tuple[Cut, ...]
+    cut: Cut
+    part: int
+    turning: Turning | None
+
+    def others(self) -> Iterator[tuple[str, Cut]]:
+        """The other cuts of the same projection, and what is said of each."""
+        for cut in self.cuts:
+            if cut.order != self.cut.order and len(cut.parts) == len(self.cut.parts):
+                name = self.cut.name
+                yield f"{name} cut as {cut.order}, where torch cuts {self.cut.order}", cut
+
+    def made(self, cut: Cut, part: int | None = None) -> np.ndarray:
+        """The point, `B H T D`, by another cut."""
+        x = cut.parts[self.part if part is None else part]
+        return self.turning(x) if self.turning else x
+
+
+def own_cut(evidence: Evidence, want: np.ndarray) -> Own | None:
+    """How torch cuts a point, `B H T D`, found by computing it."""
+    heads, length, width = want.shape[1:]
+    for name, made in projections(evidence):
+        if made.shape[-2] != length or made.shape[-1] % width or made.shape[-1] == width:
+            continue
+        found = tuple(cuts(name, made, heads, width))
+        for cut in found:
+            for place, part in enumerate(cut.parts):
+                if part.shape != want.shape:
+                    continue
+                if judge.same_function(part, want).ok:
+                    return Own(found, cut, place, None)
+                turning = measured(part, want)
+                if turning is not None:
+                    return Own(found, cut, place, turning)
+    return None
+
+
+def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
+    """Torch's value as `B H T D`, as which its axes may be meant."""
+    plain = evidence.plain
+    if plain.ndim >= 3 and plain.size and evidence.point in POINTS[:3]:
+        yield plain.reshape(-1, evidence.heads(), *plain.shape[-2:])
+    elif evidence.point == "input" and plain.ndim == 4 and plain.size:
+        yield plain
+        yield np.swapaxes(plain, 1, 2)
+
+
+def recut(evidence: Evidence) -> Guesses:
+    """One point, or what a submodule is given, cut in another order of axes."""
+    for turned, want in enumerate(by_heads(evidence)):
+        own = own_cut(evidence, want)
+        if own is None:
+            continue
+        for what, cut in own.others():
+            made = own.made(cut)
+            yield what, np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
+        for part in range(len(own.cut.parts)):
+            if part != own.part and own.cut.parts[part].shape == want.shape:
+                made = own.made(own.cut, part)
+                made = np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
+                yield f"part {part} of {own.cut.name}, where torch takes part {own.part}", made
+        return
+
+
+def recut_together(
+    evidence: Evidence, attention: Attention
+) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    """Every point that torch cuts from one projection, and a gate, cut in another order."""
+    owns = {}
+    for point in POINTS[:3]:
+        if point in attention.parts:
+            at = evidence.at(point)
+            own = own_cut(at, next(by_heads(at)))
+            owns |= {point: own} if own else {}
+    for one in owns.values():
+        for what, cut in one.others():
+            changed = {
+                point: own.made(_same(own, cut)).reshape(attention.parts[point].shape)
+                for point, own in owns.items()
+                if own.cut.name == one.cut.name and own.cut.order == one.cut.order
+            }
+            taken = {own.part for own in owns.values() if own.cut.name == one.cut.name}
+            yield what, changed
+            for part in set(range(len(cut.parts))) - taken:
+                gate = _gate(attention, evidence, one.cut.parts[part], cut.parts[part])
+                yield what, changed | gate
+
+
+def _same(own: Own, cut: Cut) -> Cut:
+    return next(x for x in own.cuts if x.order == cut.order)
+
+
+def _gate(
+    attention: Attention, evidence: Evidence, right: np.ndarray, wrong: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What contexts are multiplied with more, if a gate is cut otherwise."""
+    if "context" not in attention.parts:
+        return {}
+    one, two = attention.merged(right), attention.merged(wrong)
+    ratio = attention.ratio(evidence)
+    for act in (lambda x: 1 / (1 + np.exp(-x)), lambda x: x / (1 + np.exp(-x)), np.tanh):
+        if ratio is not None and judge.same_function(act(one), ratio).ok:
+            return {"gate": act(two) / act(one)}
+    return {}

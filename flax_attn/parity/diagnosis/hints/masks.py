@@ -1,0 +1,124 @@
+"""Faults of masks: what is hidden, with which number, and rows in which everything is."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...sides.run import Step
+from .chain import is_mask, product, replay, softmax, steps_of
+from .evidence import Evidence, Guesses
+
+# Scores below this are hidden by whatever number an author chose.
+LOW = -9e3
+
+
+def hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+    """The mask: what is hidden, and with which number."""
+    bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
+    seen = np.isfinite(evidence.plain)
+    yield from _rows(evidence, bare)
+    for what, other in (*windows(seen), *_masks(seen)):
+        yield what, np.where(other, bare, -np.inf)
+    flax = evidence.got
+    there = evidence.layout.value(np.where(seen, 1.0, 0.0))
+    filled = flax[(there == 0) & np.isfinite(flax)]
+    if filled.size and (filled == filled[0]).all():
+        yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
+    if flax.shape == evidence.plain.shape:
+        other = np.isfinite(flax)
+        more, less = int((other & ~seen).sum()), int((seen & ~other).sum())
+        if more or less:
+            what = f"another mask: {more} places shown and {less} hidden that torch does not"
+            yield what, np.where(other, bare, -np.inf)
+
+
+def _masks(seen: np.ndarray):
+    length, keys = seen.shape[-2:]
+    row, column = np.arange(length)[:, None], np.arange(keys)
+    yield "the mask missing", np.ones_like(seen)
+    yield "the mask inverted: True and False are exchanged", ~seen
+    yield "the mask shifted by one key", seen | np.roll(seen, 1, -1) & (column > 0)
+    yield "the mask shifted back by one key", seen & np.roll(seen, -1, -1)
+    yield "a mask aligned to the first key, not the last", seen | (row >= column)
+    if length == keys:
+        yield "the mask transposed: queries and keys exchanged", np.swapaxes(seen, -1, -2)
+    somewhere = seen.any(-2, keepdims=True)
+    yield "a mask without causality", seen | np.broadcast_to(somewhere, seen.shape)
+    causal = row + (keys - length) >= column
+    yield "a mask without padding", seen | np.broadcast_to(causal, seen.shape)
+
+
+def windows(seen: np.ndarray):
+    """A window that reaches one or two keys more, or fewer, back, ahead or both ways."""
+    length, keys = seen.shape[-2:]
+    back = np.arange(keys - length, keys)[:, None] - np.arange(keys)  # T S
+    shown = back[seen.reshape(-1, length, keys).any(0)]
+    if not shown.size:
+        return
+    far, near = int(shown.max()), int(shown.min())
+    there = seen.any(-1, keepdims=True) & seen.any(-2, keepdims=True)
+    for by in (1, -1, 2, -2):
+        ways = {
+            "back": (far + by, near),
+            "ahead": (far, near - by),
+            "both ways": (far + by, near - by),
+        }
+        for way, (most, least) in ways.items():
+            if way != "back" and near >= 0:
+                continue
+            inside = (back <= most) & (back >= least)
+            beyond = (back > far) | (back < near)
+            other = inside & (seen | there & beyond)
+            size = {"back": far, "ahead": -near}.get(way, far)
+            wider = f"{abs(by)} {'wider' if by > 0 else 'narrower'}"
+            yield f"a window {wider} {way}: {size + by} keys, torch {size}", other
+
+
+def blind(scores: np.ndarray) -> np.ndarray:
+    """Rows, with an axis of one, in which everything is hidden."""
+    return scores.max(-1, keepdims=True) < LOW
+
+
+def _rows(evidence: Evidence, bare: np.ndarray) -> Guesses:
+    """Scores of rows that see nothing: all of them -inf, or none."""
+    nothing = blind(evidence.plain)
+    if not nothing.any() or nothing.all():
+        return
+    what = "rows that see nothing: "
+    if np.isfinite(evidence.plain[np.broadcast_to(nothing, bare.shape)]).any():
+        shown = np.where(nothing, -np.inf, evidence.plain)
+        yield f"{what}torch averages there, Flax hides every key", shown
+    else:
+        for fill in (0.0, float(np.finfo(np.float64).min), bare):
+            shown = np.where(nothing, fill, evidence.plain)
+            yield f"{what}torch gives zeros, Flax averages", shown
+
+
+def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
+    """Weights of rows that see nothing: zeros, an average, or NaN."""
+    plain = evidence.plain
+    score = score.reshape(plain.shape)
+    nothing = blind(score)
+    if not nothing.any():
+        return
+    what = "rows that see nothing: "
+    zero = not plain[np.broadcast_to(nothing, plain.shape)].any()
+    torchs = "torch gives zeros" if zero else "torch averages"
+    yield f"{what}{torchs}, Flax gives NaN", np.where(nothing, np.nan, plain)
+    if not zero:
+        yield f"{what}torch averages, Flax gives zeros", np.where(nothing, 0.0, plain)
+    even = np.full_like(plain, 1 / plain.shape[-1])
+    for average in (even, softmax(_bare(evidence, score))):
+        told = "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
+        yield f"{what}{told}", np.where(nothing, average, plain)
+
+
+def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
+    """The scores of that attention without its mask."""
+    at = evidence.at("scores")
+    query, key = at.call.inputs.get("query"), at.call.inputs.get("key")
+    if query is None or key is None:
+        return np.zeros_like(score)
+    raw = product(query, key)
+    steps = [step for step in steps_of(at, raw) if not is_mask(step)]
+    return replay(steps, raw).reshape(score.shape)

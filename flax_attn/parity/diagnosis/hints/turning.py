@@ -1,0 +1,232 @@
+"""Rotary turning, measured: by which angle each pair was turned, and how much larger it came."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ... import judge
+
+PAIRINGS = ("halves", "neighbours")
+LONGEST = 1 << 16
+BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
+SINGLE = float(np.finfo(np.float32).eps)
+# A number agrees with its float32 rounding as well as this only if it was one.
+EXACT = 1e-3 * SINGLE
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What was done to the first `width` components of every position.
+
+    Attributes:
+      pairing: "halves" or "neighbours".
+      table: complex, T by half the width: pair (a, b) became (c, d), c + id = table * (a + ib).
+      width: how many components are turned; the rest stays.
+    """
+
+    pairing: str
+    table: np.ndarray
+    width: int
+
+    @property
+    def angles(self) -> np.ndarray:
+        """In radians, between -pi and pi."""
+        return np.angle(self.table)
+
+    def by(self, angles: np.ndarray) -> "Turning":
+        """The same with other angles."""
+        size = np.abs(self.table)
+        even = float(f"{size.mean():.6g}")
+        if np.ptp(size) > judge.SAME_FUNCTION and np.abs(size - even).max() <= 4 * SINGLE:
+            size = np.full_like(size, even)  # tables in float32 are not quite of one size
+        return replace(self, table=size * np.exp(1j * angles))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        part, rest = x[..., : self.width], x[..., self.width :]
+        a, b = pairs(part, self.pairing)
+        made = self.table * (a + 1j * b)
+        return np.concatenate([joined(made.real, made.imag, self.pairing), rest], axis=-1)
+
+
+def pairs(x: np.ndarray, pairing: str) -> tuple[np.ndarray, np.ndarray]:
+    """The two components of each pair."""
+    half = x.shape[-1] // 2
+    return (x[..., :half], x[..., half:]) if pairing == "halves" else (x[..., ::2], x[..., 1::2])
+
+
+def joined(a: np.ndarray, b: np.ndarray, pairing: str) -> np.ndarray:
+    """Pairs side by side again."""
+    if pairing == "halves":
+        return np.concatenate([a, b], axis=-1)
+    return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
+
+
+def measured(x: np.ndarray, got: np.ndarray) -> Turning | None:
+    """How `x` (... T h) was turned to `got`, if it was; NaN where that is not known."""
+    known = ~np.isnan(got)
+    moved = (known & (got != x)).reshape(-1, x.shape[-1]).any(0)
+    if not moved.any():
+        return None
+    least = 1 + int(np.flatnonzero(moved)[-1])
+    for width in dict.fromkeys((least + least % 2, x.shape[-1])):
+        for pairing in PAIRINGS:
+            if width % 2 == 0 and width <= x.shape[-1]:
+                turning = _fitted(x, got, known, pairing, width)
+                made = np.where(known, turning(x), 0.0)
+                turns = np.abs(turning.angles).max() > judge.SAME_FUNCTION
+                if turns and judge.same_function(made, np.where(known, got, 0.0)).ok:
+                    return turning
+    return None
+
+
+def _fitted(x: np.ndarray, got: np.ndarray, known: np.ndarray, pairing: str, width: int) -> Turning:
+    (a, b), (c, d) = (pairs(np.where(known, y, 0.0)[..., :width], pairing) for y in (x, got))
+    before, after = a + 1j * b, c + 1j * d
+    axes = tuple(range(x.ndim - 2))
+    size = (np.abs(before) ** 2).sum(axes)
+    table = (np.conj(before) * after).sum(axes) / np.where(size, size, 1.0)
+    return Turning(pairing, np.where(size, table, 1.0), width)
+
+
+def start(angles: np.ndarray) -> int:
+    """The first position: the fastest pair turns by one radian a position."""
+    far = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
+    return int(np.argmin(far))
+
+
+def frequencies(turning: Turning) -> np.ndarray:
+    """Radians a position of every pair, to the last digits that the farthest angles tell."""
+    angles = turning.angles
+    if len(angles) < 2:
+        return np.zeros(angles.shape[1])
+    speed = np.mod(angles[1] - angles[0] + np.pi, 2 * np.pi) - np.pi
+    for far in range(2, len(angles)):
+        gap = angles[far] - angles[0]
+        turns = np.round((far * speed - gap) / (2 * np.pi))
+        speed = (gap + 2 * np.pi * turns) / far
+    return speed
+
+
+def steady(turning: Turning) -> bool:
+    """Whether every position turns by its frequencies more than the one before it."""
+    unit = turning.table / np.abs(turning.table)
+    rows = np.arange(len(unit))[:, None]
+    made = unit[0] * np.exp(1j * rows * frequencies(turning))
+    return judge.same_function(made.view(float), unit.view(float)).ok
+
+
+def base_of(turning: Turning) -> float | None:
+    """The base of whose powers the frequencies are, `base ** (-i / half)`, as float32 tells it."""
+    angles, speed = turning.angles, frequencies(turning)
+    half = angles.shape[1]
+    if half < 2 or not 0 < abs(speed[1]) < 1:
+        return None
+    base = float(np.abs(speed[1])) ** -half
+    places = np.arange(len(angles))[:, None] + start(angles * np.sign(speed[0]))
+    unit = turning.table / np.abs(turning.table)
+    for guess in (float(f"{base:.6g}"), base):
+        made = np.exp(1j * np.sign(speed[0]) * places * powers(guess, half))
+        if (np.abs(made - unit) <= 4 * SINGLE * np.maximum(places, 1)).all():
+            return guess
+    return None
+
+
+def powers(base: float, half: int) -> np.ndarray:
+    """`base ** (-i / half)` for every pair."""
+    return base ** (-np.arange(half) / half)
+
+
+def single(values: np.ndarray) -> bool:
+    """Whether these are float32 numbers: known to `EXACT`, and not all of them trivial."""
+    rounded = values.astype(np.float32).astype(np.float64)
+    trivial = np.abs(values * 1024 - np.round(values * 1024)) < EXACT
+    near = np.abs(values - rounded) <= EXACT * np.abs(values) + np.finfo(float).eps
+    return bool(near.all() and not trivial.all())
+
+
+def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
+    """Tables of angles that mistakes make."""
+    angles = turning.angles
+    yield "not turned", np.zeros_like(angles)
+    yield "turned the other way", -angles
+    step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
+    rows = np.arange(len(angles))[:, None]
+    yield "one too high", angles + step
+    yield "one too low", angles - step
+    yield "counted from zero", rows * step
+    yield "counted from one", (rows + 1) * step
+    yield "in reversed order", angles[::-1]
+    yield "all of them the first", np.repeat(angles[:1], len(angles), 0)
+    yield "turned twice", 2 * angles
+    yield "turned by half the angle", angles / 2
+    yield "frequencies in reversed order", angles[:, ::-1]
+    yield from _rounded(turning)
+    half, places, own = angles.shape[1], rows + start(angles), base_of(turning)
+    beside = "" if own is None else f", where torch's is {own:.8g}"
+    for base in BASES:
+        yield f"another base of the angles, {base:g}{beside}", places * powers(base, half)
+        over = max(half - 1, 1)
+        yield f"base {base:g} over the width less one", places * base ** (-np.arange(half) / over)
+        yield f"base {base:g}, twice the exponent", places * base ** (-np.arange(half) * 2 / half)
+    yield "twice the exponent", places * np.square(np.mod(step, 2 * np.pi))
+    yield "half the exponent", places * np.sqrt(np.mod(step, 2 * np.pi))
+    yield "angles in float32", angles.astype(np.float32).astype(np.float64)
+
+
+def _rounded(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
+    """Frequencies or tables that torch holds in float32, in float64, and the other way round."""
+    angles, speed, base = turning.angles, frequencies(turning), base_of(turning)
+    if base is None:
+        return
+    exact = np.sign(speed[0]) * powers(base, len(speed))
+    places = np.arange(len(angles))[:, None] + start(angles * np.sign(speed[0]))
+    narrow = narrowed(turning)
+    if narrow:
+        yield torchs(narrow), places * exact
+    else:
+        yield flaxs("frequencies"), places * exact.astype(np.float32).astype(np.float64)
+
+
+def narrowed(turning: Turning, speed: np.ndarray | None = None) -> str:
+    """What of a turning was computed in float32: its frequencies, angles or tables; or ""."""
+    if steady(turning):
+        return "frequencies" if single(np.abs(frequencies(turning))) else ""
+    if single(np.real(turning.table)) and single(np.imag(turning.table)):
+        return "cosines and sines"
+    speed = frequencies(turning) if speed is None else speed
+    full = (np.arange(len(turning.angles))[:, None] + start(turning.angles)) * speed
+    turns = np.round((full - turning.angles) / (2 * np.pi))
+    return "angles" if single(turning.angles + 2 * np.pi * turns) else ""
+
+
+def torchs(what: str) -> str:
+    """Said where torch's are narrow."""
+    return f"{what} computed in float32 in torch, a buffer made outside the call, not in Flax"
+
+
+def flaxs(what: str) -> str:
+    """Said where Flax's are narrow."""
+    return f"{what} computed in float32 in Flax, a buffer made outside the call, not in torch"
+
+
+def difference(torch: Turning, flax: Turning) -> str:
+    """What Flax's measured turning is beside torch's, or ""."""
+    if (torch.pairing, torch.width) != (flax.pairing, flax.width):
+        return ""
+    one, two = frequencies(torch), frequencies(flax)
+    close = np.abs(torch.table - flax.table) <= 4 * SINGLE * len(one) * len(torch.table)
+    if close.all():
+        theirs, mine = narrowed(torch, two), narrowed(flax, one)
+        if bool(theirs) != bool(mine):
+            return torchs(theirs) if theirs else flaxs(mine)
+        return ""
+    if not (steady(torch) and steady(flax)):
+        return ""
+    bases = base_of(torch), base_of(flax)
+    if None not in bases and bases[0] != bases[1]:
+        return f"another base of the angles, {bases[1]:.8g}, where torch's is {bases[0]:.8g}"
+    times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
+    if judge.same_function(times * one, two).ok and times != 1:
+        return f"positions, or frequencies, {times:.6g} times torch's"
+    return ""

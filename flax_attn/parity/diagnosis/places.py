@@ -1,0 +1,238 @@
+"""Which of the taps that differ are at fault: not those written another way, and where between."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from flax import nnx
+
+from .. import judge
+from ..pairs import held_at
+from ..report import Row
+from ..rows.values import taps
+from ..sides.flax import Force
+from ..sides.flow import feeds
+from ..sides.match import counterparts, paired
+from ..sides.pair import Names, Pair
+from ..sides.run import Run, is_floating
+
+# How often two taps that feed one step are told apart by a run of their own.
+ROUNDS = 4
+
+
+@dataclass
+class Local:
+    """Flax run once more, every tap in `force` replaced by torch's value once it is computed.
+
+    Attributes:
+      pair, mode, truth: whose, how, and what torch gave.
+      force: torch's values by Flax's names.
+      run: what each place gave from torch's values.
+    """
+
+    pair: Pair
+    mode: str
+    truth: Run
+    force: dict[str, Force]
+    run: Run
+
+    @classmethod
+    def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":
+        weights = pair.weights(pair.narrow("float64"))
+        run = pair.run_flax(pair.flax("float64", mode, force), weights)
+        return cls(pair, mode, truth, dict(force), run)
+
+    def without(self, names: set[str]) -> "Local":
+        """The same with some taps left as Flax has them."""
+        kept = {name: force for name, force in self.force.items() if name not in names}
+        return Local.of(self.pair, self.mode, self.truth, kept)
+
+    @cached_property
+    def feeds(self) -> dict[str, frozenset[str]]:
+        """The forced taps that each tap and output is computed from."""
+        weights = self.pair.weights(self.pair.narrow("float64"))
+        return feeds(self.pair.flax("float64", "eager", self.force), weights)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Every tap and every output, in torch's call order."""
+        found = taps(self.run, self.truth, self.pair.names, "float64", self.mode, "local")
+        return [*found, *self._outputs()]
+
+    @cached_property
+    def theirs(self) -> dict[str, str]:
+        """Torch's name of each tap of Flax that has one."""
+        pairs, _ = counterparts(self.run, self.truth, self.pair.names.tap)
+        return {there: name for name, there in pairs.items()}
+
+    def wrong(self) -> list[Row]:
+        """The rows that are not right."""
+        return [row for row in self.rows if row.verdict.differs]
+
+    def _outputs(self) -> Iterator[Row]:
+        for name, want in self.truth.outputs.items():
+            if name in self.run.outputs and is_floating(want):
+                verdict = judge.same_function(self.run.outputs[name], want)
+                yield Row(name, "local", "float64", self.mode, verdict)
+
+
+def another_way(local: Local) -> set[str]:
+    """The forced taps that differ, yet make no difference: what is computed from them agrees.
+
+    Left as Flax has them, what follows agrees with torch, or is what it is with torch's own value
+    in their place. Those that feed one step are judged together first, then each by itself.
+    """
+    wrong = [row.name for row in local.wrong()]
+    suspects = [name for name in wrong if name in local.force]
+    if not suspects or len(wrong) < 2:
+        return set()
+    free = local.without(set(suspects))
+    found = {name for name in suspects if _harmless(name, local, free)}
+    clusters = _clusters([name for name in suspects if name not in found], local.feeds)
+    clusters = [cluster for cluster in clusters if len(cluster) > 1]
+    for members in list(_rounds(clusters))[:ROUNDS]:
+        free = local.without(found | members)
+        found |= {name for name in members if _harmless(name, local, free)}
+    return set() if found >= {*wrong} else found
+
+
+def _harmless(name: str, local: Local, free: Local) -> bool:
+    """Whether all that follows a tap agrees in a run in which it is Flax's own."""
+    right = {row.name: not row.verdict.differs for row in free.rows}
+    before, after = ({**x.run.taps, **x.run.outputs} for x in (local, free))
+    return all(
+        right[step] or judge.same_function(after[step], before[step], zero=True).ok
+        for step in _following(name, local)
+        if step in right
+    )
+
+
+def _following(name: str, local: Local) -> list[str]:
+    """What is computed from a tap; of one that nothing takes up, what its inputs go on to."""
+    feeds = local.feeds
+    found = [step for step, fed in feeds.items() if name in fed]
+    if found:
+        return found
+    order = [row.name for row in local.rows]
+    later = order[order.index(name) + 1 :]
+    own = feeds.get(name, frozenset())
+    return [step for step in later if own and own <= feeds.get(step, frozenset())][:1]
+
+
+def _clusters(names: list[str], feeds: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Taps that feed the same step, or one the other, together."""
+    groups = [{name} for name in names]
+    for step, fed in feeds.items():
+        near = (fed & {*names}) | ({step} & {*names})
+        joined = [group for group in groups if group & near]
+        groups = [group for group in groups if not group & near]
+        groups += [set().union(*joined)] if joined else []
+    return [[name for name in names if name in group] for group in groups]
+
+
+def _rounds(clusters: list[list[str]]) -> Iterator[set[str]]:
+    """One of each cluster at a time, those first that come last."""
+    for i in range(1, max(map(len, clusters), default=0) + 1):
+        yield {cluster[-i] for cluster in clusters if len(cluster) >= i}
+
+
+@dataclass(frozen=True)
+class Between:
+    """A fault between two taps.
+
+    Attributes:
+      row: of what arrives behind them, under the name of the place.
+      step: the tap behind it.
+      got: what arrived in Flax.
+      alone: torch's taps there that Flax does not have.
+      advice: how to look closer, or "".
+    """
+
+    row: Row
+    step: str
+    got: np.ndarray
+    alone: tuple[str, ...]
+    advice: str
+
+
+def between(local: Local, row: Row) -> Between | None:
+    """Where the fault is if what a step was given is wrong already; None if that is right."""
+    theirs = local.theirs.get(row.name)
+    if row.name in local.truth.outputs:
+        return _before_output(local, row)
+    if theirs is None or row.name not in local.run.inputs:
+        return None
+    wants = [x for x in local.truth.calls[theirs].inputs.values() if is_floating(x)]
+    given = [x for x in local.run.inputs[row.name] if is_floating(x)]
+    for place, want in enumerate(wants):
+        tried = given[place : place + 1] + given
+        met = [(x, match) for x in tried if (match := paired("", x, want)) is not None]
+        if met and not any(judge.same_function(x, m.value, zero=True).ok for x, m in met):
+            got, match = met[0]
+            return _found(local, row, got, match.value, _alone(local, row.name, theirs))
+    return None
+
+
+def _before_output(local: Local, row: Row) -> Between | None:
+    """Before an output that torch has as a tap of its own, which Flax has not."""
+    alone = _alone(local, row.name, "")
+    want = local.truth.outputs[row.name]
+    if not alone or not np.array_equal(local.truth.taps[alone[-1]], want):
+        return None
+    return _found(local, row, local.run.outputs[row.name], want, alone)
+
+
+def _found(
+    local: Local, row: Row, got: np.ndarray, want: np.ndarray, alone: tuple[str, ...]
+) -> Between:
+    first = _before(local, row.name) or "the input"
+    verdict = judge.same_function(got, want)
+    row = replace(row, name=f"between {first} and {row.name}", verdict=verdict)
+    step = row.name.removeprefix(f"between {first} and ")
+    return Between(row, step, got, alone, _advice(local.pair, step, alone))
+
+
+def _before(local: Local, step: str) -> str | None:
+    """The last of the taps that a step is computed from."""
+    fed = local.feeds.get(step, frozenset())
+    return next((name for name in reversed(local.run.taps) if name in fed), None)
+
+
+def _alone(local: Local, step: str, theirs: str) -> tuple[str, ...]:
+    """Torch's taps between a step and the tap before it that Flax does not have, in order."""
+    order, before = list(local.truth.taps), _before(local, step)
+    start = order.index(local.theirs[before]) + 1 if before in local.theirs else 0
+    end = order.index(theirs) if theirs else len(order)
+    known = {*local.theirs.values()}
+    return tuple(
+        name
+        for name in order[start:end]
+        if name not in known and is_floating(local.truth.taps[name])
+    )
+
+
+def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
+    """Which of torch's taps would tell more, and how Flax says them."""
+    if not alone:
+        return ""
+    owner = step.rpartition(".")[0]
+    while owner and not _called(pair.flax_module, owner):
+        owner = owner.rpartition(".")[0]
+    told = pair.names.tap(alone[-1])
+    inside = bool(owner) and told.startswith(f"{owner}.")
+    where = f" in {type(held_at(pair.flax_module, owner)).__name__}" if inside else ""
+    told = told.removeprefix(f"{owner}.") if inside else told
+    return f"torch also has {', '.join(alone[-3:])} there: tap('{told}', ...){where} would tell"
+
+
+def _called(module: nnx.Module, path: str) -> bool:
+    """Whether a module lies at a path that is itself called, as no list or dict of modules is."""
+    held = held_at(module, path)
+    return isinstance(held, nnx.Module) and callable(held)
+
+
+def rewritten(plain: Run, truth: Run, names: Names, force: Collection[str]) -> set[str]:
+    """The taps that differ where no output does: each is another way to compute the same."""
+    found = taps(plain, truth, names, "float64", "")
+    return {row.name for row in found if row.verdict.differs and row.name in force}

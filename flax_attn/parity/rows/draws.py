@@ -1,0 +1,72 @@
+"""Dropout's masks: what share they keep, and whether other random keys give others."""
+
+import math
+
+import numpy as np
+
+from .. import judge
+from ..report import Row
+from ..sides.run import Run
+
+# A share is another one beyond so many standard deviations of a fair draw's, and masks are the same
+# by chance with less than this probability.
+SIGMAS = 6.0
+CHANCE = 1e-9
+
+FEW = "{} has {} places in {} calls, too few to tell whether it changes with the random key"
+FIXED = (
+    "{} is the same for every random key: Flax draws it from a key of its own, so that every step "
+    "of a training drops the same places; draw it from the module's rngs"
+)
+INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
+
+
+def draws(got: Run, own: Run, rows: list[Row], notes: dict) -> None:
+    """Adds a row for every mask that torch repeated: that Flax drew it as torch would have."""
+    if not got.redrawn:
+        return
+    for i, (keep, rate) in enumerate(zip(got.keeps, own.rates, strict=False)):
+        name = f"{got.places[i]} dropout mask".strip()
+        name = name if got.places.count(got.places[i]) == 1 else f"{name} {i + 1}"
+        others = [masks[i] for masks in got.redrawn if i < len(masks)]
+        said = told(name, keep, others, rate, got.rates[i])
+        few = _chance(keep, others, rate) >= CHANCE
+        if not said and few and 0 < rate < 1:
+            notes[FEW.format(name, keep.size, len(others) + 1)] = None
+        if all(row.name != name for row in rows):
+            verdict = judge.unlike(said) if said else judge.Verdict("exact", 0.0, 0.0)
+            rows.append(Row(name, "exact", "", "", verdict))
+
+
+def told(name: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float) -> str:
+    """What is wrong with the way a mask is drawn, in a sentence, or "".
+
+    Args:
+      keep, others: the mask, and those of further calls with other random keys.
+      rate: the share that torch keeps.
+      asked: the share that Flax asked `jax.random.bernoulli` for, NaN where it did not.
+    """
+    fixed = all(np.array_equal(keep, other) for other in others)
+    if fixed and 0 < rate < 1 and _chance(keep, others, rate) < CHANCE:
+        return FIXED.format(name)
+    drawn = [keep] if fixed else [keep, *others]
+    size = sum(mask.size for mask in drawn)
+    share = sum(float(np.sum(mask)) for mask in drawn) / max(size, 1)
+    known = not math.isnan(asked)
+    if known and not judge.alike(np.asarray(asked), np.asarray(rate)):
+        share = asked
+    elif abs(share - rate) <= SIGMAS * _deviation(rate, size):
+        return ""
+    sentence = f"{name} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
+    turned = abs(share - (1 - rate))
+    inverted = turned <= SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
+    return sentence + INVERTED if inverted else sentence
+
+
+def _deviation(rate: float, size: int) -> float:
+    return math.sqrt(max(rate * (1 - rate), 0.0) / max(size, 1))
+
+
+def _chance(keep: np.ndarray, others: list[np.ndarray], rate: float) -> float:
+    """How probable it is that fair draws are all the same."""
+    return (rate**2 + (1 - rate) ** 2) ** (keep.size * len(others))

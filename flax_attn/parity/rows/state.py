@@ -1,0 +1,85 @@
+"""What a call leaves behind in a module: running statistics, counters, buffers, on both sides."""
+
+import numpy as np
+
+from .. import judge
+from ..report import Row
+from ..sides.pair import Pair
+from ..sides.run import Run
+
+BIASED = "{}: nnx keeps the biased variance, torch the unbiased one (n / (n - 1)); equal up to that"
+ALONE = "a call changes {} in {} alone: it is not compared, since {} keeps no variable of that name"
+# Torch counts the batches of its norms, which decides nothing unless momentum is None.
+UNTOLD = ("num_batches_tracked",)
+
+
+def states(
+    pair: Pair, got: Run, own: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+) -> None:
+    """Adds what both sides' state is after the call, where it is carried or a call changes it.
+
+    In float64; what only one side holds and changes is noted.
+    """
+    carried = pair.names.carried({**pair.narrow("float64"), **own.state})
+    there = {pair.names.tap(name): name for name in own.state if name not in carried}
+    for path, name in there.items():
+        if path in carried or path not in got.state:
+            continue
+        if dtype == "float64" and (path in got.changed or name in own.changed):
+            verdict = _alike(got.state[path], own.state[name])
+            rows.append(Row(path, "state", dtype, mode, verdict))
+    moves = pair.plan.moves if pair.plan else ()
+    changed = any(name in own.changed for move in moves for name in move.sources)
+    changed = changed or not set(carried).isdisjoint(got.changed)
+    if dtype == "float64" and (pair.request.train or changed):
+        statistics(pair, got, own, dtype, mode, rows, notes)
+    told = {path for path in got.changed if path not in carried and path not in there}
+    notes |= {ALONE.format(path, "Flax", "torch"): None for path in sorted(told)}
+    for name in own.changed:
+        path = pair.names.tap(name)
+        if path not in got.state and name.rpartition(".")[2] not in UNTOLD:
+            if path not in carried:
+                notes[ALONE.format(name, "torch", "Flax")] = None
+
+
+def _alike(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
+    """Floating numbers as numbers, all others by their value."""
+    if want.dtype.kind in "fc" and got.dtype.kind in "fc":
+        return judge.same_function(got, want, zero=True)
+    return judge.same_values(got, want)
+
+
+def statistics(
+    pair: Pair, got: Run, own: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+) -> None:
+    """Adds what both sides' running statistics are after the call.
+
+    A running variance may follow either side's convention: torch averages the unbiased variance,
+    nnx the biased one.
+    """
+    old = pair.weights(pair.narrow("float64"))
+    new = pair.names.carried({**pair.narrow("float64"), **own.state})
+    for path, value in got.state.items():
+        if path not in new:
+            continue
+        verdict = judge.same_function(value, new[path])
+        if verdict.differs and path.endswith("var"):
+            for count, momentum in _updates(pair, own, path):
+                share = new[path] - (1 - momentum) * old[path]
+                biased = (1 - momentum) * old[path] + share * (count - 1) / count
+                other = judge.same_function(value, biased)
+                if other.ok:
+                    verdict = other
+                    notes[BIASED.format(path)] = None
+        rows.append(Row(path, "state", dtype, mode, verdict))
+
+
+def _updates(pair: Pair, own: Run, path: str):
+    """How many elements torch averaged for a running variance, and its momentum."""
+    for name, call in own.calls.items():
+        momentum = call.facts.get("momentum")
+        if "running_var" not in call.params or momentum is None:
+            continue
+        if path.startswith(f"{pair.names.tap(name).partition('#')[0]}."):
+            x = call.inputs["0"]
+            yield x.size // x.shape[1], momentum

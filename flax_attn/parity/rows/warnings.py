@@ -1,0 +1,47 @@
+"""Warnings: comparisons that passed, and yet say that one side rounds where the other does not."""
+
+from collections.abc import Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from .. import judge
+from ..report import Row
+
+
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """One sentence for each dtype in which Flax errs less than `judge.ROUNDS` times as much.
+
+    Two ways to compute the same err about alike, so torch's must come from a rounding of its own
+    that the float64 truth has not: a cast to 16 bits, or a branch that asks for the dtype. Errors
+    within the judge's floor are the last digits of either side and tell nothing. Of few elements
+    one may come out right by chance, so all gradients together, where there are any, must agree.
+    """
+    dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.own is not None)
+    return [sentence for dtype in dtypes for sentence in _of(rows, dtype)]
+
+
+def _of(rows: Sequence[Row], dtype: str) -> Iterator[str]:
+    floor = judge.FLOOR_EPS.get(dtype, 0.0) * float(ml_dtypes.finfo(dtype).eps)
+    seen = [row for row in rows if row.dtype == dtype and (row.verdict.own or 0.0) > floor]
+    outputs = [row for row in seen if row.kind == "output" and _low(row.verdict.ratio)]
+    gradients = [row for row in rows if row.dtype == dtype and row.kind == "gradient"]
+    if not outputs or (gradients and not _low(_together(gradients))):
+        return
+    least = min(outputs, key=lambda row: row.verdict.ratio or 0.0)
+    yield (
+        f"somebody rounds in {dtype}: in {least.name} Flax's error is {least.verdict.error:.1e}, "
+        f"torch's own {least.verdict.own:.1e}; torch rounds where Flax does not, or XLA left out a "
+        "cast to fewer bits and back, which jax.lax.reduce_precision keeps"
+    )
+
+
+def _low(ratio: float | None) -> bool:
+    return ratio is not None and ratio < judge.ROUNDS
+
+
+def _together(gradients: Sequence[Row]) -> float | None:
+    """The error of all gradients over torch's own, where each is measured against all."""
+    own = gradients[0].verdict.own
+    errors = [row.verdict.error for row in gradients]
+    return float(np.linalg.norm(errors)) / own if own and np.isfinite(errors).all() else None

@@ -1,0 +1,32 @@
+"""What each tap of Flax is computed from: the taps, replaced by torch's values, that reach it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from .flax import ANCHOR, Flax
+
+
+def feeds(side: Flax, weights: Mapping[str, np.ndarray]) -> dict[str, frozenset[str]]:
+    """The taps that each tap and each output is computed from, with none of the forced between."""
+    traced, shapes, args = side.traced(weights)
+    numbered = jax.tree.unflatten(jax.tree.structure(args), range(len(traced.in_avals)))
+    probes = {place: name for name, place in numbered[2].items()}
+    reached = _reached(traced.jaxpr, probes)
+    named, aux = jax.tree.unflatten(jax.tree.structure(shapes), reached)
+    return {**aux["taps"], **{k: v for k, v in named.items() if k != ANCHOR}}
+
+
+def _reached(jaxpr: Any, probes: Mapping[int, str]) -> list[frozenset[str]]:
+    """Which forced taps reach each output of a program; where one is forced a new way begins."""
+    nothing: frozenset[str] = frozenset()
+    named = {id(var): probes[i] for i, var in enumerate(jaxpr.invars) if i in probes}
+    known: dict[int, frozenset[str]] = {}
+    for equation in jaxpr.eqns:
+        forced = next((named[id(var)] for var in equation.invars if id(var) in named), None)
+        before = [known.get(id(var), nothing) for var in equation.invars]
+        after = nothing.union(*before) if forced is None else frozenset((forced,))
+        known.update(dict.fromkeys(map(id, equation.outvars), after))
+    return [known.get(id(var), nothing) for var in jaxpr.outvars]

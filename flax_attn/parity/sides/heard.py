@@ -1,0 +1,222 @@
+"""What is heard while a Flax module runs: submodules' outputs, taps, dropout masks."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import get_opaque_trace_state
+
+from ... import taps
+from ..pairs import a
+from .leaves import counted, leaves, one_or, rebuilt, sort_leaves
+
+
+class Force(NamedTuple):
+    """What torch had at a tap, in Flax's shape: its value, and its gradient where it is known."""
+
+    value: np.ndarray
+    gradient: np.ndarray | None
+
+
+class Heard:
+    """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
+    a scan or a vmap there are no values that could be brought out, so nothing is noted there.
+
+    Attributes:
+      taps, inputs: of submodules and named points, by path; what each submodule was called with.
+      numbers: taps that are Python numbers or numpy arrays, which `jax.jit` could not return.
+      keeps, rates, places: dropout masks, what each was asked to keep (NaN where that is not
+        known), and which submodule drew it.
+      notes: sentences about outputs of submodules that are not compared.
+    """
+
+    def __init__(
+        self, force: Mapping[str, Force], probes: Mapping[str, jax.Array], turn: Any = None
+    ) -> None:
+        self.trace = get_opaque_trace_state(convention="flax")
+        self.force, self.probes, self.turn = force, probes, turn
+        self.taps: dict[str, jax.Array] = {}
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+        self.numbers: dict[str, np.ndarray] = {}
+        self.keeps: list[jax.Array] = []
+        self.rates: list[Any] = []
+        self.places: list[str] = []
+        self.anchors: list[jax.Array] = []
+        self.notes: dict[str, None] = {}
+        self.path: list[str] = []
+
+    def here(self) -> bool:
+        return self.trace == get_opaque_trace_state(convention="flax")
+
+    def note(self, name: str, value: Any, inputs: tuple[Any, ...] | None = None) -> Any:
+        """Notes a tap and, of a submodule's output, what the call was given."""
+        if not self.here():
+            return value
+        name = counted({**self.taps, **self.numbers}, name)
+        if inputs is not None:
+            self.inputs[name] = inputs
+        if isinstance(value, np.ndarray):
+            self.numbers[name] = value
+            return value
+        self.taps[name] = value
+        force = self.force.get(name)
+        if force is None or force.value.shape != value.shape:
+            return value
+        value, anchor = _replaced(value, self.probes[name], force)
+        self.anchors.append(anchor)
+        return value
+
+    def output(self, path: str, given: tuple[Any, ...], out: Any) -> Any:
+        """Notes every leaf of a submodule's output; what goes on holds torch's values."""
+        found = sort_leaves(out, is_array, path)
+        called = one_or(path, found)
+        for name, value in found.numbers.items():
+            self.note(called(name), value, given)
+        for name, value in found.unknown.items():
+            self.notes[f"{name} of Flax is {a(type(value))}, which is not compared there"] = None
+
+        def change(name: str, leaf: Any) -> Any:
+            return self.note(called(name), leaf, given) if is_array(leaf) else leaf
+
+        return rebuilt(out, change, path)
+
+    def keep(self, value: jax.Array, rate: Any = np.nan) -> None:
+        if self.here():
+            self.keeps.append(value)
+            self.rates.append(jnp.mean(jnp.asarray(rate, jnp.float32)))
+            self.places.append(self.path[-1] if self.path else "")
+
+    def tap(self, name: str, value: jax.Array) -> jax.Array:
+        if name != "keep":
+            return self.note(
+                f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value
+            )
+        self.keep(value)
+        return value
+
+    def other_key(self, key: Any) -> Any:
+        """A key made outside all modules, another one for another turn."""
+        return key if self.turn is None or self.path else at_turn(key, self.turn)
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is an array of JAX's that holds numbers, as keys do not."""
+    return isinstance(x, jax.Array) and not is_key(x)
+
+
+def is_key(x: Any) -> bool:
+    """Whether a leaf is an array of random keys."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def at_turn(key: jax.Array, turn: Any) -> jax.Array:
+    """The keys themselves in turn 0, others in every other one."""
+    fold: Callable[..., jax.Array] = lambda one: jax.random.fold_in(one, turn)  # noqa: E731
+    for _ in range(key.ndim - (not is_key(key))):
+        fold = jax.vmap(fold)
+    return jnp.where(turn == 0, key, fold(key))
+
+
+@contextmanager
+def hearing(
+    module: nnx.Module,
+    force: Mapping[str, Force],
+    probes: Mapping[str, jax.Array],
+    turn: Any = None,
+) -> Iterator[Heard]:
+    """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile.
+
+    Args:
+      force, probes: what torch had at taps, and zeros whose gradients arrive there.
+      turn: a number by which keys that the call itself makes become others; None leaves them.
+    """
+    heard = Heard(force, probes, turn)
+    paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
+    kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
+    plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
+
+    def wrapped(original):
+        def call(self, *args, **kwargs):
+            path = paths.get(id(self))
+            if path is None or (heard.path and heard.path[-1] == path):
+                return original(self, *args, **kwargs)
+            args, kwargs = rebuilt(
+                (args, kwargs), lambda _, x: heard.other_key(x) if is_key(x) else x, ""
+            )
+            heard.path.append(path)
+            try:
+                out = original(self, *args, **kwargs)
+            finally:
+                heard.path.pop()
+            if not path:
+                return out
+            given = (x for _, x in leaves((*args, *kwargs.values())))
+            return heard.output(
+                path, tuple(x for x in given if is_array(x) or isinstance(x, np.ndarray)), out
+            )
+
+        return call
+
+    try:
+        for kind in kinds:
+            kind.__call__ = wrapped(kind.__call__)
+        with taps.listen(heard.tap), _draws_heard(heard):
+            yield heard
+    finally:
+        for kind, own in plain.items():
+            if own is None:
+                del kind.__call__
+            else:
+                kind.__call__ = own
+
+
+@contextmanager
+def _draws_heard(heard: Heard) -> Iterator[None]:
+    """Notes every Bernoulli draw, which is how other people's dropout draws, and hands other keys
+    to a call that makes them itself, outside its modules."""
+    plain = {name: getattr(jax.random, name) for name in ("bernoulli", "key", "PRNGKey")}
+
+    def bernoulli(key, p=0.5, *args, **kwargs):
+        keep = plain["bernoulli"](key, p, *args, **kwargs)
+        heard.keep(keep, p)
+        return keep
+
+    def made(name):
+        return lambda *args, **kwargs: heard.other_key(plain[name](*args, **kwargs))
+
+    jax.random.bernoulli = bernoulli
+    jax.random.key, jax.random.PRNGKey = made("key"), made("PRNGKey")
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(jax.random, name, function)
+
+
+def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> tuple[jax.Array, jax.Array]:
+    """Torch's value, and an anchor: a zero that every output of the run depends on.
+
+    Behind it torch's gradient goes on, and what arrived is the probe's. Without the anchor JAX
+    would pass by a point where a gradient was stopped, and torch's would not go on.
+    """
+
+    @jax.custom_vjp
+    def put(value, probe):
+        return jnp.asarray(force.value, value.dtype), jnp.zeros((), value.dtype)
+
+    def forward(value, probe):
+        return put(value, probe), None
+
+    def back(_, cotangents):
+        cotangent, _ = cotangents
+        if force.gradient is None:
+            return cotangent, cotangent
+        # Torch's gradient of a complex value is the conjugate of JAX's.
+        return jnp.asarray(np.conj(force.gradient), cotangent.dtype), cotangent
+
+    put.defvjp(forward, back)
+    return put(value, probe)

@@ -1,0 +1,203 @@
+"""What modules take and return, taken apart leaf by leaf, in whatever it is wrapped."""
+
+import copy
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from numbers import Number
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from ...errors import ParityError
+from ..pairs import a
+
+Parts = list[tuple[str, Any]]
+
+
+def parts(value: Any) -> Parts | None:
+    """What a container holds, each piece with what it adds to the container's name; else None.
+
+    Containers are Mappings, lists, tuples, ranges and deques, dataclasses, namespaces, variables
+    of nnx, and every pytree that is registered with JAX or with torch. Modules are none.
+
+    >>> parts({"k": 1, "v": (2, 3)})
+    [('.k', 1), ('.v', (2, 3))]
+    """
+    if value is None or isinstance(value, type | str | np.ndarray | nnx.Module):
+        return None
+    if isinstance(value, nnx.Variable):
+        return [("", value.get_value())]
+    if isinstance(value, Mapping):
+        return [(f".{key}", part) for key, part in value.items()]
+    if isinstance(value, list | tuple | deque | range):
+        return [(f"[{i}]", part) for i, part in enumerate(value)]
+    if is_dataclass(value):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in fields(value)]
+    if isinstance(value, SimpleNamespace | nnx.Pytree):
+        return [(f".{key}", x) for key, x in vars(value).items() if not key.startswith("_pytree__")]
+    found = _jax_parts(value)
+    return _torch_parts(value) if found is None else found
+
+
+def _jax_parts(value: Any) -> Parts | None:
+    """The children of a pytree that is registered with JAX, by its own keys."""
+    found = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    if found is None:
+        return None
+    keys = [getattr(key, "name", None) or key for key, _ in found[0]]
+    names = [f".{key}" if isinstance(key, str) else _bracket(key) for key in keys]
+    return [(name, part) for name, (_, part) in zip(names, found[0], strict=True)]
+
+
+def _bracket(key: Any) -> str:
+    for field in ("idx", "key"):
+        if hasattr(key, field):
+            held = getattr(key, field)
+            return f"[{held}]" if isinstance(held, int) else f".{held}"
+    return str(key)
+
+
+def _torch_parts(value: Any) -> Parts | None:
+    """The children of a pytree that is registered with torch, by their places."""
+    if "torch" not in sys.modules:
+        return None
+    from torch.utils import _pytree
+
+    node = getattr(_pytree, "SUPPORTED_NODES", {}).get(type(value))
+    if node is None:
+        return None
+    return [(f"[{i}]", part) for i, part in enumerate(node.flatten_fn(value)[0])]
+
+
+def leaves(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a value with its name, None and strings too.
+
+    >>> dict(leaves({"k": 1, "v": (2, None)}, "cache"))
+    {'cache.k': 1, 'cache.v[0]': 2, 'cache.v[1]': None}
+    """
+    pieces = parts(value)
+    if pieces is None:
+        yield name, value
+        return
+    for suffix, part in pieces:
+        yield from leaves(part, name + suffix)
+
+
+def rebuilt(value: Any, change: Callable[[str, Any], Any], name: str) -> Any:
+    """A value with `change(name, leaf)` in every leaf's place; itself where nothing changes."""
+    pieces = parts(value)
+    if pieces is None:
+        return change(name, value)
+    made = [rebuilt(part, change, name + suffix) for suffix, part in pieces]
+    if all(new is old for new, (_, old) in zip(made, pieces, strict=True)):
+        return value
+    return _remade(value, made)
+
+
+def _remade(value: Any, made: list[Any]) -> Any:
+    """A container of the same kind with other pieces; variables of nnx stay as they are."""
+    if isinstance(value, nnx.Variable):
+        return value
+    if isinstance(value, Mapping):
+        named = dict(zip(value, made, strict=True))
+        return named if type(value) is dict else _with_items(value, named)
+    if isinstance(value, list | tuple | deque):
+        return getattr(type(value), "_make", type(value))(made)
+    if is_dataclass(value) or isinstance(value, SimpleNamespace | nnx.Pytree):
+        other: Any = copy.copy(value)
+        for (suffix, _), part in zip(parts(value) or [], made, strict=True):
+            object.__setattr__(other, suffix[1:], part)
+        return other
+    if _jax_parts(value) is not None:
+        outline = jax.tree.structure(value, is_leaf=lambda x: x is not value)
+        return jax.tree.unflatten(outline, made)
+    from torch.utils import _pytree
+
+    node = _pytree.SUPPORTED_NODES[type(value)]
+    return node.unflatten_fn(made, node.flatten_fn(value)[1])
+
+
+def _with_items(value: Mapping, named: dict) -> Any:
+    if not hasattr(value, "__setitem__"):
+        make: Any = type(value)
+        return make(named)
+    other: Any = copy.copy(value)
+    for key, part in named.items():
+        other[key] = part
+    return other
+
+
+class Sorted(NamedTuple):
+    """The leaves of what a module returned, by kind and name.
+
+    Attributes:
+      arrays: of the module's own library.
+      numbers: Python's numbers and numpy's arrays, as numpy arrays.
+      others: what is compared by its text.
+      unknown: what cannot be compared.
+    """
+
+    arrays: dict[str, Any]
+    numbers: dict[str, np.ndarray]
+    others: dict[str, str]
+    unknown: dict[str, Any]
+
+
+def sort_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "output") -> Sorted:
+    """Every leaf of what a module returned in its place; one name is never given twice."""
+    found, seen = Sorted({}, {}, {}, {}), {}
+    for path, leaf in leaves(value, name):
+        path = counted(seen, path)
+        seen[path] = None
+        if is_array(leaf):
+            found.arrays[path] = leaf
+        elif (number := as_number(leaf)) is not None:
+            found.numbers[path] = number
+        elif leaf is None or isinstance(leaf, str | int):
+            found.others[path] = repr(leaf)
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US":
+            found.others[path] = repr(leaf.tolist())
+        else:
+            found.unknown[path] = leaf
+    return found
+
+
+def as_number(leaf: Any) -> np.ndarray | None:
+    """A Python number or a numpy array of numbers as a numpy array; None of anything else."""
+    if not isinstance(leaf, Number | np.ndarray | np.generic):
+        return None
+    array = np.asarray(leaf)
+    return None if array.dtype.kind in "OUS" else array
+
+
+def refuse_unknown(unknown: Mapping[str, Any], side: str) -> None:
+    """Raises a ParityError for the first leaf that cannot be compared."""
+    for name, leaf in unknown.items():
+        call = f"{side.lower()}_call=lambda m, *xs: "
+        advice = f"return the arrays it holds, {call}..."
+        if isinstance(leaf, Iterator):
+            advice = f"make it a tuple, {call}tuple(m(*xs))"
+        raise ParityError(
+            f"{side} returns {a(type(leaf))} at {name}, which cannot be taken apart and compared: "
+            f"{advice}."
+        )
+
+
+def one_or(path: str, found: Sorted) -> Callable[[str], str]:
+    """How the arrays of a submodule's output are called: a single one by the submodule's path."""
+    several = len(found.arrays) + len(found.numbers) != 1
+    return lambda name: name if several else path
+
+
+def counted(taps: Mapping[str, Any], name: str) -> str:
+    """`name`, or `name#2` and so on if it was seen before."""
+    count, unique = 1, name
+    while unique in taps:
+        count += 1
+        unique = f"{name}#{count}"
+    return unique

@@ -1,0 +1,170 @@
+"""The points inside `F.scaled_dot_product_attention`, computed from what a call of it is given.
+
+Torch's fused kernels show no scores and no weights, and its plain path puts the root of the scale
+on queries and keys. What comes out stays torch's own; beside it the formula is computed step by
+step, and behind it, from the gradient that arrives at the output, the gradients of its steps.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from .torch_points import Points
+
+ATTENTION = "scaled_dot_product_attention"
+FLAT = ("query", "key", "value", "context")
+
+
+@contextmanager
+def fused_heard(points: Points) -> Iterator[None]:
+    """Meanwhile every call of `F.scaled_dot_product_attention` is noted in `points`.
+
+    Torch's own code calls it by its name in `torch.nn.functional`, inside functions where a mode
+    does not see it; other code may hold the function itself, which a mode alone sees.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is original and not points.muted:
+                return _noted(points, original, *args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    def heard(*args, **kwargs):
+        if points.muted:
+            return original(*args, **kwargs)
+        return _noted(points, original, *args, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = heard
+    try:
+        with Mode():
+            yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = original
+
+
+class Steps(NamedTuple):
+    """Every point of one call, `*B N T ...`, and what was done to the product of query and key."""
+
+    query: Any
+    key: Any
+    scores: Any
+    weights: Any
+    value: Any
+    context: Any
+    steps: tuple[tuple[Any, ...], ...]
+
+
+class _Asked(NamedTuple):
+    """The arguments of a call beside queries, keys and values."""
+
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def _noted(points: Points, original: Callable, query, key, value, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    points.drawn = None
+    with _muted(points):
+        out = original(query, key, value, *args, **kwargs)
+        asked = _Asked(*args, **kwargs)
+        keep = points.drawn
+        with torch.no_grad():
+            given = _broadcast(*(x.detach() for x in (query, key, value)))
+            made = _steps(given, asked, keep)._replace(context=out.detach())
+    names = _note(points, made)
+    if out.requires_grad:
+        out.register_hook(lambda behind: _behind(points, names, given, asked, keep, behind))
+    return out
+
+
+@contextmanager
+def _muted(points: Points) -> Iterator[None]:
+    points.muted = True
+    try:
+        yield
+    finally:
+        points.muted = False
+
+
+def _broadcast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """Queries, keys and values with a head of keys for each head of queries."""
+    import torch
+
+    if query.ndim > 2 and key.shape[-3] != query.shape[-3] and key.shape[-3] > 1:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(times, dim=-3) for x in (key, value))
+    lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
+    query, key, value = (x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))
+    return query, key, value
+
+
+def _steps(given: tuple[Any, Any, Any], asked: _Asked, keep: Any) -> Steps:
+    """The formula, step by step; a row that sees nothing has weights of zero."""
+    import torch
+
+    query, key, value = given
+    scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
+    scores = query @ key.mT * scale
+    shape = tuple(scores.shape)
+    done: list[tuple[Any, ...]] = [("mul", 0, (None, scale), shape)]
+    mask = asked.attn_mask
+    if asked.is_causal:
+        mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+        done.append(("masked_fill", 0, (None, ~mask, -torch.inf), shape))
+    elif mask is not None:
+        scores = scores + mask.detach()
+        done.append(("add", 0, (None, mask.detach()), shape))
+    nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    dropped = weights if keep is None else weights * keep.reshape(shape) / (1 - asked.dropout_p)
+    return Steps(query, key, scores, weights, value, dropped @ value, tuple(done))
+
+
+def _flat(x: Any) -> Any:
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def _note(points: Points, made: Steps) -> dict[str, str]:
+    """Notes every point; returns their names."""
+    flat = {name: _flat(getattr(made, name)) for name in FLAT}
+    product = {name: flat[name] for name in ("query", "key")}
+    names = {name: points.note(name, x, {}) for name, x in product.items()}
+    names["scores"] = points.note("scores", made.scores, product, made.steps)
+    scored = {**product, "scores": made.scores}
+    names["weights"] = points.note("weights", made.weights, scored)
+    names["value"] = points.note("value", flat["value"], {})
+    mixed = {"weights": _flat(made.weights), "value": flat["value"]}
+    names["context"] = points.note("context", flat["context"], mixed)
+    return names
+
+
+def _behind(
+    points: Points,
+    names: dict[str, str],
+    given: tuple[Any, Any, Any],
+    asked: _Asked,
+    keep: Any,
+    behind: Any,
+) -> None:
+    """The gradients of every point, by autograd through the formula."""
+    import torch
+
+    with _muted(points), torch.enable_grad():
+        leaves = tuple(x.detach().requires_grad_() for x in given)
+        made = _steps(leaves, asked, keep)
+        wanted = ("query", "key", "scores", "weights", "value")
+        inner = [getattr(made, name) for name in wanted]
+        found = torch.autograd.grad(made.context, inner, behind.detach())
+    for name, gradient in zip(wanted, found, strict=True):
+        points.note_gradient(names[name], _flat(gradient) if name in FLAT else gradient)
+    points.note_gradient(names["context"], _flat(behind))

@@ -1,0 +1,126 @@
+"""Hints: each names a mistake that it has computed, and is silent about a mistake that is near."""
+
+import numpy as np
+import pytest
+
+from flax_attn.parity import compare
+
+torch = pytest.importorskip("torch", reason="the harness compares with torch")
+pairs = pytest.importorskip("parity_tests.core.parity.hint_pairs")
+Options, T = pairs.Options, pairs.T
+
+X = np.random.RandomState(0).standard_normal((pairs.B, pairs.T, pairs.D))
+QUICK = {"dtypes": ("float64",), "jit": False, "grads": False}
+
+
+def hint_of(theirs, **wrong):
+    report = compare(*pairs.pair(theirs, **wrong), X, **QUICK)
+    assert not report.ok
+    return report.first.hint
+
+
+SEPARATE, FUSED = Options(), Options(order="3 n h")
+TURNED = Options(base=1e4)
+SHARED = Options(kv_heads=2)
+RIGHT = {
+    "separate": SEPARATE,
+    "fused": FUSED,
+    "turned": TURNED,
+    "shared": SHARED,
+    "gated": Options(gate="n 2 h"),
+    "in part": Options(base=1e4, width=4),
+    "window": Options(back=3),
+    "averages": Options(empty="average"),
+    "zeros": Options(empty="zeros"),
+    "narrow": Options(base=1e4, narrow="tables"),
+    "not scaled": Options(fused=True),
+}
+
+
+@pytest.mark.parametrize("taps", [False, True])
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_needs_no_hint(name, taps):
+    report = compare(*pairs.pair(RIGHT[name], taps=taps), X, **QUICK)
+    assert report.ok, report
+
+
+WRONG = {
+    "[H, 3, D]": (FUSED, dict(order="n 3 h"), "qkv cut as [H, 3, D], where torch cuts [3, H, D]"),
+    "[H, D, 3]": (FUSED, dict(order="n h 3"), "qkv cut as [H, D, 3], where torch cuts [3, H, D]"),
+    "[3, H, D]": (
+        Options(order="n 3 h"),
+        dict(order="3 n h"),
+        "qkv cut as [3, H, D], where torch cuts [H, 3, D]",
+    ),
+    "[H, 3, D], turned": (
+        Options(order="3 n h", base=1e4),
+        dict(order="n 3 h"),
+        "qkv cut as [H, 3, D], where torch cuts [3, H, D]",
+    ),
+    "gate": (Options(gate="n 2 h"), dict(gate="2 n h"), "q cut as [2, H, D], where torch cuts [H"),
+    "gate, the other way": (
+        Options(gate="2 n h"),
+        dict(gate="n 2 h"),
+        "q cut as [H, 2, D], where torch cuts [2, H, D]",
+    ),
+    "buffer": (
+        Options(base=1e4, narrow="frequencies"),
+        dict(narrow=""),
+        "frequencies computed in float32 in torch, a buffer made outside the call",
+    ),
+    "buffer, another base": (
+        Options(base=5e5, narrow="frequencies"),
+        dict(narrow=""),
+        "frequencies computed in float32 in torch",
+    ),
+    "buffer of Flax": (TURNED, dict(narrow="frequencies"), "frequencies computed in float32 in Fl"),
+    "tables": (
+        Options(base=1e4, narrow="tables"),
+        dict(narrow=""),
+        "cosines and sines computed in float32 in torch",
+    ),
+    "base": (
+        TURNED,
+        dict(base=27000.0),
+        "another base of the angles, 27000, where torch's is 1000",
+    ),
+    "base, odd": (
+        TURNED,
+        dict(base=777.77),
+        "another base of the angles, 777.77, where torch's is",
+    ),
+    "base, in part": (
+        Options(base=5e5, width=4),
+        dict(base=1e4),
+        "another base of the angles, 10000, where torch's is 500000",
+    ),
+    "window wide": (Options(back=3), dict(back=4), "a window 1 wider back: 4 keys, torch 3"),
+    "window narrow": (Options(back=3), dict(back=2), "a window 1 narrower back: 2 keys, torch 3"),
+    "window wide ahead": (
+        Options(back=2, ahead=2),
+        dict(ahead=3),
+        "a window 1 wider ahead: 3 keys, torch 2",
+    ),
+    "window two wide": (Options(back=2), dict(back=4), "a window 2 wider back: 4 keys, torch 2"),
+    "torch averages": (
+        Options(empty="average"),
+        dict(empty="zeros"),
+        "rows that see nothing: torch averages",
+    ),
+    "Flax averages": (
+        Options(empty="zeros"),
+        dict(empty="average"),
+        "rows that see nothing: torch gives zeros, Flax averages",
+    ),
+    "tiled": (SHARED, dict(tiled=True), "tiled, not repeated 2 times"),
+    "repeated": (Options(kv_heads=2, tiled=True), dict(tiled=False), "repeated 2 times, not tiled"),
+    "not scaled": (SEPARATE, dict(scale=1.0), "not scaled"),
+}
+
+
+@pytest.mark.parametrize("taps", [False, True])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named(name, taps):
+    theirs, wrong, words = WRONG[name]
+    said = hint_of(theirs, taps=taps, **wrong)
+    assert words in said
