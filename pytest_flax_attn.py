@@ -62,10 +62,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`flax_attn.parity.assert_parity`; the report bears the test's name and how to run it."""
     from flax_attn.parity import assert_parity
+    from flax_attn.parity.cases.case import quoted
 
     seed = request.config.getoption("parity_seed")
-    name, node = request.node.name, request.node.nodeid
-    again = f"pytest '{node}'" + ("" if seed is None else f" --parity-seed {seed}")
+    name, (_, *inside) = request.node.name, request.node.nodeid.split("::")
+    path = os.path.relpath(request.node.path, request.config.invocation_params.dir)
+    again = f"pytest {quoted('::'.join((path, *inside)))}"
+    again += "" if seed is None else f" --parity-seed {seed}"
 
     def check(torch_module: Any, flax_module: Any, *inputs: Any, **options: Any) -> Any:
         __tracebackhide__ = True

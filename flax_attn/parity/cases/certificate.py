@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from ..report import Report, badness
+from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness
 
+WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "params", "float64", "grads", "float32", "bfloat16", "")
 
 
@@ -23,6 +24,11 @@ class Line:
         """Whether every report is."""
         return all(report.ok for report in self.reports)
 
+    @property
+    def verdict(self) -> str:
+        """The worst of the reports'."""
+        return min((report.verdict for report in self.reports), key=WORST_FIRST.index)
+
     def cells(self) -> tuple[str, ...]:
         """What the table shows: tensors carried, errors in float64, errors over torch's own."""
         return (
@@ -33,7 +39,7 @@ class Line:
             self._error("gradient"),
             self._ratio("float32"),
             self._ratio("bfloat16"),
-            "equal" if self.ok else "DIFFERENT",
+            self.verdict,
         )
 
     def _error(self, *kinds: str) -> str:
@@ -101,12 +107,15 @@ def joined(held: str, new: str) -> str:
     return "\n".join((*head, *(rows[name] for name in sorted(rows)))) + "\n"
 
 
-def footer(found: list[Line], versions: dict[str, str], seconds: float) -> str:
-    """How many variants and cases, how many different, by which versions, in what time."""
+def footer(
+    found: list[Line], versions: dict[str, str], seconds: float, strict: bool = False
+) -> str:
+    """How many variants and cases, how many not equal, by which versions, in what time."""
     variants = len({line.variant for line in found})
-    cases = sum(len(line.reports) for line in found)
-    different = sum(not report.ok for line in found for report in line.reports)
+    told = [report.verdict for line in found for report in line.reports]
+    different = told.count(DIFFERENT) + told.count(UNSURE) * strict
+    nothing = f", {told.count(NOTHING)} not proven" if NOTHING in told else ""
     return (
-        f"{variants} variants, {cases} cases, {different} different; "
+        f"{variants} variants, {len(told)} cases, {different} different{nothing}; "
         f"torch {versions.get('torch', 'missing')}, jax {versions.get('jax')}, {seconds:.0f} s"
     )

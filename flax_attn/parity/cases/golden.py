@@ -6,6 +6,7 @@ projections are kept, each of a random part of it, so that a wrong result cannot
 
 import json
 import os
+import shlex
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     Raises:
       ParityError: if the case was not recorded, in one of `dtypes`, or its record is damaged.
     """
-    path, again = path_of(case), f"`{case.reproduce} --record` where torch is installed"
+    path, again = path_of(case), f"`{_record_command(case)}` where torch is installed"
     stored, meta = _load(path, again)
     if str(case) not in meta["cases"]:
         raise ParityError(f"{case} is not recorded in {path.name}: run {again}.")
@@ -124,6 +125,11 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
         versions={**versions(), "torch": f"{recorded['torch']} (recorded)"},
         reproduce=case.reproduce,
     )
+
+
+def _record_command(case: "Case") -> str:
+    package = "" if case.home.is_own(case.flax_class) else f" {shlex.quote(case.home.name)}"
+    return f"flax-attn parity --record {case.variant}{package}"
 
 
 def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -173,7 +179,8 @@ def _damaged(what: str, error: Exception, again: str) -> str:
 
 def _request(case: "Case", dtype: str) -> Request:
     inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
-    return Request((), inputs, case.seed, case.train, True, dtype == "float64")
+    constants = frozenset(case.constants)
+    return Request((), inputs, case.seed, case.train, True, dtype == "float64", constants)
 
 
 def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -80,7 +80,7 @@ def record(
         groups, workers.map(_record, list(groups.values())), strict=True
     ):
         failed = isinstance(result, Failure)
-        yield Failure(f"{variant} is not recorded: {result.text}") if failed else result
+        yield Failure(f"not recorded: {result.text}", variant) if failed else result
 
 
 def _prove(job: Job) -> Report:

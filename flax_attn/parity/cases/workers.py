@@ -24,11 +24,11 @@ class Failure:
 
     Attributes:
       text: what happened, without a subject.
-      refused: whether the harness itself said so, in a ParityError.
+      about: whose failure it is, where that is not known to who asked.
     """
 
     text: str
-    refused: bool = False
+    about: str = ""
 
 
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
@@ -36,7 +36,7 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     try:
         return work(item)
     except ParityError as error:
-        return Failure(str(error), refused=True)
+        return Failure(str(error))
     except BaseException as error:
         return Failure(_told(error))
 
@@ -178,12 +178,9 @@ def _serve(pipe: Connection) -> None:
 
 def _one_thread() -> None:
     """One thread a process for torch, so that processes do not fight for processors."""
-    from .case import has_torch
-
-    if has_torch():
-        import torch
-
-        torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported, which is later
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def _told(error: BaseException) -> str:

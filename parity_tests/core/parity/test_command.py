@@ -1,0 +1,334 @@
+"""The command on cases that raise, exit or die: each is named, all others are proven, never 0.
+
+Also what it prints is a line that a shell takes, and goldens stay where the cases are.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from flax_attn.parity import Case, ParityError
+from flax_attn.parity.cases import golden, home
+from flax_attn.parity.cases.case import has_torch
+from flax_attn.parity.cases.collect import collect
+from flax_attn.parity.cases.workers import Failure, Workers, attempt
+
+THEIRS = """
+import torch
+
+
+class Half(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = torch.nn.Linear(width, 5)
+
+    def forward(self, x):
+        return self.inner(x) / 2
+"""
+MINE = """
+import os
+import signal
+import sys
+
+from flax import nnx
+
+
+class Half(nnx.Module):
+    by = 2
+
+    def __init__(self, width, *, rngs):
+        self.before()
+        self.inner = nnx.Linear(width, 5, rngs=rngs)
+
+    def before(self):
+        pass
+
+    def __call__(self, x):
+        return self.inner(x) / self.by
+
+
+class Third(Half):
+    by = 3
+
+
+class Raising(Half):
+    def before(self):
+        raise OSError("no such\\ncard")
+
+
+class Leaving(Half):
+    def before(self):
+        sys.exit()
+
+
+class Dying(Half):
+    def before(self):
+        os._exit(0)
+
+
+class Crashing(Half):
+    def before(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+START = """
+from flax import nnx
+from flax_attn.parity import Case
+
+from .mine import *
+
+
+def case(of, **more):
+    given = dict(witness="somebody.theirs.Half", x=(3, 4), dtypes=("float64",), **more)
+    return Case(of, dict(width=4), **given)
+"""
+LIST = "CASES"  # in pieces, so that this file is none that holds cases
+FILES = {
+    "__init__": "",
+    "theirs": THEIRS,
+    "mine": MINE,
+}
+NAMES = ("Raising", "Leaving", "Dying", "Crashing")
+STORM = {
+    "a_good": f"{START}\n{LIST} = [case(Half, name='first')]",
+    "b_exits": f"import sys\n{LIST} = []\nsys.exit()",
+    "c_dies": f"import os\n{LIST} = []\nos._exit(0)",
+    "d_syntax": f"{LIST} = [",
+    "e_number": f"{LIST} = 3",
+    "f_raises": f"{LIST} = []\nraise RuntimeError('no such card')",
+    "g_stormy": f"{START}\n{LIST} = [case(of, name=of.__name__) for of in "
+    f"({', '.join(NAMES)}, Half)]",
+    "h_text": f"{START}\ndef told():\n    raise KeyError('width')\n\n"
+    f"{LIST} = [Case(Half, told, witness='somebody.theirs.Half', x=(3, 4))]",
+}
+ODD = "it's a \"name\" [of: $(date) `here`] :key: \\\\ ; 'twice'"
+live = pytest.mark.skipif(not has_torch(), reason="compares with torch")
+
+
+def package(folder, **files):
+    (folder / "somebody").mkdir()
+    for name, text in {**FILES, **files}.items():
+        (folder / "somebody" / f"{name}.py").write_text(text)
+
+
+def command(*arguments):
+    line = [sys.executable, "-m", "flax_attn", "parity", *arguments]
+    return subprocess.run(line, capture_output=True, text=True)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs a line as it is printed, in a shell that knows the command."""
+    script = tmp_path / "bin" / "flax-attn"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m flax_attn "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return lambda line: subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+
+
+def again(done):
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("  see it again  ")]
+    return line.removeprefix("  see it again  ")
+
+
+@live
+def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, monkeypatch):
+    package(tmp_path, **STORM)
+    monkeypatch.chdir(tmp_path)
+    done = command("somebody")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    told = {
+        "somebody.b_exits": "it exited: sys.exit(None)",
+        "somebody.c_dies": "it ended its process with exit code 0",
+        "somebody.d_syntax": "SyntaxError",
+        "somebody.e_number": "CASES must be a list of flax_attn.parity.Case objects",
+        "somebody.f_raises": "RuntimeError: no such card",
+        "somebody.h_text": "KeyError: 'width'",
+        "mine[Raising|x=3x4|somebody.theirs.Half]": "OSError: no such card",
+        "mine[Leaving|x=3x4|somebody.theirs.Half]": "it exited: sys.exit(None)",
+        "mine[Dying|x=3x4|somebody.theirs.Half]": "it ended its process with exit code 0",
+        "mine[Crashing|x=3x4|somebody.theirs.Half]": "its process was killed by SIGSEGV",
+    }
+    for name, what in told.items():
+        (line,) = [line for line in lines if line.startswith(f"{name}: ")]
+        assert what in line, line
+    assert "mine.py, line" in next(x for x in lines if x.startswith("mine[Leaving"))
+    assert "12 cases, 0 different, 10 not proven" in lines[-1], lines[-1]
+
+
+@live
+@pytest.mark.parametrize("kind", ["a package's", "a folder's"])
+def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
+    text = f"{START}\n{LIST} = [case(Third, name={ODD!r}), case(Half, name='right')]"
+    if kind == "a package's":
+        package(tmp_path, cases=text)
+        done = command("somebody")
+    else:  # a file of tests in no package, as pytest has it
+        package(tmp_path)
+        (tmp_path / "tests" / "deep").mkdir(parents=True)
+        file = tmp_path / "tests" / "deep" / "test_odd.py"
+        file.write_text(text.replace("from .mine", "from somebody.mine"))
+        run = "import sys, runpy; sys.path.insert(0, '.'); "
+        run += f"runpy.run_path({str(file)!r})['{LIST}'][0].check()"
+        done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+        done.stdout = done.stderr
+    line = again(done)
+    assert line.startswith("flax-attn parity " + ("somebody " if kind[2] == "p" else "tests.deep"))
+    once_more = shell(f"{line} --html page.html")
+    assert once_more.returncode == 1, once_more.stderr
+    assert "1 cases, 1 different" in once_more.stdout and again(once_more) == line
+    assert (tmp_path / "page.html").exists()
+
+
+def test_what_is_printed_of_our_own_runs_anywhere(shell):
+    case = collect("parity_tests")[0]
+    done = shell(f"{case.reproduce} --replay")
+    assert case.reproduce == f"flax-attn parity '{case}'"
+    assert done.returncode == 0 and "1 cases, 0 different" in done.stdout, done.stderr
+
+
+@live
+def test_a_seed_of_its_own_is_printed_too(tmp_path, monkeypatch):
+    package(tmp_path, cases=f"{START}\n{LIST} = [case(Half)]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (case,) = collect("somebody")
+    assert "--seed" not in case.reproduce
+    case.seed = 7
+    assert case.reproduce.endswith(" --seed 7")
+
+
+LINEAR = f"""
+from flax import nnx
+from flax_attn.parity import Case
+
+{LIST} = [
+    Case(nnx.Linear, dict(in_features=3, out_features=2), witness="torch.nn.Linear",
+        flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
+]
+"""
+
+
+@live
+def test_a_golden_stays_with_the_cases_and_is_replayed_from_there(tmp_path, monkeypatch):
+    import flax
+
+    package(tmp_path, cases=LINEAR)
+    monkeypatch.chdir(tmp_path)
+    done = command("somebody", "--record")
+    path = tmp_path / "somebody" / "goldens" / "linear.npz"
+    assert done.returncode == 0 and f"recorded {path}" in done.stdout, done.stdout + done.stderr
+    assert not (home.LIBRARY / "flax").exists()
+    assert "goldens" not in os.listdir(os.path.dirname(flax.__file__))
+    assert [x.name for x in path.parent.iterdir()] == ["linear.npz"]
+    monkeypatch.syspath_prepend(tmp_path)
+    (case,) = collect("somebody")
+    assert golden.path_of(case) == path and case.report(live=False).ok
+    for name, damage in DAMAGES.items():
+        kept = path.read_bytes()
+        damage(path)
+        with pytest.raises(ParityError) as caught:
+            case.report(live=False)
+        text = str(caught.value)
+        assert str(path) in text and "\n" not in text, (name, text)
+        assert "run `flax-attn parity --record linear somebody`" in text
+        assert ("damaged" in text) == (name != "another format") and "record" in text
+        path.write_bytes(kept)
+    path.write_bytes(b"PK\x03\x04")
+    done = command("somebody", "multi_head", "--replay")
+    assert done.returncode == 1 and f"{case}: {path} is damaged" in done.stdout, done.stdout
+    assert " 1 not proven" in done.stdout and "multi_head " in done.stdout
+
+
+def rewritten(change):
+    """A file written again, with what `change` makes of its arrays and of its description."""
+
+    def damage(path):
+        with np.load(path) as file:
+            arrays = dict(file)
+        meta = golden.json.loads(golden.zlib.decompress(arrays["meta"].tobytes()))
+        change(arrays, meta)
+        text = golden.zlib.compress(golden.json.dumps(meta).encode())
+        arrays["meta"] = np.frombuffer(text, np.uint8)
+        np.savez_compressed(path, **arrays)
+
+    return damage
+
+
+def first(meta):
+    return next(iter(meta["cases"].values()))
+
+
+DAMAGES = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "cut off early": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("no archive"),
+    "one array": lambda path: np.save(path.open("wb"), np.zeros(3)),
+    "another archive": lambda path: np.savez(path, other=np.zeros(3)),
+    "noise inside": lambda path: path.write_bytes(
+        path.read_bytes()[:150] + bytes(60) + path.read_bytes()[210:]
+    ),
+    "no arrays": rewritten(lambda arrays, meta: arrays.pop("0/float64")),
+    "fewer numbers": rewritten(
+        lambda arrays, meta: arrays.update({"0/float64": arrays["0/float64"][:-1]})
+    ),
+    "no sources": rewritten(lambda arrays, meta: first(meta).pop("sources")),
+    "strange sources": rewritten(lambda arrays, meta: first(meta).update(sources=[{"a": 1}])),
+    "no facts": rewritten(lambda arrays, meta: first(meta)["results"]["float64"].pop("facts")),
+    "strange facts": rewritten(
+        lambda arrays, meta: first(meta)["results"]["float64"].update(facts=[[1, 2]])
+    ),
+    "an entry that is none": rewritten(
+        lambda arrays, meta: meta["cases"].update({name: 3 for name in meta["cases"]})
+    ),
+    "another format": rewritten(lambda arrays, meta: meta.update(format=99)),
+}
+
+
+def test_goldens_that_cannot_be_placed_or_written_are_refused(tmp_path, monkeypatch):
+    from flax import nnx
+
+    given = dict(witness="torch.nn.Linear", input=(4, 3))
+    case = Case(nnx.Linear, dict(in_features=3, out_features=2), **given)
+    assert case.home.file == __file__
+    case.home = home.Home("__main__", "")
+    with pytest.raises(ParityError, match=r"stand in no file, .* write their list CASES into"):
+        golden.path_of(case)
+    case.home = home.Home("somewhere", str(tmp_path / "cases.py"))
+    (tmp_path / "goldens").write_text("not a folder")
+    monkeypatch.setattr(golden, "_record", lambda case: ({}, {}))
+    with pytest.raises(ParityError, match=r"linear.npz cannot be written: "):
+        golden.record([case])
+
+
+def test_our_own_goldens_stay_with_the_library():
+    for case in collect("parity_tests"):
+        path = golden.path_of(case)
+        assert path == home.LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
+        assert path.exists()
+
+
+def leave(_):
+    raise SystemExit(3)
+
+
+def stumble(number):
+    if number == 2:
+        os._exit(5)
+    return number * 10
+
+
+def test_work_is_done_in_order_and_a_death_costs_one_result():
+    with Workers(2) as workers:
+        for _ in range(2):
+            found = list(workers.map(stumble, list(range(5))))
+            assert found[:2] + found[3:] == [0, 10, 30, 40]
+            assert found[2] == Failure("it ended its process with exit code 5")
+    result = attempt(leave, None)
+    assert isinstance(result, Failure) and "it exited: sys.exit(3)" in result.text
