@@ -27,7 +27,10 @@ class Options:
       width: how many components are turned.
       back, ahead: how far a query sees.
       fill: of the mask.
-      empty: whether one row sees nothing, and gives: "", "average", "zeros".
+      also: a query and a key that it sees besides, or ().
+      times: what the speeds of rotary angles are multiplied with.
+      flip: whether queries have their components in reversed order.
+      empty: whether one row sees nothing, and gives: "", "average", "zeros", "first".
       scale: what the product of query and key is multiplied with.
       fused: whether torch calls its own attention.
       taps: whether Flax taps query, key, value, scores, weights, context.
@@ -42,6 +45,9 @@ class Options:
     width: int = H
     back: int = T
     ahead: int = 0
+    also: tuple[int, ...] = ()
+    times: float = 1.0
+    flip: bool = False
     empty: str = ""
     scale: float = H**-0.5
     fused: bool = False
@@ -51,12 +57,14 @@ class Options:
         """Which keys each query sees; with `empty`, query 3 sees none."""
         distance = np.arange(T)[:, None] - np.arange(T)
         seen = (distance <= self.back) & (distance >= -self.ahead)
+        if self.also:
+            seen[self.also] = True
         return seen & (np.arange(T) != 3)[:, None] if self.empty else seen
 
     def tables(self, dtype: type) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines, T by half the width, with what is narrow rounded."""
         half = self.width // 2
-        speed = self.base ** (-np.arange(half) / half)
+        speed = self.times * self.base ** (-np.arange(half) / half)
         speed = speed.astype(np.float32) if self.narrow == "frequencies" else speed
         angle = np.arange(T)[:, None] * speed.astype(np.float64)
         cos, sin = np.cos(angle), np.sin(angle)
@@ -185,10 +193,13 @@ class Ours(nnx.Module):
         o = self.o
         q, k, v, gate = self.split(x)
         q, k, v = self.turn(q), self.shared(self.turn(k)), self.shared(v)
+        q = q[..., ::-1] if o.flip else q
         q, k, v = self.note("query", q), self.note("key", k), self.note("value", v)
         scores = q @ k.mT * o.scale
         seen = jnp.asarray(o.seen())[None, None]
         fill = jnp.finfo(x.dtype).min if o.empty == "average" else -jnp.inf
+        if o.empty == "first":
+            seen = seen.at[..., 3, 0].set(True)
         scores = self.note("scores", jnp.where(seen, scores, fill))
         weights = jax.nn.softmax(scores)
         weights = self.note("weights", jnp.where(jnp.isnan(weights), 0.0, weights))

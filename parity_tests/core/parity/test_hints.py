@@ -33,7 +33,7 @@ RIGHT = {
     "averages": Options(empty="average"),
     "zeros": Options(empty="zeros"),
     "narrow": Options(base=1e4, narrow="tables"),
-    "not scaled": Options(fused=True),
+    "torch's own attention": Options(fused=True),
 }
 
 
@@ -124,3 +124,27 @@ def test_a_mistake_is_named(name, taps):
     theirs, wrong, words = WRONG[name]
     said = hint_of(theirs, taps=taps, **wrong)
     assert words in said
+
+
+NEAR = {  # with words that would be untrue
+    "components reversed": (FUSED, dict(flip=True), "cut as"),
+    "a base that is hardly another": (TURNED, dict(base=10000.01), "float32"),
+    "slower by a half": (TURNED, dict(times=0.5), "another base"),
+    "another width": (Options(base=1e4, width=4), dict(width=6), "another base"),
+    "one place more": (Options(back=3), dict(also=(6, 0)), "a window"),
+    "the first key": (Options(empty="average"), dict(empty="first"), "rows that see nothing"),
+    "another scale": (SHARED, dict(scale=0.3), "tiled"),
+    "a fused one with another scale": (FUSED, dict(scale=0.3), "cut as"),
+    "a narrow one with another base": (
+        Options(base=1e4, narrow="frequencies"),
+        dict(base=5e5),
+        "computed in float32 in torch",
+    ),
+}
+
+
+@pytest.mark.parametrize("taps", [False, True])
+@pytest.mark.parametrize("name", NEAR)
+def test_a_mistake_that_is_near_is_not_taken_for_another(name, taps):
+    theirs, wrong, words = NEAR[name]
+    assert words not in hint_of(theirs, taps=taps, **wrong)

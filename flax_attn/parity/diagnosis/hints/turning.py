@@ -125,10 +125,11 @@ def base_of(turning: Turning) -> float | None:
     base = float(np.abs(speed[1])) ** -half
     places = np.arange(len(angles))[:, None] + start(angles * np.sign(speed[0]))
     unit = turning.table / np.abs(turning.table)
-    for guess in (float(f"{base:.6g}"), base):
-        made = np.exp(1j * np.sign(speed[0]) * places * powers(guess, half))
-        if (np.abs(made - unit) <= 4 * SINGLE * np.maximum(places, 1)).all():
-            return guess
+    for limit in (judge.SAME_FUNCTION, 4 * SINGLE):
+        for guess in (float(f"{base:.6g}"), base):
+            made = np.exp(1j * np.sign(speed[0]) * places * powers(guess, half))
+            if (np.abs(made - unit) <= limit * np.maximum(places, 1)).all():
+                return guess
     return None
 
 
@@ -220,7 +221,6 @@ def difference(torch: Turning, flax: Turning) -> str:
         theirs, mine = narrowed(torch, two), narrowed(flax, one)
         if bool(theirs) != bool(mine):
             return torchs(theirs) if theirs else flaxs(mine)
-        return ""
     if not (steady(torch) and steady(flax)):
         return ""
     bases = base_of(torch), base_of(flax)
