@@ -1,0 +1,55 @@
+"""Strange faults are found, placed and named; their right pairs and faithful rewrites are equal."""
+
+from importlib import import_module
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the harness compares with torch")
+strange = import_module("parity_tests.core.parity.faults.strange")
+table = import_module("parity_tests.core.parity.faults.strange.table")
+
+AT_LEAST = {
+    "huge fills": 8,
+    "dropped outputs": 10,
+    "kept share": 6,
+    "state": 5,
+    "axis orders": 8,
+    "SDPA originals": 10,
+    "between taps": 8,
+    "norms and rotary": 8,
+    "process": 4,
+}
+
+
+def test_the_strange_table():
+    """Every fault is found at each of its amplitudes, and nearly every one placed and named."""
+    rows = strange.run_all()
+    print(f"\n{table.text(rows)}")
+    missed = [str(row) for row in rows if not row.found]
+    assert not missed, "\n".join(missed)
+    for question, least in ((table.PLACED, 0.95), (table.NAMED, 0.85)):
+        right, asked = table.share(rows, question)
+        assert right >= least * asked, "\n".join(table.missed(rows))
+
+
+def test_the_list_of_strange_faults():
+    names = [str(fault) for fault in strange.FAULTS]
+    assert len(names) >= 60
+    assert len(set(names)) == len(names)
+    counts = {group: sum(fault.group == group for fault in strange.FAULTS) for group in AT_LEAST}
+    assert set(strange.GROUPS) == set(AT_LEAST)
+    assert all(counts[group] >= least for group, least in AT_LEAST.items()), counts
+    assert len(strange.REWRITES) >= 12
+
+
+@pytest.mark.parametrize("fault", [f for f in strange.FAULTS if not f.lonely], ids=str)
+def test_a_pair_is_equal_without_its_fault(fault):
+    report = fault.pair.report()
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("rewrite", strange.REWRITES, ids=str)
+def test_no_strange_rewrite_is_flagged(rewrite):
+    report = rewrite.pair.report()
+    assert report.ok, str(report)
+    assert report.first is None
