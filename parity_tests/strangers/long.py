@@ -159,7 +159,7 @@ def call_perceiver(module: torch.nn.Module, x: Any, inputs: Any, seen: Any) -> A
 
 
 class Reformer(nnx.Module):
-    """Reformer's local attention: a token sees its chunk of two and the one before, up to itself."""
+    """Reformer's local attention: a token sees its chunk of two and the one before it."""
 
     head_dim, chunk = 6, 2
 
