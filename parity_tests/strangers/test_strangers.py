@@ -1,0 +1,40 @@
+"""Every stranger's port is its original: outputs and the gradients of all inputs and weights."""
+
+import pytest
+
+from flax_attn.parity import ParityError
+
+torch = pytest.importorskip("torch", reason="compares with torch")
+pytest.importorskip("transformers", reason="holds most of the originals")
+
+from parity_tests.strangers import (  # noqa: E402
+    fused,
+    images,
+    long,
+    outputs,
+    relative,
+    x_options,
+)
+
+STRANGERS = {
+    name: stranger
+    for file in (fused, x_options, relative, images, long, outputs)
+    for name, stranger in file.STRANGERS.items()
+}
+# The cheapest that differ most: split weights, mixed heads, places, windows, images, chunks.
+SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "longformer", "cvt", "reformer_local")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in SLICE else pytest.mark.strangers) for n in STRANGERS],
+)
+def test_a_port_is_its_original(name):
+    if name.startswith("x_"):
+        pytest.importorskip("x_transformers", reason="holds the original")
+    stranger = STRANGERS[name]
+    report = stranger.compared(title=name)
+    if not report.ok:
+        raise ParityError(str(report), report)
+    shown = {(row.kind, row.dtype) for row in report.rows}
+    assert {(k, d) for k in ("output", "gradient") for d in stranger.dtypes} <= shown
