@@ -116,7 +116,7 @@ def same_values(got: np.ndarray, want: np.ndarray) -> Verdict:
 
 def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
     """`norm(got - want) / norm(want)`, or over `scale`; inf where finite values do not line up."""
-    got, want = _real(got), _real(want)
+    got, want = real(got), real(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return INF
     finite = np.isfinite(want)
@@ -143,7 +143,7 @@ def same_function(
     sides = _Sides.of(got, want, "float64", scale is None, fill)
 
     def judged(part: np.ndarray) -> Verdict:
-        moved = (sides.error(part, scale, x) for x in map(_real, noisy))
+        moved = (sides.error(part, scale, x) for x in map(real, noisy))
         noise = max((x for x in moved if np.isfinite(x)), default=None)
         limit = max(SAME_FUNCTION, NOISE * (noise or 0.0))
         return Verdict("same function", sides.error(part, scale), limit, noise=noise)
@@ -218,9 +218,17 @@ def no_worse(
     return _worst(sides, judged, scale is not None or zero)
 
 
+def real(x: np.ndarray) -> np.ndarray:
+    """Float64; of complex numbers both parts, along a last axis of their own."""
+    x = np.asarray(x)
+    if x.dtype.kind == "c":
+        x = np.stack([np.real(x), np.imag(x)], axis=-1)
+    return x.astype(np.float64)
+
+
 def printed(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether `got` is what a table printed to four decimals shows, -inf in its place."""
-    got, want = _real(got), _real(want)
+    got, want = real(got), real(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return False
     finite = np.isfinite(want)
@@ -265,7 +273,7 @@ def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
 def whole_gradient(gradients: list[np.ndarray]) -> float:
     """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
     bias of keys say, may be nothing but rounding."""
-    finite = [x[np.isfinite(x)] for x in map(_real, gradients)]
+    finite = [x[np.isfinite(x)] for x in map(real, gradients)]
     power = _power(*finite) if finite else 0
     norms = [np.linalg.norm(np.ldexp(x, power)) for x in finite]
     return float(np.ldexp(np.linalg.norm(norms), -power))
@@ -290,7 +298,7 @@ class _Sides:
     @classmethod
     def of(cls, got: np.ndarray, want: np.ndarray, dtype: str, split: bool, fill: bool) -> "_Sides":
         """`split` into groups, or all elements together; `fill` as of `same_function`."""
-        got, want = _real(got), _real(want)
+        got, want = real(got), real(want)
         if got.shape != want.shape:
             return cls(got, want, False, np.zeros(()), np.full(want.shape, -1))
         if not split:
@@ -374,14 +382,6 @@ def _precise(found: float, own: float, dtype: str) -> Verdict:
     if not np.isfinite(own):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
     return Verdict("same precision", found, INF, own=own, note=note, shows=False)
-
-
-def _real(x: np.ndarray) -> np.ndarray:
-    """Float64; of complex numbers both parts, along a last axis of their own."""
-    x = np.asarray(x)
-    if x.dtype.kind == "c":
-        x = np.stack([np.real(x), np.imag(x)], axis=-1)
-    return x.astype(np.float64)
 
 
 def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:

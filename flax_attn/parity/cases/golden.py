@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import ParityError
 from .. import draw, judge
 from ..compare import draw_weights, make_pair, versions
+from ..groups import fills, groups
 from ..mapping import make_plan
 from ..report import Report, Row
 from ..rows.values import gradients, same_structure, structure
@@ -39,10 +40,24 @@ DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedEr
 
 
 def sketch(name: str, array: np.ndarray) -> np.ndarray:
-    """The array itself, flat, or 48 sums of its elements times random numbers; -inf counts as 0."""
-    flat = np.where(np.isfinite(array), array, 0).astype(np.float64).ravel()
-    if not np.isfinite(array).all():
-        flat = np.append(flat, zlib.crc32(np.isfinite(array).tobytes()) / 2**32)
+    """The array itself, flat, or 48 sums of its elements times random numbers.
+
+    Fills count as 0 and their places as one number more; huge numbers have sums of their own.
+    """
+    dtype = str(array.dtype) if is_floating(array) else "float64"
+    flat = judge.real(array).ravel()
+    left = np.isfinite(flat) & (fills(flat, dtype) == 0)
+    flat = np.where(left, flat, 0)
+    places = [] if left.all() else [zlib.crc32(left.tobytes()) / 2**32]
+    part = groups(flat)
+    parts = [np.where(part == i, flat, 0) for i in range(1, int(part.max(initial=0)) + 1)]
+    rest = np.append(np.where(part == 0, flat, 0), places)
+    return np.concatenate(
+        [_sums(name, rest), *(_sums(f"{name}/{i}", x) for i, x in enumerate(parts))]
+    )
+
+
+def _sums(name: str, flat: np.ndarray) -> np.ndarray:
     if flat.size <= SKETCH:
         return flat
     flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
@@ -206,9 +221,10 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
         for _, there, match in matches(got, truth, names):
             yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
-        if is_floating(want):
-            sketches = sketch(name, own.outputs[name]), sketch(name, want)
-            yield "output", name, want, None, judge.error(*sketches)
+        rounds = is_floating(want) or want.dtype.kind == "c"
+        kept = want if rounds else own.outputs[name]  # integers are each dtype's own
+        error = judge.error(sketch(name, own.outputs[name]), sketch(name, kept))
+        yield "output", name, kept, None, error
     for name, want, scale, error in gradients(own, truth, names, dtype):
         yield "gradient", name, want, scale, error
 
