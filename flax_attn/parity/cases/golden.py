@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import ParityError
 from .. import draw, judge
 from ..compare import draw_weights, make_pair, versions
+from ..groups import fills
 from ..mapping import make_plan
 from ..report import Report, Row
 from ..rows.values import gradients, same_structure, structure
@@ -38,11 +39,18 @@ DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, In
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
 
 
-def sketch(name: str, array: np.ndarray) -> np.ndarray:
-    """The array itself, flat, or 48 sums of its elements times random numbers; -inf counts as 0."""
-    flat = np.where(np.isfinite(array), array, 0).astype(np.float64).ravel()
-    if not np.isfinite(array).all():
-        flat = np.append(flat, zlib.crc32(np.isfinite(array).tobytes()) / 2**32)
+def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
+    """The array itself, flat, or 48 sums of its elements times random numbers.
+
+    Infinite numbers count as 0, and so do fills of the dtype `filled`, if it is given: where they
+    are is one number more.
+    """
+    array = np.stack([np.real(array), np.imag(array)]) if array.dtype.kind == "c" else array
+    wide = array.astype(np.float64)
+    shown = np.isfinite(array) & (fills(wide, filled) == 0 if filled else True)
+    flat = np.where(shown, wide, 0).ravel()
+    if not shown.all():
+        flat = np.append(flat, zlib.crc32(shown.tobytes()) / 2**32)
     if flat.size <= SKETCH:
         return flat
     flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
@@ -192,7 +200,7 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         got, own, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []
         for kind, name, want, scale, error in _results(got, own, truth, pair.names, dtype):
-            pieces.append(sketch(name, want))
+            pieces.append(sketch(name, want, dtype if kind == "output" else ""))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
         arrays[dtype] = np.concatenate(pieces)
@@ -207,8 +215,10 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
             yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
-            sketches = sketch(name, own.outputs[name]), sketch(name, want)
+            sketches = sketch(name, own.outputs[name], dtype), sketch(name, want, dtype)
             yield "output", name, want, None, judge.error(*sketches)
+        else:
+            yield "output", name, own.outputs[name], None, None
     for name, want, scale, error in gradients(own, truth, names, dtype):
         yield "gradient", name, want, scale, error
 
@@ -226,8 +236,14 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
     found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size
-        got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)
-        if dtype == "float64":
+        value = found[kind].get(name)
+        if value is None:
+            got = np.full(size, np.nan)
+        else:
+            got = sketch(name, value, dtype if kind == "output" else "")
+        if kind == "output" and value is not None and not is_floating(value):
+            verdict = judge.same_values(got, want)
+        elif dtype == "float64":
             verdict = judge.same_function(got, want, scale)
         else:
             verdict = judge.within_precision(got, own, want, dtype, scale)

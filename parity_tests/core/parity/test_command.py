@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from flax_attn.parity import Case, ParityError
+from flax_attn.parity import Case, ParityError, judge
 from flax_attn.parity.cases import golden, home
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import collect
@@ -105,6 +105,14 @@ STORM = {
 }
 ODD = "it's a \"name\" [of: $(date) `here`] :key: \\\\ ; 'twice'"
 live = pytest.mark.skipif(not has_torch(), reason="compares with torch")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """Each test has a package of its own under one name."""
+    yield
+    for name in [n for n in sys.modules if n.partition(".")[0] == "somebody"]:
+        del sys.modules[name]
 
 
 def package(folder, **files):
@@ -305,6 +313,28 @@ def test_goldens_that_cannot_be_placed_or_written_are_refused(tmp_path, monkeypa
     monkeypatch.setattr(golden, "_record", lambda case: ({}, {}))
     with pytest.raises(ParityError, match=r"linear.npz cannot be written: "):
         golden.record([case])
+
+
+@pytest.mark.parametrize("size", [5, 500])
+def test_what_is_kept_of_a_result_sees_all_of_it(size):
+    """The other half of complex numbers, numbers beside fills, where the fills are, integers."""
+    x = np.random.RandomState(0).standard_normal(size)
+    least = np.finfo(np.float64).min
+    beside = x.copy()
+    beside[:2], beside[-1] = least, least
+    moved, other = beside.copy(), np.roll(beside, 1)
+    moved[2] += 1.0
+    pairs = [
+        (x + 1j * x, x - 1j * x),
+        (beside, moved),
+        (beside, other),
+        (np.arange(size), np.arange(size) % (size - 1)),
+    ]
+    for one, two in pairs:
+        kept = [golden.sketch("output", array, "float64") for array in (one, two, one.copy())]
+        assert kept[0].size <= golden.SKETCH and np.isfinite(kept[0]).all()
+        assert not judge.same_function(kept[0], kept[1]).ok
+        assert judge.exact(kept[0], kept[2]).ok
 
 
 def test_our_own_goldens_stay_with_the_library():
