@@ -55,7 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytrace=False,
         )
     seed = metafunc.config.getoption("parity_seed")
-    metafunc.parametrize("case", [_seeded(case, seed) for case in cases], ids=str)
+    placed = [_placed(case, metafunc.module, seed) for case in cases]
+    metafunc.parametrize("case", placed, ids=str)
 
 
 @pytest.fixture
@@ -127,9 +128,11 @@ def _any(cases: Any, kind: type) -> bool:
     return any(isinstance(entry, kind) for entry in cases)
 
 
-def _seeded(case: Any, seed: int | None) -> Any:
+def _placed(case: Any, module: Any, seed: int | None) -> Any:
+    """A copy that knows the list it stands in, and its seed."""
+    case = copy.copy(case)
+    case.home = case.home._replace(module=module.__name__, file=module.__file__ or "")
     if seed is not None:
-        case = copy.copy(case)
         case.seed = seed
     return case
 

@@ -28,7 +28,7 @@ from .parity.report import plain
 from .parity.show import pages
 
 OWN = "parity_tests"
-WIDTH = 128
+WIDTH = 192
 MARKS = ("<!-- certificate -->", "<!-- end of certificate -->")
 Proof = tuple[str, str, Report]
 

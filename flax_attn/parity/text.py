@@ -29,7 +29,10 @@ def text(report: "Report") -> str:
         ("constant, not carried", report.constants),
         ("seen on one side only", report.unpaired),
         ("computed another way inside, with the same result", report.rewritten),
-        ("equal as far as this input can tell: within torch's own rounding noise", report.unsure if report.ok else ()),
+        (
+            "equal as far as this input can tell: within torch's own rounding noise",
+            report.unsure if report.ok else (),
+        ),
     )
     lines += [f"  {what}: {_few(names)}" for what, names in told if names]
     lines += [f"  {note}" for note in report.notes]

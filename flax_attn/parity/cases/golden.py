@@ -39,22 +39,21 @@ DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, In
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
 
 
-def sketch(name: str, array: np.ndarray) -> np.ndarray:
+def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
     """The array itself, flat, or 48 sums of its elements times random numbers.
 
-    Fills count as 0 and their places as one number more; huge numbers have sums of their own.
+    Infinite numbers count as 0, and so do fills of the dtype `filled`, if it is given: where they
+    are is one number more. Huge numbers have sums of their own.
     """
-    dtype = str(array.dtype) if is_floating(array) else "float64"
-    flat = judge.real(array).ravel()
-    left = np.isfinite(flat) & (fills(flat, dtype) == 0)
-    flat = np.where(left, flat, 0)
-    places = [] if left.all() else [zlib.crc32(left.tobytes()) / 2**32]
-    part = groups(flat)
-    parts = [np.where(part == i, flat, 0) for i in range(1, int(part.max(initial=0)) + 1)]
-    rest = np.append(np.where(part == 0, flat, 0), places)
-    return np.concatenate(
-        [_sums(name, rest), *(_sums(f"{name}/{i}", x) for i, x in enumerate(parts))]
-    )
+    wide = judge.real(array)
+    shown = np.isfinite(wide) & (fills(wide, filled) == 0 if filled else True)
+    wide = np.where(shown, wide, 0).ravel()
+    places = [] if shown.all() else [zlib.crc32(shown.tobytes()) / 2**32]
+    part = groups(wide)
+    rest = np.append(np.where(part == 0, wide, 0), places)
+    huge = (np.where(part == i, wide, 0) for i in range(1, int(part.max(initial=0)) + 1))
+    found = [_sums(f"{name}/{i}", x) for i, x in enumerate(huge)]
+    return np.concatenate([_sums(name, rest), *found])
 
 
 def _sums(name: str, flat: np.ndarray) -> np.ndarray:
@@ -207,7 +206,7 @@ def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         got, own, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []
         for kind, name, want, scale, error in _results(got, own, truth, pair.names, dtype):
-            pieces.append(sketch(name, want))
+            pieces.append(sketch(name, want, dtype if kind == "output" else ""))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
         arrays[dtype] = np.concatenate(pieces)
@@ -221,10 +220,11 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
         for _, there, match in matches(got, truth, names):
             yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
-        rounds = is_floating(want) or want.dtype.kind == "c"
-        kept = want if rounds else own.outputs[name]  # integers are each dtype's own
-        error = judge.error(sketch(name, own.outputs[name]), sketch(name, kept))
-        yield "output", name, kept, None, error
+        if is_floating(want) or want.dtype.kind == "c":
+            sketches = sketch(name, own.outputs[name], dtype), sketch(name, want, dtype)
+            yield "output", name, want, None, judge.error(*sketches)
+        else:
+            yield "output", name, own.outputs[name], None, None
     for name, want, scale, error in gradients(own, truth, names, dtype):
         yield "gradient", name, want, scale, error
 
@@ -242,8 +242,14 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
     found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size
-        got = sketch(name, found[kind][name]) if name in found[kind] else np.full(size, np.nan)
-        if dtype == "float64":
+        value = found[kind].get(name)
+        if value is None:
+            got = np.full(size, np.nan)
+        else:
+            got = sketch(name, value, dtype if kind == "output" else "")
+        if kind == "output" and value is not None and not is_floating(value):
+            verdict = judge.same_values(got, want)
+        elif dtype == "float64":
             verdict = judge.same_function(got, want, scale)
         else:
             verdict = judge.within_precision(got, own, want, dtype, scale)

@@ -6,14 +6,17 @@ Also what it prints is a line that a shell takes, and goldens stay where the cas
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from flax_attn.parity import Case, ParityError
+from flax_attn import cli
+from flax_attn.parity import Case, ParityError, Report, Row, judge
 from flax_attn.parity.cases import golden, home
+from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.case import has_torch
-from flax_attn.parity.cases.collect import collect
+from flax_attn.parity.cases.collect import Listed, collect
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
 
 THEIRS = """
@@ -105,6 +108,14 @@ STORM = {
 }
 ODD = "it's a \"name\" [of: $(date) `here`] :key: \\\\ ; 'twice'"
 live = pytest.mark.skipif(not has_torch(), reason="compares with torch")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """Each test has a package of its own under one name."""
+    yield
+    for name in [n for n in sys.modules if n.partition(".")[0] == "somebody"]:
+        del sys.modules[name]
 
 
 def package(folder, **files):
@@ -201,6 +212,40 @@ def test_a_seed_of_its_own_is_printed_too(tmp_path, monkeypatch):
     assert "--seed" not in case.reproduce
     case.seed = 7
     assert case.reproduce.endswith(" --seed 7")
+
+
+def judged(value, error=0.0, limit=1.0):
+    """A report of one output: how far it is off, in units of what float64 may differ."""
+    got = np.full(3, value)
+    verdict = judge.same_function(got, got)
+    if error:
+        verdict = replace(verdict, error=error * verdict.limit, limit=limit * verdict.limit)
+    return Report("here[n=1|x=3|torch.nn.Tanh]", (Row("output", "output", "float64", "", verdict),))
+
+
+VERDICTS = {
+    "equal": (judged(1.0), 0, 0),
+    "equal as far as this input can tell": (judged(1.0, 5.0, 10.0), 0, 1),
+    "nothing is proven": (judged(0.0), 1, 1),
+    "DIFFERENT": (judged(1.0, 5.0), 1, 1),
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkeypatch, capsys):
+    report, loose, strict = VERDICTS[verdict]
+    asked = Asked([Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)], [], [])
+    monkeypatch.setattr(cli, "ask", lambda *_: asked)
+    monkeypatch.setattr(cli, "prove", lambda wanted, workers: iter([report]))
+    monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
+    for options, code in (((), loose), (("--strict",), strict)):
+        assert cli.main(["parity", "here", *options]) == code
+        text = capsys.readouterr().out
+        (row,) = [x for x in text.splitlines() if x.startswith("here ")]
+        assert row.rstrip().endswith(f"  {verdict}")
+        assert (f"\n{report.title}:" in text) == bool(code)
+        assert ("1 different" in text) == (code == 1 and verdict != "nothing is proven")
+        assert ("1 not proven" in text) == (verdict == "nothing is proven")
 
 
 LINEAR = f"""
@@ -305,6 +350,28 @@ def test_goldens_that_cannot_be_placed_or_written_are_refused(tmp_path, monkeypa
     monkeypatch.setattr(golden, "_record", lambda case: ({}, {}))
     with pytest.raises(ParityError, match=r"linear.npz cannot be written: "):
         golden.record([case])
+
+
+@pytest.mark.parametrize("size", [5, 500])
+def test_what_is_kept_of_a_result_sees_all_of_it(size):
+    """The other half of complex numbers, numbers beside fills, where the fills are, integers."""
+    x = np.random.RandomState(0).standard_normal(size)
+    least = np.finfo(np.float64).min
+    beside = x.copy()
+    beside[:2], beside[-1] = least, least
+    moved, other = beside.copy(), np.roll(beside, 1)
+    moved[2] += 1.0
+    pairs = [
+        (x + 1j * x, x - 1j * x),
+        (beside, moved),
+        (beside, other),
+        (np.arange(size), np.arange(size) % (size - 1)),
+    ]
+    for one, two in pairs:
+        kept = [golden.sketch("output", array, "float64") for array in (one, two, one.copy())]
+        assert kept[0].size <= golden.SKETCH and np.isfinite(kept[0]).all()
+        assert not judge.same_function(kept[0], kept[1]).ok
+        assert judge.exact(kept[0], kept[2]).ok
 
 
 def test_our_own_goldens_stay_with_the_library():
