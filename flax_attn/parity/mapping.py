@@ -310,7 +310,11 @@ class Draft:
                     f"{root} is tied in torch, but {' and '.join(held.values())} are "
                     'Params apart: tie them, or say Rule.tied("second -> first") or Rule.skip.'
                 )
-        unfilled = {id(x): path for path, x in reversed(self.state.items()) if id(x) not in fillers}
+        unfilled = {
+            id(x): path
+            for path, x in reversed(self.state.items())
+            if id(x) not in fillers and isinstance(x, nnx.Param | nnx.BatchStat)
+        }
         missed = [path for held, path in unfilled.items() if held not in self.misfits]
         self.problems += [self._unfilled(path) for path in reversed(missed)]
         return list(reversed(unfilled.values()))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .torch_module import Source
@@ -207,11 +209,15 @@ def flax_params(module: nnx.Module) -> dict[str, nnx.Param]:
 
 
 def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
-    """Every `nnx.Param` and `nnx.BatchStat` by dotted path; a shared one by each of its paths."""
+    """Every `nnx.Param` and `nnx.BatchStat` by dotted path; a shared one by each of its paths.
+
+    And every other variable that holds an array, since a tensor that torch does not train may lie
+    there; random keys, their counts and intermediate results are left out.
+    """
     found: dict[str, nnx.Variable] = {}
 
     def walk(node: Any, path: tuple[str, ...], above: tuple[int, ...]) -> None:
-        if isinstance(node, nnx.Param | nnx.BatchStat):
+        if isinstance(node, nnx.Param | nnx.BatchStat) or _may_be_filled(node):
             found[".".join(path)] = node
         elif not isinstance(node, nnx.Variable) and id(node) not in above:
             for name, child in _children(node).items():
@@ -219,6 +225,14 @@ def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
 
     walk(module, (), ())
     return found
+
+
+def _may_be_filled(node: Any) -> bool:
+    """Whether a variable that is neither Param nor statistic holds an array of numbers."""
+    if not isinstance(node, nnx.Variable) or isinstance(node, nnx.RngState | nnx.Intermediate):
+        return False
+    value = node.get_value()
+    return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def held_at(module: nnx.Module, path: str) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import judge
 from ..report import Row
+from ..sides.leaves import counted
 from ..sides.run import Run
 
 # A share is another one beyond so many standard deviations of a fair draw's, and masks are the same
@@ -25,30 +26,32 @@ def draws(got: Run, own: Run, rows: list[Row], notes: dict) -> None:
     """Adds a row for every mask that torch repeated: that Flax drew it as torch would have."""
     if not got.redrawn:
         return
+    seen: dict[str, None] = {}
     for i, (keep, rate) in enumerate(zip(got.keeps, own.rates, strict=False)):
-        name = f"{got.places[i]} dropout mask".strip()
-        name = name if got.places.count(got.places[i]) == 1 else f"{name} {i + 1}"
+        name = counted(seen, got.places[i] or "dropout mask")
+        seen[name] = None
+        what = f"the dropout mask of {name}" if got.places[i] else name
         others = [masks[i] for masks in got.redrawn if i < len(masks)]
-        said = told(name, keep, others, rate, got.rates[i])
-        few = _chance(keep, others, rate) >= CHANCE
-        if not said and few and 0 < rate < 1:
-            notes[FEW.format(name, keep.size, len(others) + 1)] = None
-        if all(row.name != name for row in rows):
+        said = told(what, keep, others, rate, got.rates[i])
+        if not said and 0 < rate < 1 and _chance(keep, others, rate) >= CHANCE:
+            notes[FEW.format(what, keep.size, len(others) + 1)] = None
+        if not any(row.name == name and row.kind == "exact" for row in rows):
             verdict = judge.unlike(said) if said else judge.Verdict("exact", 0.0, 0.0)
             rows.append(Row(name, "exact", "", "", verdict))
 
 
-def told(name: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float) -> str:
+def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float) -> str:
     """What is wrong with the way a mask is drawn, in a sentence, or "".
 
     Args:
+      what: the mask's name.
       keep, others: the mask, and those of further calls with other random keys.
       rate: the share that torch keeps.
       asked: the share that Flax asked `jax.random.bernoulli` for, NaN where it did not.
     """
     fixed = all(np.array_equal(keep, other) for other in others)
     if fixed and 0 < rate < 1 and _chance(keep, others, rate) < CHANCE:
-        return FIXED.format(name)
+        return FIXED.format(what)
     drawn = [keep] if fixed else [keep, *others]
     size = sum(mask.size for mask in drawn)
     share = sum(float(np.sum(mask)) for mask in drawn) / max(size, 1)
@@ -57,7 +60,7 @@ def told(name: str, keep: np.ndarray, others: list[np.ndarray], rate: float, ask
         share = asked
     elif abs(share - rate) <= SIGMAS * _deviation(rate, size):
         return ""
-    sentence = f"{name} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
+    sentence = f"{what} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
     turned = abs(share - (1 - rate))
     inverted = turned <= SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
     return sentence + INVERTED if inverted else sentence

@@ -207,11 +207,14 @@ class _States:
 
     def unlike(self, before: "_States") -> list[str]:
         """The paths of all that is no longer what it was."""
-        return [
-            path
-            for path, x in self.held.items()
-            if x is not before.held.get(path) and (is_array(x) or x != before.held.get(path))
-        ]
+        return [path for path, x in self.held.items() if _is_other(x, before.held.get(path))]
+
+
+def _is_other(x: Any, before: Any) -> bool:
+    """Whether something is no longer what it was; random keys are not asked."""
+    if x is before or is_key(x):
+        return False
+    return isinstance(x, jax.Array | np.ndarray) or type(x) is not type(before) or x != before
 
 
 def _set_random(module: nnx.Module, rest: Mapping[str, Any]) -> None:
