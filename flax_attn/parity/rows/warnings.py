@@ -8,24 +8,32 @@ import numpy as np
 from .. import judge
 from ..report import Row
 
+# Of eps: an error of a number that is right but for its last digit.
+LAST = 0.25
+
 
 def warnings(rows: Sequence[Row]) -> list[str]:
     """One sentence for each dtype in which Flax errs less than `judge.ROUNDS` times as much.
 
     Two ways to compute the same err about alike, so torch's must come from a rounding of its own
-    that the float64 truth has not: a cast to 16 bits, or a branch that asks for the dtype. Errors
-    within the judge's floor are the last digits of either side and tell nothing. Of few elements
-    one may come out right by chance, so all gradients together, where there are any, must agree.
+    that the float64 truth has not: a cast to 16 bits, or a branch that asks for the dtype. Of few
+    elements all may come out right by chance. So all gradients together must say the same; where
+    there are none, torch's error must be more than the last digits, the judge's floor.
     """
     dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.own is not None)
     return [sentence for dtype in dtypes for sentence in _of(rows, dtype)]
 
 
 def _of(rows: Sequence[Row], dtype: str) -> Iterator[str]:
-    floor = judge.FLOOR_EPS.get(dtype, 0.0) * float(ml_dtypes.finfo(dtype).eps)
-    seen = [row for row in rows if row.dtype == dtype and (row.verdict.own or 0.0) > floor]
-    outputs = [row for row in seen if row.kind == "output" and _low(row.verdict.ratio)]
     gradients = [row for row in rows if row.dtype == dtype and row.kind == "gradient"]
+    digits = LAST if gradients else judge.FLOOR_EPS.get(dtype, 0.0)
+    floor = digits * float(ml_dtypes.finfo(dtype).eps)
+    outputs = [
+        row
+        for row in rows
+        if row.kind == "output" and row.dtype == dtype and _low(row.verdict.ratio)
+        if floor < (row.verdict.own or 0.0) < np.inf
+    ]
     if not outputs or (gradients and not _low(_together(gradients))):
         return
     least = min(outputs, key=lambda row: row.verdict.ratio or 0.0)

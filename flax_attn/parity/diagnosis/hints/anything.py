@@ -12,6 +12,7 @@ NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32")
 def anything(evidence: Evidence) -> Guesses:
     """Guesses that need torch's value alone."""
     want = evidence.plain
+    yield from _rates(evidence)
     yield "the other sign", -want
     for axis in range(want.ndim):
         if want.shape[axis] > 1:
@@ -23,6 +24,34 @@ def anything(evidence: Evidence) -> Guesses:
             if want.shape[first] == want.shape[second] > 1:
                 yield f"axes {first} and {second} swapped", np.swapaxes(want, first, second)
     yield from _factor(evidence)
+
+
+def _rates(evidence: Evidence) -> Guesses:
+    """What dropout keeps divided by the rate that it drops, or by nothing."""
+    if not evidence.truth.keeps:
+        return
+    facts = (fact for call in evidence.truth.calls.values() for fact in call.facts.items())
+    rates = {value for name, value in facts if name == "p" or "drop" in name}
+    factor = _median_ratio(evidence)
+    kept = [float(np.mean(keep)) for keep in evidence.truth.keeps]
+    sizes = [keep.size for keep in evidence.truth.keeps]
+    for found in (1 - factor, 1 / (1 + factor)) if factor > 0 else ():
+        sigmas = [(found * (1 - found) / size) ** 0.5 for size in sizes if 0 < found < 1]
+        near = (abs(1 - found - x) < 6 * sigma for x, sigma in zip(kept, sigmas, strict=False))
+        rates |= {float(f"{found:.4g}")} if any(near) else set()
+    for rate in sorted(rate for rate in rates if 0 < rate < 1):
+        what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
+        yield f"{what} {1 - rate:.6g}, which it keeps", evidence.plain * (1 - rate) / rate
+        yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
+
+
+def _median_ratio(evidence: Evidence) -> float:
+    """Flax's value over torch's, by the median; 0 if too few differ."""
+    seen = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
+    apart = seen & (evidence.got != evidence.want)
+    if apart.sum() < 3:
+        return 0.0
+    return float(np.median(evidence.got[apart] / evidence.want[apart]))
 
 
 def _factor(evidence: Evidence) -> Guesses:

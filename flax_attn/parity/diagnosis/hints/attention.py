@@ -217,23 +217,7 @@ def context(evidence: Evidence) -> Guesses:
         split = value.reshape(-1, heads, *value.shape[-2:])
         yield f"values of other heads: {what}", weight @ split[:, order].reshape(value.shape)
     yield "weights in float32", weight.astype(np.float32).astype(np.float64) @ value
-    for rate, what in rates(evidence):
-        yield what, evidence.plain * (1 - rate) / rate
-        yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
     sums = weight.sum(-1, keepdims=True)
     yield "weights renormalised after dropout or mask", (weight / np.where(sums, sums, 1)) @ value
     unweighted = np.ones_like(weight) / weight.shape[-1]
     yield "a mean of the values, no weights", unweighted @ value
-
-
-def rates(evidence: Evidence) -> Iterator[tuple[float, str]]:
-    """Each rate of dropout that torch's modules hold, and what is said of a keep rate inverted."""
-    held = {
-        value
-        for call in evidence.truth.calls.values()
-        for name, value in call.facts.items()
-        if 0 < value < 1 and (name == "p" or "drop" in name)
-    }
-    for rate in sorted(held):
-        what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
-        yield rate, f"{what} {1 - rate:.6g}, which it keeps"

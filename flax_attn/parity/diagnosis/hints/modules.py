@@ -151,8 +151,6 @@ def _activation(evidence: Evidence) -> Guesses:
     rate = evidence.call.facts.get("p")
     if rate and rate < 1:
         yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
-        what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
-        yield f"{what} {1 - rate:.6g}, which it keeps", evidence.plain * (1 - rate) / rate
         dropped = np.where(evidence.plain == 0, x / (1 - rate), 0.0)
         yield "dropout's mask inverted", dropped
 

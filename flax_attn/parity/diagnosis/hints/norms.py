@@ -64,6 +64,7 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         if eps != own:
             what = f"another epsilon: {eps:.3g}, not {own:.3g}"
             yield what, replace(form, eps=eps)(x, weight, bias, gate)
+    yield from _fitted_epsilon(evidence, form, x, weight, bias, gate)
     if form.gated:
         return
     gain = weight + form.offset
@@ -71,7 +72,6 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     yield from other_inputs(evidence, x, lambda x: normed(x, own, centred) * gain + bias)
     yield from _gains(evidence, x, gain, bias, right)
     yield from _spreads(x, gain, bias, own, centred)
-    yield from _fitted_epsilon(evidence, form, x, weight, bias)
 
 
 def _told(evidence: Evidence) -> Form:
@@ -136,18 +136,21 @@ def _offsets(form: Form, x, weight, bias) -> Guesses:
         yield "a gain of 1 + w, where torch's is w", replace(form, offset=1.0)(x, weight, bias)
 
 
-def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias) -> Guesses:
+def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Guesses:
     """Any other epsilon, solved for from Flax's value."""
-    gain, flax = weight + form.offset, evidence.got
+    gain, flax, given = weight + form.offset, evidence.got, x
     if flax.shape != x.shape or not gain.all():
         return
+    if form.gated and gate is not None:
+        opened = ACTIVATIONS[form.act](gate)
+        flax, x = (flax, x * opened) if form.gated == AFTER else (flax / opened, x)
     gap = x - x.mean(-1, keepdims=True) if form.centred else x
     spread = (gap**2).mean(-1)
     with np.errstate(all="ignore"):
         eps = float(np.median(spread / (((flax - bias) / gain) ** 2).mean(-1) - spread))
     for guess in (float(f"{eps:.3g}"), eps):
         if 0 < guess < np.inf:
-            made = replace(form, eps=guess)(x, weight, bias)
+            made = replace(form, eps=guess)(given, weight, bias, gate)
             yield f"another epsilon: {guess:.6g}, not {form.eps:.3g}", made
 
 
