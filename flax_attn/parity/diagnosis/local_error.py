@@ -15,7 +15,7 @@ from .. import judge
 from ..report import Divergence, Report, Row
 from ..rows.values import STRUCTURE
 from ..sides.flax import Force
-from ..sides.match import paired, point_of
+from ..sides.match import point_of
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from .hints import backward_hint, hint
@@ -192,11 +192,10 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
 
 def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tuple[str, np.ndarray]]:
     """How far apart the two sides are, element by element; -inf against -inf is nothing."""
-    there = {names.tap(name): want for name, want in {**truth.taps, **truth.outputs}.items()}
+    wants = {there: match.value for _, there, match in matches(run, truth, names)}
     for row in wrong:
         got = run.taps.get(row.name, run.outputs.get(row.name))
-        match = None if got is None else paired(row.name, got, there[row.name])
-        if match is not None:
-            same = got == match.value
+        want = wants.get(row.name, truth.outputs.get(row.name))
+        if got is not None and want is not None and got.shape == want.shape:
             with np.errstate(invalid="ignore"):
-                yield row.name, np.where(same, 0.0, np.abs(got - match.value))
+                yield row.name, np.where(got == want, 0.0, np.abs(got - want))

@@ -63,8 +63,16 @@ class Local:
     @cached_property
     def theirs(self) -> dict[str, str]:
         """Torch's name of each tap of Flax that has one."""
-        pairs, _ = counterparts(self.run, self.truth, self.pair.names.tap)
-        return {there: name for name, there in pairs.items()}
+        return {there: name for name, there in self._counterparts[0].items()}
+
+    @cached_property
+    def shapes(self) -> frozenset[str]:
+        """Torch's taps that Flax has in shapes that no layout brings together."""
+        return frozenset(self._counterparts[1])
+
+    @cached_property
+    def _counterparts(self) -> tuple[dict[str, str], dict[str, str]]:
+        return counterparts(self.run, self.truth, self.pair.names.tap)
 
     def wrong(self) -> list[Row]:
         """The rows that are not right."""
@@ -94,7 +102,10 @@ def another_way(local: Local) -> set[str]:
     for members in list(_rounds(clusters))[:ROUNDS]:
         free = local.without(found | members)
         found |= {name for name in members if _harmless(name, local, free)}
-    return set() if found >= {*wrong} else found
+    if found >= {*wrong}:
+        return set()
+    after = {row.name for row in local.without(found).wrong()} if found else set()
+    return found & after
 
 
 def _harmless(name: str, local: Local, free: Local) -> bool:
@@ -204,7 +215,7 @@ def _alone(local: Local, step: str, theirs: str) -> tuple[str, ...]:
     order, before = list(local.truth.taps), _before(local, step)
     start = order.index(local.theirs[before]) + 1 if before in local.theirs else 0
     end = order.index(theirs) if theirs else len(order)
-    known = {*local.theirs.values()}
+    known = {*local.theirs.values(), *local.shapes}
     return tuple(
         name
         for name in order[start:end]

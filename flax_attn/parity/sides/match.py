@@ -1,9 +1,10 @@
 """Which value of Flax belongs to which of torch, and how torch's is laid out in Flax's shape."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,15 +24,19 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """How torch's array lies in Flax's shape: its values, and gradients that arrive at them."""
+    """How torch's array lies in Flax's shape: its values, and gradients that arrive at them.
+
+    Two layouts of the same shapes are one if their `way` is.
+    """
 
     value: Callable[[np.ndarray], np.ndarray]
     gradient: Callable[[np.ndarray], np.ndarray]
+    way: tuple[Any, ...] = ()
 
     @classmethod
-    def plain(cls, how: Callable[[np.ndarray], np.ndarray]) -> "Layout":
+    def plain(cls, how: Callable[[np.ndarray], np.ndarray], *way: Any) -> "Layout":
         """One that loses and repeats nothing."""
-        return cls(how, how)
+        return cls(how, how, way)
 
 
 class Match(NamedTuple):
@@ -62,7 +67,7 @@ def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
         yield from _turned(shape, want)
     if shape != want:
         for fine, order in ways(shape, want):
-            yield Layout.plain(partial(_laid, shape, fine, order))
+            yield Layout.plain(partial(_laid, shape, fine, order), fine, order)
 
 
 def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
@@ -144,12 +149,14 @@ def _turned(shape: Shape, want: Shape) -> Iterator[Layout]:
         yield Layout(
             lambda x: np.swapaxes(split(x)[..., 0, :, :], -3, -2),
             lambda x: np.swapaxes(split(x).sum(axis=-3), -3, -2),
+            ("heads after positions",),
         )
 
 
 def factors(tap: str, width: int) -> tuple[float, ...]:
     """What torch's value may be multiplied with: the place of the scale is each side's own."""
-    return (1.0, width**0.5, width**0.25) if point_of(tap) in SCALED else (1.0,)
+    powers = (0, 0.5, 0.25, -0.5, -0.25) if point_of(tap) in SCALED else (0,)
+    return tuple(float(width**power) for power in powers)
 
 
 def hidden(scores: np.ndarray) -> np.ndarray:
@@ -162,7 +169,12 @@ def hidden(scores: np.ndarray) -> np.ndarray:
 
 
 def paired(
-    tap: str, got: np.ndarray, want: np.ndarray, shift: bool = False, nearest: bool = False
+    tap: str,
+    got: np.ndarray,
+    want: np.ndarray,
+    shift: bool = False,
+    nearest: bool = False,
+    only: Sequence[Layout] | None = None,
 ) -> Match | None:
     """Torch's value beside Flax's, laid out in its shape.
 
@@ -174,13 +186,15 @@ def paired(
     Args:
       shift: whether scores may differ by a constant in each row, since a softmax follows.
 
+      only: the layouts to try, else all.
+
     Returns:
       None if the shapes have nothing to do with each other.
     """
     if point_of(tap) == "scores":
         got, want = hidden(got), hidden(want)
     tried: list[tuple[float, Match]] = []
-    for layout in layouts(tap, got.shape, want.shape):
+    for layout in layouts(tap, got.shape, want.shape) if only is None else only:
         laid = layout.value(want)
         for factor in factors(tap, want.shape[-1] if want.ndim else 1):
             match = Match(layout, factor, laid if factor == 1.0 else laid * factor)
@@ -195,6 +209,38 @@ def paired(
     error, best = min(tried, key=lambda pair: pair[0])
     # Of layouts that all differ a clearly nearer one tells more; else the plainest is as good.
     return best if nearest or error < tried[0][0] / 2 else tried[0][1]
+
+
+def agreed(
+    got: Run, truth: Run, tap: Callable[[str], str], nearest: bool = False
+) -> Iterator[tuple[str, str, Match]]:
+    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair.
+
+    Taps of the same shapes are laid out in one way, that which makes most of them equal: a fault
+    may look like another order of axes, and where a fault is no layout makes anything equal.
+    """
+    pairs, _ = counterparts(got, truth, tap)
+    found: dict[str, Match] = {}
+    votes: dict[Any, Counter] = {}
+    kinds, ways = {}, {}
+    for name, there in pairs.items():
+        mine, theirs = got.taps[there], truth.taps[name]
+        match = paired(there, mine, theirs, shifts(truth, name), nearest)
+        if match is None:
+            continue
+        found[name] = match
+        kinds[name] = (mine.shape, theirs.shape, point_of(there) in TURNED)
+        ways[kinds[name], match.layout.way] = match.layout
+        if _equal(hidden(mine) if point_of(there) == "scores" else mine, match.value):
+            votes.setdefault(kinds[name], Counter())[match.layout.way] += 1
+    for name, match in found.items():
+        there, voted = pairs[name], votes.get(kinds[name], Counter())
+        way = voted.most_common(1)[0][0] if voted else match.layout.way
+        if voted[match.layout.way] < voted[way]:
+            only = [ways[kinds[name], way]]
+            shift = shifts(truth, name)
+            match = paired(there, got.taps[there], truth.taps[name], shift, nearest, only) or match
+        yield name, there, match
 
 
 def _equal(got: np.ndarray, want: np.ndarray) -> bool:

@@ -14,7 +14,7 @@ from ...weights.rule import Rule
 from ..mapping import Plan
 from ..pairs import flax_path
 from .flax import Flax, Force, unique_params
-from .match import Match, counterparts, paired, shifts
+from .match import Match, agreed
 from .run import Request, Run, rounded
 from .torch import run_torch, stiff
 from .torch_noise import RUNS as NOISY
@@ -58,12 +58,7 @@ def matches(
 
     `nearest`: what is nearest is taken where nothing is equal, as in narrow dtypes.
     """
-    found, _ = counterparts(got, truth, names.tap)
-    for name, there in found.items():
-        shift = shifts(truth, name)
-        match = paired(there, got.taps[there], truth.taps[name], shift, nearest)
-        if match is not None:
-            yield name, there, match
+    yield from agreed(got, truth, names.tap, nearest)
 
 
 def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:

@@ -33,9 +33,13 @@ class Outcome:
         if question == DETECTED:
             return self.detected
         if question == BLAMED:
-            return self.detected and self.tap == self.fault.tap if self.fault.tap else None
+            return self.detected and self._in_place() if self.fault.tap else None
         ways = self.fault.hint.split("|")
         return self.detected and any(way in self.hint for way in ways) if ways[0] else None
+
+    def _in_place(self) -> bool:
+        """At its tap, or right before it, between the tap before and this."""
+        return self.tap == self.fault.tap or self.tap.endswith(f" and {self.fault.tap}")
 
     def __str__(self) -> str:
         size = "low " if self.low else "full"
