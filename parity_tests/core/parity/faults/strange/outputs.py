@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -246,5 +247,12 @@ FAULTS = [
         cached(lambda share, k, v: (k, share(v, jnp.roll(v, 1, 2)))),
         "value",
         "shifted",
+    ),
+    Strange(
+        "no gradient to a cache's keys",
+        G,
+        cached(lambda share, k, v: (share(k, jax.lax.stop_gradient(k)), v)),
+        "input cache[0]|key",
+        "stopped|times 0.9999",
     ),
 ]

@@ -127,7 +127,9 @@ def known(options: dict[str, Any]) -> dict[str, Any]:
 def linear(inward: int, outward: int, bias: bool = True) -> Part:
     return Part(
         lambda: torch.nn.Linear(inward, outward, bias=bias),
-        lambda rngs, share: nnx.Linear(inward, outward, use_bias=bias, rngs=rngs),
+        lambda rngs, share: nnx.Linear(
+            inward, outward, use_bias=bias, kernel_init=jax.nn.initializers.zeros, rngs=rngs
+        ),
     )
 
 

@@ -47,9 +47,11 @@ def judged(fault: Strange, low: bool) -> Row:
     except Exception as error:  # a crash of the harness shows nothing
         said = f"crashed, {type(error).__name__}: {error}"
         return _row(fault, low, False, False, "", said)
-    first = report.first
-    if report.ok or first is None:
+    if report.ok:
         return _only_noted(fault, low, report)
+    first = report.first
+    if first is None:  # nothing differs, and nothing is proven
+        return _row(fault, low, True, fault.whole, str(report), str(report).partition("\n")[0])
     facts = " ".join(row.verdict.note for row in report.failed if row.name == first.tap)
     told = f"{first.hint} {facts}"
     placed = any(_is_place(first.tap, place) for place in fault.places)
