@@ -1,23 +1,25 @@
-"""`python -m parity_tests.core.parity.faults [--markdown | --policies]`: the kill table, as text or
-as the README shows it, or what other policies catch."""
+"""`python -m parity_tests.core.parity.faults`: the kill table as text, or the tables of a page.
 
-import sys
+`--write [TABLE ...]` makes the tables of docs/trial.md anew: planted, strange, policies, or all.
+"""
+
+import argparse
 
 
-def main(arguments: list[str]) -> None:
-    if arguments == ["--policies"]:
-        from .policies import markdown
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m parity_tests.core.parity.faults")
+    tables = "tables of docs/trial.md to make anew; all of them if none is named"
+    parser.add_argument("--write", nargs="*", metavar="TABLE", help=tables)
+    given = parser.parse_args()
+    if given.write is not None:
+        from .page import write
 
-        print(markdown())
-    elif arguments in ([], ["--markdown"]):
-        from .table import markdown as across
+        write(given.write)
+    else:
         from .table import outcomes, text
 
-        found = outcomes()
-        print(across(found) if arguments else text(found))
-    else:
-        sys.exit(f"--markdown or --policies, or nothing; got {' '.join(arguments)}.")
+        print(text(outcomes()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -149,6 +149,19 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *missed(rows)])
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """The table for the page: groups across, both amplitudes together."""
+    groups = (*GROUPS, "all")
+    lines = [["", *groups], ["---"] * (len(groups) + 1)]
+    for question in (FOUND, PLACED, NAMED):
+        cells = []
+        for group in groups:
+            right, asked = share([r for r in rows if group in (r.fault.group, "all")], question)
+            cells.append(f"{right}/{asked}" if asked else "-")
+        lines.append([question, *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def missed(rows: Iterable[Row]) -> list[str]:
     """A line for each outcome in which some answer is no."""
     return [

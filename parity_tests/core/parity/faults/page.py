@@ -1,0 +1,55 @@
+"""docs/trial.md, its tables written by what makes them: `... faults --write [TABLE ...]`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+PAGE = Path(__file__).parents[4] / "docs" / "trial.md"
+
+
+def _planted() -> str:
+    from .table import markdown, outcomes
+
+    return markdown(outcomes())
+
+
+def _strange() -> str:
+    from .strange import REWRITES, run_all
+    from .strange.table import markdown, verdict
+
+    passed = sum(verdict(rewrite.pair) == "equal" for rewrite in REWRITES)
+    told = f"{passed} of {len(REWRITES)} faithful or ill-conditioned pairs beside them are equal."
+    return f"{markdown(run_all())}\n\n{told}"
+
+
+def _policies() -> str:
+    from .policies import markdown
+
+    return markdown()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "planted": _planted,
+    "strange": _strange,
+    "policies": _policies,
+}
+
+
+def write(names: list[str]) -> None:
+    """Makes the named tables, or all of them, anew and puts them into the page.
+
+    Raises:
+      ValueError: for a table that there is not, or that the page has no place for.
+    """
+    for name in names or list(TABLES):
+        if name not in TABLES:
+            raise ValueError(f"{name!r} is no table of the page: {', '.join(TABLES)}.")
+        _put(name)
+
+
+def _put(name: str) -> None:
+    text, start, end = PAGE.read_text("utf-8"), f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, after = text.partition(start)
+    if not found or end not in after:
+        raise ValueError(f"{PAGE.name} has no place for it: <!-- {name} --> ... {end}.")
+    rest = after[after.index(end) :]
+    PAGE.write_text(f"{before}{start}{TABLES[name]()}\n{rest}", "utf-8")
