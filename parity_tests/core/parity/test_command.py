@@ -361,7 +361,11 @@ DAMAGES = {
     "cut off early": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("no archive"),
-    "one array": lambda path: np.save(path.open("wb"), np.zeros(3)),
+    "one array": lambda path: path.write_bytes(b"\x93NUMPY" + bytes(20)),
+    "another array": lambda path: (
+        np.save(path.with_suffix(".npy"), np.zeros(3)),
+        path.with_suffix(".npy").replace(path),
+    ),
     "another archive": lambda path: np.savez(path, other=np.zeros(3)),
     "noise inside": lambda path: path.write_bytes(
         path.read_bytes()[:150] + bytes(60) + path.read_bytes()[210:]
