@@ -151,8 +151,8 @@ def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
     if not path.exists():
         return {}, {"cases": {}}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = dict(file)
+        with path.open("rb") as file:  # which np.load leaves open if it is damaged
+            stored = dict(np.load(file, allow_pickle=False))
         meta = json.loads(zlib.decompress(stored["meta"].tobytes()))
         known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
         told = meta.get("format", FORMAT)

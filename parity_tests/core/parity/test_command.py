@@ -4,8 +4,10 @@ Also what it prints is a line that a shell takes, and goldens stay where the cas
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -106,6 +108,18 @@ STORM = {
     "h_text": f"{START}\ndef told():\n    raise KeyError('width')\n\n"
     f"{LIST} = [Case(Half, told, witness='somebody.theirs.Half', x=(3, 4))]",
 }
+SLOW = f"""{START}
+import time
+
+
+class Slow(Half):
+    def before(self):
+        open("started", "w").write(str(os.getpid()))
+        time.sleep(600)
+
+
+{LIST} = [case(Slow), case(Half)]
+"""
 ODD = "it's a \"name\" [of: $(date) `here`] :key: \\\\ ; 'twice'"
 live = pytest.mark.skipif(not has_torch(), reason="compares with torch")
 
@@ -194,6 +208,39 @@ def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
     assert once_more.returncode == 1, once_more.stderr
     assert "1 cases, 1 different" in once_more.stdout and again(once_more) == line
     assert (tmp_path / "page.html").exists()
+
+
+@live
+def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(tmp_path, monkeypatch):
+    package(tmp_path, cases=SLOW)
+    monkeypatch.chdir(tmp_path)
+    line = [sys.executable, "-m", "flax_attn", "parity", "somebody"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(line, **pipes, start_new_session=True)
+    while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.1)
+    worker = int((tmp_path / "started").read_text())
+    os.killpg(run.pid, signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130 and "stopped; nothing is proven" in out
+    assert "Traceback" not in err, err
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
+    from flax import nnx
+
+    from flax_attn.parity.cases import case as module
+
+    given = dict(witness="torch.nn.Linear", input=(4, 3), mask=(4, 4))
+    case = Case(nnx.Linear, dict(in_features=3, out_features=2), constants=("mask",), **given)
+    assert golden._request(case, "float64").constants == frozenset({"mask"})
+    assert {*case.inputs} == {"input", "mask"}
+    monkeypatch.setattr(module, "compare", lambda *modules, **options: options)
+    monkeypatch.setattr(case, "torch_module", lambda: None)
+    assert case.report(live=True)["constants"] == ("mask",)
 
 
 def test_what_is_printed_of_our_own_runs_anywhere(shell):
@@ -314,7 +361,11 @@ DAMAGES = {
     "cut off early": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("no archive"),
-    "one array": lambda path: np.save(path.open("wb"), np.zeros(3)),
+    "one array": lambda path: path.write_bytes(b"\x93NUMPY" + bytes(20)),
+    "another array": lambda path: (
+        np.save(path.with_suffix(".npy"), np.zeros(3)),
+        path.with_suffix(".npy").replace(path),
+    ),
     "another archive": lambda path: np.savez(path, other=np.zeros(3)),
     "noise inside": lambda path: path.write_bytes(
         path.read_bytes()[:150] + bytes(60) + path.read_bytes()[210:]
