@@ -115,6 +115,7 @@ WRONG = {
     "tiled": (SHARED, dict(tiled=True), "tiled, not repeated 2 times"),
     "repeated": (Options(kv_heads=2, tiled=True), dict(tiled=False), "repeated 2 times, not tiled"),
     "not scaled": (SEPARATE, dict(scale=1.0), "not scaled"),
+    "another scale": (SEPARATE, dict(scale=0.3), "another scale: 0.73484692 times torch's"),
 }
 
 

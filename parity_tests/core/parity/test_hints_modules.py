@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn.parity import compare
+from flax_attn.parity import compare, judge
+from flax_attn.parity.diagnosis.hints.chain import is_mask, is_scalar, replay, steps_of
+from flax_attn.parity.diagnosis.hints.evidence import Evidence
+from flax_attn.parity.sides.match import Layout
+from flax_attn.parity.sides.run import Call, Run
 from flax_attn.taps import tap
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
@@ -266,3 +270,21 @@ def test_scores_that_only_rounding_tells_apart_are_told(scale):
     report = compare(Scored(), ours, q, k, **QUICK)
     assert not report.ok and report.first.tap == "scores"
     assert ("this input cannot tell" in report.first.hint) is (scale == 1e6), report.first.hint
+
+
+@pytest.mark.parametrize("facts", [{"scale": 0.5}, {}])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_scores_of_a_fused_call_have_steps_that_come_to_the_same(facts, bias):
+    """A fused call records no steps: its scale, its mask and its bias are told from its scores."""
+    random = np.random.RandomState(6)
+    raw = random.standard_normal((4, 5, 7))
+    want = 0.5 * raw.reshape(2, 2, 5, 7) + bias * random.standard_normal((2, 2, 5, 1))
+    want[..., 1:, -1] = -np.inf
+    layout = Layout.plain(lambda x: x)
+    call = Call("scores", facts=facts)
+    evidence = Evidence("scores", want, want, want, layout, call, Run())
+    steps = steps_of(evidence, raw)
+    assert judge.same_function(replay(steps, raw), want).ok
+    (scale,) = [step for step in steps if is_scalar(step)]
+    assert judge.alike(np.array(scale.others[1]), np.array(0.5))
+    assert [step for step in steps if is_mask(step)] == steps[-1:]

@@ -8,6 +8,8 @@ from ... import judge
 from .evidence import Evidence, Guess
 
 FEW = 3
+# How many of Newton's steps a share takes, and how near the first must bring it.
+NEWTON, FAR = 8, 0.5
 
 
 def throughout(evidence: Evidence, guess: Guess) -> bool:
@@ -37,7 +39,7 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
         return None
     delta = (evidence.got - evidence.want)[seen]
     share = 0.0
-    for step in (1e-3, 1e-5, 1e-5):
+    for step in (1e-3, *(1e-5,) * (NEWTON - 1)):
         here, there = laid(share), laid(share + step)
         if here is None or there is None:
             return None
@@ -45,7 +47,13 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
         size = float(np.vdot(slope, slope))
         if not np.isfinite(size) or size == 0:
             return None
-        share += float(np.vdot(slope, delta - (here - start)[seen])) / size
+        gap = delta - (here - start)[seen]
+        if step < 1e-3 and judge.error(here[seen] - start[seen], delta) > FAR:
+            return None
+        change = float(np.vdot(slope, gap)) / size
+        share += change
+        if abs(change) <= judge.SAME_FUNCTION * abs(share):
+            break
     end = laid(share)
     if end is None or not 0 < abs(share) < 1:
         return None
