@@ -91,20 +91,22 @@ def another_way(local: Local) -> set[str]:
     Left as Flax has them, what follows agrees with torch, or is what it is with torch's own value
     in their place. Those that feed one step are judged together first, then each by itself.
     """
+    quick = replace(local.pair, request=replace(local.pair.request, grads=False))
+    alone = replace(local, pair=quick)
     wrong = [row.name for row in local.wrong()]
     suspects = [name for name in wrong if name in local.force]
     if not suspects or len(wrong) < 2:
         return set()
-    free = local.without(set(suspects))
+    free = alone.without(set(suspects))
     found = {name for name in suspects if _harmless(name, local, free)}
     clusters = _clusters([name for name in suspects if name not in found], local.feeds)
     clusters = [cluster for cluster in clusters if len(cluster) > 1]
     for members in list(_rounds(clusters))[:ROUNDS]:
-        free = local.without(found | members)
+        free = alone.without(found | members)
         found |= {name for name in members if _harmless(name, local, free)}
     if found >= {*wrong}:
         return set()
-    after = {row.name for row in local.without(found).wrong()} if found else set()
+    after = {row.name for row in alone.without(found).wrong()} if found else set()
     return found & after
 
 
