@@ -125,7 +125,7 @@ def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> 
     if not func.is_view:
         return name in ("detach", "clone", "lift_fresh", "empty_like")
     first = out[0] if isinstance(out, tuple | list) else out
-    return first.dtype == args[0].dtype
+    return first.dtype == getattr(args[0], "dtype", first.dtype)
 
 
 def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
