@@ -85,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the table; between its marks, if the file has them",
     )
+    _add_ways(parity)
+    add_bench(commands)
+    return parser
+
+
+def _add_ways(parity: argparse.ArgumentParser) -> None:
+    """Options that say against what, and how strictly, cases are proven."""
     parity.add_argument("--record", action="store_true", help="record torch's results first")
     parity.add_argument("--replay", action="store_true", help="use the record though torch is here")
     parity.add_argument(
@@ -96,8 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     parity.add_argument(
         "--real", action="store_true", help="prove trained weights instead (downloads two packages)"
     )
-    add_bench(commands)
-    return parser
 
 
 def _parity(options: argparse.Namespace, console: Console) -> int:

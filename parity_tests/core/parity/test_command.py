@@ -315,7 +315,6 @@ def test_a_golden_stays_with_the_cases_and_is_replayed_from_there(tmp_path, monk
     done = command("somebody", "--record")
     path = tmp_path / "somebody" / "goldens" / "linear.npz"
     assert done.returncode == 0 and f"recorded {path}" in done.stdout, done.stdout + done.stderr
-    assert not (home.LIBRARY / "flax").exists()
     assert "goldens" not in os.listdir(os.path.dirname(flax.__file__))
     assert [x.name for x in path.parent.iterdir()] == ["linear.npz"]
     monkeypatch.syspath_prepend(tmp_path)
@@ -370,12 +369,10 @@ DAMAGES = {
     "noise inside": lambda path: path.write_bytes(
         path.read_bytes()[:150] + bytes(60) + path.read_bytes()[210:]
     ),
-    "no arrays": rewritten(lambda arrays, meta: arrays.pop("0/float64")),
     "fewer numbers": rewritten(
         lambda arrays, meta: arrays.update({"0/float64": arrays["0/float64"][:-1]})
     ),
     "no sources": rewritten(lambda arrays, meta: first(meta).pop("sources")),
-    "strange sources": rewritten(lambda arrays, meta: first(meta).update(sources=[{"a": 1}])),
     "no facts": rewritten(lambda arrays, meta: first(meta)["results"]["float64"].pop("facts")),
     "strange facts": rewritten(
         lambda arrays, meta: first(meta)["results"]["float64"].update(facts=[[1, 2]])
