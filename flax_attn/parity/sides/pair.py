@@ -18,6 +18,7 @@ from .match import Match, agreed
 from .run import Request, Run, rounded
 from .torch import run_torch, stiff
 from .torch_noise import RUNS as NOISY
+from .torch_noise import Moved
 
 
 class Names:
@@ -127,7 +128,7 @@ class Pair:
         values: dict[str, np.ndarray],
         keeps: Sequence[np.ndarray],
         at: str = "",
-        moved: int | None = None,
+        moved: Moved | None = None,
     ) -> Run:
         """One run of torch in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
         with self._told("torch", at or dtype):
@@ -138,8 +139,10 @@ class Pair:
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
         """Torch in `dtype` again, a few times, with every operation moved by its rounding."""
-        values = self.narrow(dtype)
-        return [self.torch(dtype, values, keeps, moved=seed) for seed in range(NOISY)]
+        values, quiet = self.narrow(dtype), Moved(None)
+        self.torch(dtype, values, keeps, moved=quiet)
+        moves = (Moved(seed, quiet.decided) for seed in range(NOISY))
+        return [self.torch(dtype, values, keeps, moved=moved) for moved in moves]
 
     @contextmanager
     def _told(self, side: str, dtype: str) -> Iterator[None]:

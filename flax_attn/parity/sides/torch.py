@@ -16,7 +16,7 @@ from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leave
 from .run import Call, Request, Run, Step, complex_dtype, rounded
 from .torch_float64 import lifted
 from .torch_fused import fused_heard
-from .torch_noise import noise
+from .torch_noise import Moved, noise
 from .torch_points import Points
 
 
@@ -28,12 +28,12 @@ def run_torch(
     dtype: str,
     keeps: Sequence[np.ndarray] = (),
     all_narrow: bool = False,
-    moved: int | None = None,
+    moved: Moved | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
-    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`, a
-    seed, every operation's result is moved by its rounding.
+    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`,
+    every operation's result is moved by its rounding.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -42,7 +42,8 @@ def run_torch(
     import torch
 
     with _as_found():
-        module = _in_dtype(copy.deepcopy(module).cpu(), dtype).train(request.train)
+        module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
+        module.train(request.train)  # which some originals forget to return
         _ask_for_gradients(module, request.grads)
         write(module, dict(weights))
         before = _states(module)
@@ -207,7 +208,7 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
-    def listening(self, all_narrow: bool, moved: int | None) -> Iterator[None]:
+    def listening(self, all_narrow: bool, moved: Moved | None) -> Iterator[None]:
         with ExitStack() as stack:
             if moved is not None:
                 stack.enter_context(noise(moved, self.dtype))
@@ -295,7 +296,7 @@ class _Recorder:
         return name
 
     def _note_gradient(self, name: str, gradient: Any) -> None:
-        if self.wants_taps:
+        if self.wants_taps and tuple(gradient.shape) == self.run.taps[name].shape:
             self.run.tap_gradients[name] = to_numpy(gradient)
 
     def _keep(self, like: Any, rate: Any) -> Any:

@@ -8,7 +8,7 @@ from flax import nnx
 torch = pytest.importorskip("torch", reason="parity is with torch")
 
 from flax_attn.parity import compare  # noqa: E402
-from flax_attn.parity.sides.torch_noise import noise  # noqa: E402
+from flax_attn.parity.sides.torch_noise import Moved, noise  # noqa: E402
 
 X = np.random.RandomState(0).standard_normal((3, 40))
 FLOAT64 = {"dtypes": ("float64",), "eager": False}
@@ -112,7 +112,7 @@ def test_every_operation_is_moved_by_at_most_a_unit_and_no_view_or_copy(dtype):
     kind = getattr(torch, dtype)
     x = torch.rand(50, 60, dtype=torch.float64).to(kind) + 1
     eps = torch.finfo(kind).eps
-    with noise(0, dtype):
+    with noise(Moved(0), dtype):
         made = {"exp": x.exp(), "div": x / 3, "mm": x @ x.T, "sum": x.sum(0)}
         kept = [x.T, x.reshape(60, 50), x.clone(), torch.cat([x, x]), x[3:], x.relu()]
     plain = {"exp": x.exp(), "div": x / 3, "mm": x @ x.T, "sum": x.sum(0)}
@@ -124,15 +124,53 @@ def test_every_operation_is_moved_by_at_most_a_unit_and_no_view_or_copy(dtype):
         kept, [x.T, x.reshape(60, 50), x, torch.cat([x, x]), x[3:], x.relu()], strict=True
     ):
         assert torch.equal(y, want)
-    with noise(0, dtype):
+    with noise(Moved(0), dtype):
         again = x.exp()
     assert torch.equal(again, made["exp"])
 
 
 def test_a_difference_that_cancels_is_moved_by_what_was_added():
     x = torch.tensor([[1e8, 1.0, -1e8]], dtype=torch.float64)
-    with noise(1, "float64"):
+    with noise(Moved(1), "float64"):
         moved = x.sum() - 1
         product = x @ torch.ones(3, 1, dtype=torch.float64) - 1
     for off in (moved, product):
         assert 1e-10 < off.abs() < 1e-7
+
+
+def relative(x):
+    places = torch.arange(5, dtype=x.dtype) * 0.1 * 10
+    index = (places[:, None] - places + 4).long()
+    return (
+        x[:, 4 * index].sum((1, 2)) + (x > 0.3).to(x.dtype).sum(-1) + torch.floor(places / 3).sum()
+    )
+
+
+def test_what_is_decided_on_the_way_is_not_noise():
+    """An index made of floating numbers, a comparison, a number rounded down."""
+
+    def wrong(x):
+        places = jnp.arange(5.0) // 1
+        index = (places[:, None] - places + 4).astype(int)
+        whole = x[:, 4 * index].sum((1, 2)) + (x > 0.3).astype(x.dtype).sum(-1)
+        return whole + jnp.floor(places / 3).sum()
+
+    right = compared(relative, wrong, X, noise=True)
+    assert right.certain and all(r.verdict.noise < 1e-13 for r in right.rows if r.kind == "output")
+    for off in (lambda x: wrong(x[:, ::-1]), lambda x: wrong(x) + x[:, 0] * 1e-6):
+        assert compared(relative, off, X).verdict == "DIFFERENT"
+
+
+def test_noise_beyond_a_thousandth_excuses_nothing():
+    report = compared(
+        lambda x: ((x + 1e15) - 1e15).sum(-1), lambda x: 1.001 * ((x + 1e15) - 1e15).sum(-1), X
+    )
+    assert report.verdict == "DIFFERENT"
+
+
+def test_a_module_that_forgets_to_return_itself_from_train_is_compared():
+    class Forgets(Torch):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert compare(Forgets(torch.tanh), Port(jnp.tanh), X, **FLOAT64).certain
