@@ -27,8 +27,7 @@ PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
 NOISE = 2.0  # times torch's own rounding noise is as far as an input can tell
-MOST_NOISE = 1e-3  # beyond it nothing is excused by noise
-TELLS = 0.1  # an own error of torch beyond it shows nothing
+TELLS = 0.1  # an own error of torch, or a rounding noise, beyond it shows nothing
 
 ZEROS = "both are all zeros"
 EMPTY = "there are no elements"
@@ -139,15 +138,19 @@ def same_function(
       zero: whether a reference that is all zeros is expected; otherwise it shows nothing.
       fill: whether all fills (-inf, finfo.min, -1e9) are one; otherwise -inf is itself alone.
       noisy: the reference again, every operation moved by a unit in the last place; `NOISE` times
-        the largest change is the limit if that is larger, up to `MOST_NOISE`.
+        the largest change is the limit if that is larger; beyond `TELLS` it shows nothing.
     """
     sides = _Sides.of(got, want, "float64", scale is None, fill)
 
     def judged(part: np.ndarray) -> Verdict:
         moved = (sides.error(part, scale, x) for x in map(real, noisy))
         noise = max((x for x in moved if np.isfinite(x)), default=None)
-        limit = max(SAME_FUNCTION, min(NOISE * (noise or 0.0), MOST_NOISE))
-        return Verdict("same function", sides.error(part, scale), limit, noise=noise)
+        found, limit = sides.error(part, scale), max(SAME_FUNCTION, NOISE * (noise or 0.0))
+        verdict = Verdict("same function", found, limit, noise=noise)
+        if found > SAME_FUNCTION and (noise or 0.0) > TELLS:
+            note = f"torch's own rounding changes it by {noise:.1e}, beside which nothing shows"
+            return replace(verdict, note=note, shows=False)
+        return verdict
 
     return _worst(sides, judged, scale is not None or zero)
 
