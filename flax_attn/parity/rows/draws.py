@@ -19,6 +19,9 @@ FIXED = (
     "{} is the same for every random key: Flax draws it from a key of its own, so that every step "
     "of a training drops the same places; draw it from the module's rngs"
 )
+SHARED = (
+    "{} is the same all along its axis {} of {} in Flax, where torch draws each place by itself"
+)
 INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
 
 
@@ -52,6 +55,9 @@ def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, ask
     fixed = all(np.array_equal(keep, other) for other in others)
     if fixed and 0 < rate < 1 and _chance(keep, others, rate) < CHANCE:
         return FIXED.format(what)
+    axis = _shared(keep, rate)
+    if axis is not None:
+        return SHARED.format(what, axis, list(keep.shape))
     drawn = [keep] if fixed else [keep, *others]
     size = sum(mask.size for mask in drawn)
     share = sum(float(np.sum(mask)) for mask in drawn) / max(size, 1)
@@ -64,6 +70,16 @@ def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, ask
     turned = abs(share - (1 - rate))
     inverted = turned <= SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
     return sentence + INVERTED if inverted else sentence
+
+
+def _shared(keep: np.ndarray, rate: float) -> int | None:
+    """The axis along which a mask repeats itself, which fair draws would not by chance."""
+    for axis, length in enumerate(keep.shape):
+        along = rate**length + (1 - rate) ** length
+        same = length > 1 and bool((keep == keep.take([0], axis)).all())
+        if same and along ** (keep.size // length) < CHANCE:
+            return axis
+    return None
 
 
 def _deviation(rate: float, size: int) -> float:

@@ -126,6 +126,24 @@ def test_a_share_is_told_where_no_rate_was_asked_for():
         assert ("inverted" in said) is (kept == 0.1), said
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_mask_that_repeats_itself_along_an_axis_is_told(axis):
+    """One mask for the whole batch, say, told to torch as one for each."""
+
+    class Shared(Dropout):
+        def mask(self, shape):
+            from flax_attn.taps import tap
+
+            one = (*shape[:axis], 1, *shape[axis + 1 :])
+            drawn = jax.random.uniform(self.key(), one) < self.kept
+            return tap("keep", jnp.broadcast_to(drawn, shape))
+
+    x = np.random.RandomState(0).standard_normal((8, 9, 6))
+    report = compare(Theirs(0.5), Mine(Shared, 0.5, 0.5), x, train=True, **ONCE)
+    (said,) = told(report)
+    assert f"the same all along its axis {axis} of [8, 9, 4]" in said
+
+
 def test_a_mask_too_small_to_tell_is_told():
     x = np.ones((1, 6))
     report = compare(Theirs(0.5), Mine(nnx.Dropout, 0.5), x[:, :6], train=True, **ONCE)
