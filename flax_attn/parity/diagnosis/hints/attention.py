@@ -148,6 +148,7 @@ def orders(heads: int):
     if heads < 2:
         return
     plain = np.arange(heads)
+    yield "one head for all", np.zeros_like(plain)
     yield "reversed", plain[::-1]
     yield "the next head's", np.roll(plain, -1)
     yield "the head before's", np.roll(plain, 1)

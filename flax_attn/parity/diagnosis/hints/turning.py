@@ -225,7 +225,9 @@ def difference(torch: Turning, flax: Turning) -> str:
         return ""
     bases = base_of(torch), base_of(flax)
     if None not in bases and bases[0] != bases[1]:
-        return f"another base of the angles, {bases[1]:.8g}, where torch's is {bases[0]:.8g}"
+        said = f"another base of the angles, {bases[1]:.8g}, where torch's is {bases[0]:.8g}"
+        squared = abs(bases[1] / bases[0] ** 2 - 1) < SINGLE
+        return f"{said}, as by twice the exponent" if squared else said
     times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
     if judge.same_function(times * one, two).ok and times != 1:
         return f"positions, or frequencies, {times:.6g} times torch's"
