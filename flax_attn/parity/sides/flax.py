@@ -99,6 +99,9 @@ class Flax:
             rest |= {"random": random, "turn": 0}
         return params, {k: v for k, v in floats.items() if k not in fixed}, probes, rest
 
+    def _widened(self) -> list[str]:
+        return self.findings.get("widened", [])
+
     def _program(self, *args: Any) -> Callable[..., Any]:
         if self.program is None:
             run = self._forward()
@@ -173,7 +176,7 @@ class Flax:
             tap_gradients=_conjugate(_numpy(of_taps)),
             state=static.state | _numpy(aux["state"]),
             changed=static.changed,
-            notes=[*static.notes, *_pinned(self.module, self.dtype)],
+            notes=[*static.notes, *_pinned(self.module, self.dtype), *self._widened()],
             findings=self.findings,
         )
 
@@ -258,6 +261,7 @@ def _findings(jaxpr: Any) -> dict[str, list[str]]:
     return {
         "casts": [str(found) for found in precision.casts(jaxpr)],
         "products": [str(found) for found in precision.products(jaxpr)],
+        "widened": [str(found) for found in precision.widened(jaxpr)],
     }
 
 

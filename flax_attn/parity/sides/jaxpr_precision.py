@@ -95,6 +95,29 @@ def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
     return _found(jaxpr, lambda eqn: _cheap(eqn, asked))
 
 
+def widened(jaxpr: Any) -> list[Finding]:
+    """Every product in a person's own lines of floats wider than all that goes in, by line.
+
+    Those of libraries, this one among them, are theirs to choose.
+
+    >>> import jax
+    >>> x = jnp.ones((3, 3), jnp.bfloat16)
+    >>> wide = lambda x: (x.astype(jnp.float32) @ x.astype(jnp.float32)).astype(x.dtype)
+    >>> for finding in widened(jax.make_jaxpr(wide)(x)):
+    ...     print(finding.what)
+    multiplies in float32 amid bfloat16
+    """
+    ins = [x for x in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars) if _bits(x)]
+    run = max(map(_bits, ins), default=0)
+    names = _dtypes([x for x in ins if _bits(x) == run][:1])
+
+    def told(eqn: Any) -> str:
+        product = eqn.primitive.name == "dot_general" and min(map(_bits, eqn.invars[:2])) > run > 0
+        return f"multiplies in {_dtypes(eqn.invars[:1])} amid {names}" if product else ""
+
+    return [found for found in _found(jaxpr, told) if found.file and _is_persons(found.file)]
+
+
 def _found(jaxpr: Any, told: Callable[[Any], str]) -> list[Finding]:
     """What is told of the equations, once; of the backward pass only what is not true forward."""
     found = {}
@@ -218,6 +241,12 @@ def _after(file: str, package: str) -> str:
 
 
 @cache
+def _is_persons(file: str) -> bool:
+    """Whether a file is neither of this library nor of another."""
+    own = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    return not _owner(file) and not file.startswith(own + os.sep)
+
+
 def _owner(file: str) -> str:
     """Whose a file is: a library of LIBRARIES, "jax", "python" or "parity", or "", the person's."""
     if file.startswith(("<frozen", "<@beartype", "<string>")):

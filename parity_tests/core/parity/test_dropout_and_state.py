@@ -363,3 +363,25 @@ def test_sentences_say_what_to_do():
     with pytest.raises(ParityError) as caught:
         compare(Breaks(0.0), mine, X, torch_call=lambda m, x: m(x), **ONCE)
     assert "pass torch_call" not in str(caught.value)
+
+
+def test_products_wider_than_the_run_are_noted_in_a_persons_own_lines():
+    class Wide(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones((4, 3)))
+
+        def __call__(self, x):
+            return (x.astype(jnp.float32) @ self.w.astype(jnp.float32)).astype(x.dtype)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x):
+            return x @ self.w
+
+    x = np.random.RandomState(0).standard_normal((5, 4))
+    narrow = compare(Theirs(), Wide(), x, dtypes=("bfloat16",))
+    assert any("multiplies in float32 amid bfloat16" in note for note in narrow.notes), narrow
+    assert not compare(Theirs(), Wide(), x, dtypes=("float32",)).notes

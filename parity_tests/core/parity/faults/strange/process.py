@@ -127,7 +127,7 @@ FAULTS = [
         "a projection in float32 amid bfloat16",
         G,
         _pinned(),
-        "up|whole run",
+        "up|port",
         "float32",
         low=False,
         noted=True,
