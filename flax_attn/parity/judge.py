@@ -49,8 +49,7 @@ class Verdict:
       got, want: the two values there.
       note: a sentence where the numbers do not say it all.
       noise: torch's own rounding noise, measured as the error is, where it was asked for.
-      shows: whether these values can tell a right port from a wrong one; if not, neither is it ok
-        nor does it differ.
+      shows: whether these values can tell a right port from a wrong one; if not, nothing differs.
     """
 
     statement: str
@@ -66,8 +65,8 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether something is shown and the error is within the limit; NaN never is."""
-        return bool(self.shows and self.error <= self.limit)
+        """Whether the error is within the limit; NaN never is."""
+        return bool(self.error <= self.limit)
 
     @property
     def differs(self) -> bool:
@@ -77,7 +76,8 @@ class Verdict:
     @property
     def by_noise(self) -> bool:
         """Whether only torch's own rounding noise lets it pass."""
-        return self.ok and self.statement == "same function" and self.error > SAME_FUNCTION
+        close = self.statement != "same function" or self.error <= SAME_FUNCTION
+        return self.shows and self.ok and not close
 
     @property
     def ratio(self) -> float | None:
@@ -341,7 +341,7 @@ def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -
         return _at(wrong, sides.got, sides.want, sides.wrong)
     empty = _nothing(sides, zero)
     if empty:
-        return replace(verdict, note=empty, shows=False)
+        return replace(verdict, error=INF if empty == ZEROS else 0.0, note=empty, shows=False)
     if verdict.ok:
         return verdict
     if not zero and not sides.want[part].any():
@@ -379,13 +379,13 @@ def _beside(sides: _Sides, part: np.ndarray) -> str:
 
 def _precise(found: float, own: float, dtype: str) -> Verdict:
     """How precise `found` is beside torch's own error."""
-    if own <= TELLS:
-        limit = FACTOR[dtype] * own + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
-        return Verdict("same precision", found, limit, own=own)
-    note = f"torch's own error in {dtype} is {own:.1e}, beside which nothing shows"
     if not np.isfinite(own):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
-    return Verdict("same precision", found, INF, own=own, note=note, shows=False)
+        return Verdict("same precision", INF, 0.0, own=own, note=note, shows=False)
+    limit = FACTOR[dtype] * own + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
+    note = f"torch's own error in {dtype} is {own:.1e}, beside which nothing shows"
+    much = own > TELLS
+    return Verdict("same precision", found, limit, own, note=note if much else "", shows=not much)
 
 
 def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:
