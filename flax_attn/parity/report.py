@@ -192,16 +192,18 @@ class Report:
     def worst(self, dtype: str, *kinds: str) -> float | None:
         """The largest error in one dtype among rows of these kinds; None if there are none.
 
-        Taps that are computed another way, with the same result, are left out.
+        Taps that are computed another way, with the same result, and what shows nothing are left out.
         """
         other = self.rewritten
-        rows = (r for r in self.rows if r.kind != "tap" or r.name not in other)
+        shown = (r for r in self.rows if r.verdict.shows)
+        rows = (r for r in shown if r.kind != "tap" or r.name not in other)
         found = [r.verdict.error for r in rows if r.dtype == dtype and r.kind in kinds]
         return max(found, key=badness) if found else None
 
     def ratio(self, dtype: str) -> float | None:
         """The outputs' largest error over torch's own in one dtype; None if none was measured."""
-        ratios = [r.verdict.ratio for r in self.rows if r.dtype == dtype and r.kind == "output"]
+        rows = (r for r in self.rows if r.dtype == dtype and r.kind == "output")
+        ratios = [row.verdict.ratio for row in rows if row.verdict.shows]
         known = [ratio for ratio in ratios if ratio is not None]
         return max(known, key=badness) if known else None
 
