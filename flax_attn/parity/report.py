@@ -192,7 +192,7 @@ class Report:
     def worst(self, dtype: str, *kinds: str) -> float | None:
         """The largest error in one dtype among rows of these kinds; None if there are none.
 
-        Taps that are computed another way, with the same result, and what shows nothing are left out.
+        What shows nothing is left out, and taps that are computed another way, with one result.
         """
         other = self.rewritten
         shown = (r for r in self.rows if r.verdict.shows)
