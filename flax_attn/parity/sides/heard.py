@@ -121,6 +121,30 @@ def at_turn(key: jax.Array, turn: Any) -> jax.Array:
     return jnp.where(turn == 0, key, fold(key))
 
 
+def _wrapped(original: Callable[..., Any], heard: Heard, paths: Mapping[int, str]) -> Callable:
+    """A module's call that notes what it is given and what it returns."""
+
+    def call(self, *args, **kwargs):
+        path = paths.get(id(self))
+        if path is None or (heard.path and heard.path[-1] == path):
+            return original(self, *args, **kwargs)
+        args, kwargs = rebuilt(
+            (args, kwargs), lambda _, x: heard.other_key(x) if is_key(x) else x, ""
+        )
+        heard.path.append(path)
+        try:
+            out = original(self, *args, **kwargs)
+        finally:
+            heard.path.pop()
+        if not path:
+            return out
+        given = (x for _, x in leaves((*args, *kwargs.values())))
+        arrays = tuple(x for x in given if is_array(x) or isinstance(x, np.ndarray))
+        return heard.output(path, arrays, out)
+
+    return call
+
+
 @contextmanager
 def hearing(
     module: nnx.Module,
@@ -138,32 +162,9 @@ def hearing(
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
-
-    def wrapped(original):
-        def call(self, *args, **kwargs):
-            path = paths.get(id(self))
-            if path is None or (heard.path and heard.path[-1] == path):
-                return original(self, *args, **kwargs)
-            args, kwargs = rebuilt(
-                (args, kwargs), lambda _, x: heard.other_key(x) if is_key(x) else x, ""
-            )
-            heard.path.append(path)
-            try:
-                out = original(self, *args, **kwargs)
-            finally:
-                heard.path.pop()
-            if not path:
-                return out
-            given = (x for _, x in leaves((*args, *kwargs.values())))
-            return heard.output(
-                path, tuple(x for x in given if is_array(x) or isinstance(x, np.ndarray)), out
-            )
-
-        return call
-
     try:
         for kind in kinds:
-            kind.__call__ = wrapped(kind.__call__)
+            kind.__call__ = _wrapped(kind.__call__, heard, paths)
         with taps.listen(heard.tap), _draws_heard(heard):
             yield heard
     finally:

@@ -42,10 +42,7 @@ def run_torch(
     import torch
 
     with _as_found():
-        module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
-        module.train(request.train)  # which some originals forget to return
-        _ask_for_gradients(module, request.grads)
-        write(module, dict(weights))
+        module = _ready(module, request, weights, dtype)
         before = _states(module)
         inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
         floats = {
@@ -66,10 +63,25 @@ def run_torch(
             wanted = {**{f"input {k}": v for k, v in floats.items()}, **_trained(module)}
             if request.grads:
                 recorder.run.gradients = _gradients(found.arrays, wanted, request, dtype)
+    return _finished(recorder, found, before)
+
+
+def _ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
+    """A copy of the module, in its dtype and mode, with these weights."""
+    module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
+    module.train(request.train)  # which some originals forget to return
+    _ask_for_gradients(module, request.grads)
+    write(module, dict(weights))
+    return module
+
+
+def _finished(recorder: "_Recorder", found: Any, before: Mapping[str, Any]) -> Run:
+    """What was recorded, with what the module returned and what the call left behind."""
+    module, dtype = recorder.module, recorder.dtype
     run, after = recorder.run, _states(module)
     run.outputs = {name: to_numpy(x) for name, x in found.arrays.items()}
     run.outputs |= {name: rounded(x, dtype) for name, x in found.numbers.items()}
-    run.others, run.keeps = found.others, list(keeps)
+    run.others, run.keeps = found.others, list(recorder.keeps)
     run.state = {name: np.asarray(x) for name, x in after.items() if not isinstance(x, str)}
     run.changed = [name for name, x in after.items() if not _same(x, before.get(name))]
     run.notes += _stiff(module, dtype)
