@@ -23,9 +23,10 @@ def cases(name: str) -> list[Case]:
     return import_module(f"parity_tests.{name}").CASES
 
 
-def test_the_kill_table():
-    """Every fault is detected at both amplitudes; nearly every one is blamed and named rightly."""
-    found = table.outcomes()
+@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_kill_table(low):
+    """Every fault is detected at either amplitude; nearly every one is blamed and named rightly."""
+    found = table.outcomes((low,))
     print(f"\n{table.text(found)}")
     undetected = [str(outcome) for outcome in found if not outcome.detected]
     assert not undetected

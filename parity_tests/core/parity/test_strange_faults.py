@@ -21,9 +21,10 @@ AT_LEAST = {
 }
 
 
-def test_the_strange_table():
+@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_strange_table(low):
     """Every fault is found at each of its amplitudes, and nearly every one placed and named."""
-    rows = strange.run_all()
+    rows = strange.run_all((low,))
     print(f"\n{table.text(rows)}")
     missed = [str(row) for row in rows if not row.found]
     assert not missed, "\n".join(missed)

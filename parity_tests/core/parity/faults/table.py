@@ -66,9 +66,9 @@ def judged(fault: Fault, low: bool) -> Outcome:
 
 
 @cache
-def outcomes() -> tuple[Outcome, ...]:
-    """Every fault at both amplitudes, once in a process."""
-    return tuple(judged(fault, low) for low in (False, True) for fault in FAULTS)
+def outcomes(amplitudes: tuple[bool, ...] = (False, True)) -> tuple[Outcome, ...]:
+    """Every fault at these amplitudes, full or low, once in a process."""
+    return tuple(judged(fault, low) for low in amplitudes for fault in FAULTS)
 
 
 def share(found: Iterable[Outcome], question: str) -> tuple[int, int]:

@@ -117,13 +117,12 @@ def _row(fault: Strange, low: bool, found: bool, placed: bool, told: str, said: 
 
 
 @cache
-def run_all() -> tuple[Row, ...]:
+def run_all(amplitudes: tuple[bool, ...] = (False, True)) -> tuple[Row, ...]:
     """Every fault at full size and, where it has one, at low amplitude; once in a process."""
     from . import FAULTS
 
-    return tuple(
-        judged(fault, low) for low in (False, True) for fault in FAULTS if fault.low or not low
-    )
+    tried = ((fault, low) for low in amplitudes for fault in FAULTS)
+    return tuple(judged(fault, low) for fault, low in tried if fault.low or not low)
 
 
 def share(rows: Iterable[Row], question: str) -> tuple[int, int]:
