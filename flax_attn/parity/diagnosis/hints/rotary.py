@@ -11,6 +11,7 @@ from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
 from .fused import POINTS, own_cut, recut
+from .likeness import in_torchs_layout
 from .turning import (
     Turning,
     base_of,
@@ -102,7 +103,7 @@ def turned_point(evidence: Evidence) -> Turned | None:
 
 def _turnings(evidence: Evidence, own: Turned) -> Values:
     x, turning = own
-    flax = measured(x, _in_torchs_layout(evidence).reshape(x.shape))
+    flax = measured(x, in_torchs_layout(evidence).reshape(x.shape))
     said = difference(turning, flax) if flax is not None else ""
     if flax is not None and said:
         yield f"rotary positions, {said}", flax(x)
@@ -121,22 +122,6 @@ def _ways(own: Turned) -> Values:
         yield f"rotary positions, {what}", turning.by(table)(x)
     for what, made in _half_done(x, turning):
         yield f"rotary positions, {what}", made
-
-
-def _in_torchs_layout(evidence: Evidence) -> np.ndarray:
-    """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
-    places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
-    back = np.full(evidence.plain.size, np.nan)
-    try:
-        at = evidence.layout.value(places)
-    except ValueError:
-        return back
-    laid = evidence.layout.value(evidence.plain)
-    size = float(np.vdot(laid, laid))
-    factor = float(np.vdot(laid, evidence.want)) / size if size else 1.0
-    if at.shape == evidence.got.shape and factor:
-        back[at] = evidence.got / factor
-    return back
 
 
 def _half_done(x: np.ndarray, turning: Turning) -> Values:
