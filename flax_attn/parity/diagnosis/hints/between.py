@@ -76,7 +76,7 @@ def _gated(evidence: Evidence) -> Guesses:
             for act, function in ACTIVATIONS.items():
                 if not _same(function(gate) * up, evidence.plain):
                     continue
-                torchs = f"torch's {act} of {what.removesuffix(' as the gate')}"
+                torchs = f"{act} of {what}"
                 for other, found in TRIED.items():
                     if other != act:
                         yield f"{other} of {what}, where torch has {act}", found(gate) * up

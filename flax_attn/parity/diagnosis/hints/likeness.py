@@ -55,8 +55,8 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
         if abs(change) <= judge.SAME_FUNCTION * abs(share):
             break
     end = laid(share)
-    if end is None or not 0 < abs(share) < 1:
-        return None
+    if end is None or not 0 < abs(share) < 1 or (share < 0 and not callable(guess[0])):
+        return None  # less than nothing of a fault is none of it
     return share if judge.alike((end - start)[seen], delta) else None
 
 
