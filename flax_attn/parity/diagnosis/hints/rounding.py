@@ -35,7 +35,9 @@ def _told(got: np.ndarray, want: np.ndarray) -> str:
             return f"{theirs}, Flax to {others[0].name}" if others else f"{theirs}, Flax does not"
     for dtype in HALF:
         if held(got, dtype) and not held(want, dtype) and rounds(want, got, dtype):
-            return f"Flax rounds to {dtype.name} here, torch does not"
+            others = [other for other in HALF if other != dtype and held(want, other)]
+            torchs = f"to {others[0].name}" if others else "does not"
+            return f"Flax rounds to {dtype.name} here, torch {torchs}"
     return ""
 
 
