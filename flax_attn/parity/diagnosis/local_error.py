@@ -18,7 +18,7 @@ from ..sides.flax import Force
 from ..sides.match import point_of
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
-from .hints import backward_hint, hint, state_hint
+from .hints import backward_hint, hint, result_hint, state_hint
 from .places import Between, Local, another_way, between, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -125,6 +125,7 @@ def _told(other: set[str]) -> Iterator[str]:
 def _result(row: Row, names: Names, plain: Run, truth: Run) -> Divergence:
     """A result that differs where no place does."""
     looks = state_hint(row.name, plain, truth, names) if row.kind == "state" else ""
+    looks = result_hint(plain, truth, names) if row.kind == "output" else looks
     return Divergence.of(row, "value" if row.kind == "output" else row.kind, looks)
 
 

@@ -26,6 +26,7 @@ from .filled import other_fills, without_fills
 from .fused import recut, recut_together
 from .kept import changed_alone
 from .likeness import partly, throughout, where_it_differs
+from .masks import unseen
 from .modules import submodule
 from .rotary import fitted_base, turned, turned_together
 from .rounding import rounded_otherwise
@@ -108,6 +109,11 @@ def _told(what: str | Callable[[float], str], share: float) -> str:
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     """What a gradient that arrives looks like, or ""."""
     return attempt(lambda: _backward_hint(got, want), "")
+
+
+def result_hint(run: Run, truth: Run, names: Names) -> str:
+    """What an output that differs where no tap does comes from, or ""."""
+    return attempt(lambda: unseen(run, truth, names), "")
 
 
 def state_hint(path: str, run: Run, truth: Run, names: Names) -> str:
