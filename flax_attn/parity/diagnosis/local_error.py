@@ -18,7 +18,7 @@ from ..sides.flax import Force
 from ..sides.match import point_of
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
-from .hints import backward_hint, hint
+from .hints import backward_hint, hint, result_hint, state_hint
 from .places import Between, Local, another_way, between, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -67,7 +67,7 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     return replace(
         report,
         local=tuple(rows),
-        divergences=tuple(places) or (_result(failed[0]),),
+        divergences=tuple(places) or (_result(failed[0], pair.names, plain, truth),),
         maps=dict(_maps(wrong, local.run, truth, pair.names)),
         notes=notes,
     )
@@ -102,7 +102,7 @@ def _looks(local: Local, row: Row, lies: Between) -> str:
         run = replace(local.run, taps={**local.run.taps, told: lies.got})
         if looks := hint(replace(row, name=told), run, truth, names):
             return looks
-    return hint(row, local.run, truth, names)
+    return hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
 
 
 def _with_places(
@@ -122,9 +122,11 @@ def _told(other: set[str]) -> Iterator[str]:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
 
-def _result(row: Row) -> Divergence:
+def _result(row: Row, names: Names, plain: Run, truth: Run) -> Divergence:
     """A result that differs where no place does."""
-    return Divergence.of(row, "value" if row.kind == "output" else row.kind)
+    looks = state_hint(row.name, plain, truth, names) if row.kind == "state" else ""
+    looks = result_hint(plain, truth, names) if row.kind == "output" else looks
+    return Divergence.of(row, "value" if row.kind == "output" else row.kind, looks)
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:

@@ -9,6 +9,7 @@ from flax import nnx
 from flax_attn.parity import compare, judge
 from flax_attn.parity.diagnosis.hints.chain import is_mask, is_scalar, replay, steps_of
 from flax_attn.parity.diagnosis.hints.evidence import Evidence
+from flax_attn.parity.report import UNSURE
 from flax_attn.parity.sides.match import Layout
 from flax_attn.parity.sides.run import Call, Run
 from flax_attn.taps import tap
@@ -235,12 +236,13 @@ class DownPort(nnx.Module):
     [(1e-8, 1.0, True), (1e-6, 1.0, True), (1.0, 1 + 1e-9, False), (1e-8, 1.5, False)],
 )
 def test_a_step_that_only_rounding_tells_apart_is_told(near, factor, cannot):
-    """Terms of size one whose sum is near zero, in two orders."""
+    """Terms of size one whose sum is near zero, in two orders: within torch's own noise."""
     x = np.concatenate([X, X], -1)
     report = compare(Down(near), DownPort(factor), x, weights="given", **QUICK)
-    assert not report.ok and report.first.tap == "down"
-    assert ("this input cannot tell" in report.first.hint) is cannot, report.first.hint
-    assert ("condition number" in report.first.hint) is cannot
+    assert (report.verdict == UNSURE) is cannot
+    if not cannot:
+        assert report.first.tap == "down"
+        assert "this input cannot tell" not in report.first.hint
 
 
 SCORE = np.random.RandomState(4).standard_normal((2, 5, 4))
@@ -268,8 +270,10 @@ def test_scores_that_only_rounding_tells_apart_are_told(scale):
     ours = ScoredPort()
     ours.scale = scale
     report = compare(Scored(), ours, q, k, **QUICK)
-    assert not report.ok and report.first.tap == "scores"
-    assert ("this input cannot tell" in report.first.hint) is (scale == 1e6), report.first.hint
+    assert (report.verdict == UNSURE) is (scale == 1e6)
+    if scale != 1e6:
+        assert report.first.tap == "scores"
+        assert "this input cannot tell" not in report.first.hint
 
 
 @pytest.mark.parametrize("facts", [{"scale": 0.5}, {}])

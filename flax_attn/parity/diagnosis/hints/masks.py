@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...sides.run import Step
+from ... import judge
+from ...sides.match import point_of
+from ...sides.pair import Names, matches
+from ...sides.run import Run, Step
 from .chain import is_mask, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses
 
@@ -122,3 +125,31 @@ def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
     raw = product(query, key)
     steps = [step for step in steps_of(at, raw) if not is_mask(step)]
     return replay(steps, raw).reshape(score.shape)
+
+
+def only_blind(evidence: Evidence, places: np.ndarray) -> bool:
+    """Whether places lie only in weights of rows that see nothing."""
+    score = evidence.call.inputs.get("scores")
+    if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
+        return False
+    nothing = np.broadcast_to(blind(score.reshape(evidence.plain.shape)), evidence.plain.shape)
+    there = evidence.layout.value(nothing)
+    return there.shape == places.shape and bool(places.any()) and not (places & ~there).any()
+
+
+def unseen(run: Run, truth: Run, names: Names) -> str:
+    """That weights differ in rows that see nothing alone, where no place shows it, or ""."""
+    for name, there, match in matches(run, truth, names):
+        scores = truth.taps.get(name.replace("weights", "scores"))
+        got, want = run.taps[there], match.value
+        if point_of(name) != "weights" or scores is None or scores.shape != want.shape:
+            continue
+        rows = np.broadcast_to(blind(scores), want.shape)
+        if not judge.same_function(got[~rows], want[~rows], zero=True).ok:
+            continue
+        one, two = want[rows].any(), got[rows].any()
+        if one and not two:
+            return "rows that see nothing: torch averages, Flax gives zeros"
+        if two and not one:
+            return "rows that see nothing: torch gives zeros, Flax averages"
+    return ""
