@@ -132,8 +132,10 @@ class _Seen:
         self.rows += rows
         states(pair, got, own, dtype, mode, self.rows, self.notes)
         draws(got, own, self.rows, self.notes)
-        self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
-        self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
+        if dtype == "float64" or ("float64", mode) not in self.runs:
+            # Narrow values cannot tell which taps belong together, nor how they are laid out.
+            self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+            self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place
 from .pairs import flax_params as flax_params
 from .pairs import flax_path as flax_path
 from .pairs import flax_state as flax_state
+from .sides.run import POINTS
 from .torch_module import Source
 
 # The points inside attention, which have no tensors; a rule may say where Flax taps them.
-POINTS = {"query", "key", "value", "scores", "weights", "context"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
-from ..sides.match import counterparts, paired
+from ..sides.match import SCALED, counterparts, paired
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
@@ -99,6 +99,7 @@ def another_way(local: Local) -> set[str]:
         return set()
     free = alone.without(set(suspects))
     found = {name for name in suspects if _harmless(name, local, free)}
+    found |= _scaled(suspects, local, free)
     clusters = _clusters([name for name in suspects if name not in found], local.feeds)
     clusters = [cluster for cluster in clusters if len(cluster) > 1]
     for members in list(_rounds(clusters))[:ROUNDS]:
@@ -108,6 +109,34 @@ def another_way(local: Local) -> set[str]:
         return set()
     after = {row.name for row in alone.without(found).wrong()} if found else set()
     return found & after
+
+
+def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
+    """Queries and keys that have part of the scale on them, where the scores tell that they do.
+
+    They are torch's times a number for each head, or one for all; and with their own the scores
+    are nearer to torch's than with torch's, though something else may be wrong with those.
+    """
+    taps = {name: free.run.taps[name] for name in suspects if local.run.point(name) in SCALED}
+    near, far = ({row.name: row.verdict.error for row in x.rows} for x in (free, local))
+    found = set()
+    for name, got in taps.items():
+        want = local.force[name].value
+        after = [x for x in _following(name, local) if local.run.point(x) == "scores"]
+        if after and all(near[x] < far[x] for x in after if x in near) and _by_head(got, want):
+            found.add(name)
+    return found
+
+
+def _by_head(got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether one value is another times a number for each entry along one axis, not the last."""
+    for axis in range(got.ndim - 1):
+        others = tuple(i for i in range(got.ndim) if i != axis)
+        total = (want * want).sum(axis=others, keepdims=True)
+        ratio = (got * want).sum(axis=others, keepdims=True) / np.where(total, total, 1.0)
+        if judge.same_function(got, ratio * want, zero=True).ok:
+            return True
+    return False
 
 
 def _harmless(name: str, local: Local, free: Local) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import judge
 from ..report import Row
-from ..sides.match import TURNED, counterparts, hidden, point_of
+from ..sides.match import TURNED, counterparts
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
@@ -71,9 +71,8 @@ def taps(
     """Every tap that both sides have, in torch's call order."""
     rows = []
     for name, there, match in matches(got, truth, names):
-        value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
         moved = [match.layout.value(run.taps[name]) * match.factor for run in noisy]
-        verdict = judge.same_function(value, match.value, fill=True, noisy=moved)
+        verdict = judge.same_function(match.got, match.value, fill=True, noisy=moved)
         rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 
@@ -82,11 +81,11 @@ def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
     pairs, shapes = counterparts(got, truth, names.tap)
     told = {*pairs.values(), *shapes.values()}
-    own = [n for n in got.taps if point_of(n) not in TURNED]
+    own = [n for n in got.taps if got.point(n) not in TURNED]
     return [f"{n} (Flax)" for n in own if n not in told] + [
         f"{n} (torch)"
         for n in truth.taps
-        if n not in pairs and n not in shapes and point_of(n) not in TURNED
+        if n not in pairs and n not in shapes and truth.point(n) not in TURNED
     ]
 
 
