@@ -13,7 +13,7 @@ from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
-from ..sides.match import SCALED, counterparts, paired
+from ..sides.match import SCALED, counterparts, hidden, paired
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
@@ -112,31 +112,57 @@ def another_way(local: Local) -> set[str]:
 
 
 def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
-    """Queries and keys that have part of the scale on them, where the scores tell that they do.
+    """Queries and keys that have part of the scale on them, though more is wrong behind them.
 
-    They are torch's times a number for each head, or one for all; and with their own the scores
-    are nearer to torch's than with torch's, though something else may be wrong with those.
+    They are torch's times a number for each head, or one for all: either the number that torch
+    multiplies their product with, or one without which the scores miss what it makes of them.
     """
-    taps = {name: free.run.taps[name] for name in suspects if local.run.point(name) in SCALED}
-    near, far = ({row.name: row.verdict.error for row in x.rows} for x in (free, local))
     found = set()
-    for name, got in taps.items():
-        want = local.force[name].value
+    for name in suspects:
         after = [x for x in _following(name, local) if local.run.point(x) == "scores"]
-        if after and all(near[x] < far[x] for x in after if x in near) and _by_head(got, want):
+        if local.run.point(name) not in SCALED or not after:
+            continue
+        by_head = _by_head(free.run.taps[name], local.force[name].value)
+        if by_head is not None and all(
+            _multiplied(by_head, local, x) or _missed(local, free, x) for x in after
+        ):
             found.add(name)
     return found
 
 
-def _by_head(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether one value is another times a number for each entry along one axis, not the last."""
+def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
+    """What one value is times another: a number for each entry along one axis, not the last."""
     for axis in range(got.ndim - 1):
         others = tuple(i for i in range(got.ndim) if i != axis)
         total = (want * want).sum(axis=others, keepdims=True)
         ratio = (got * want).sum(axis=others, keepdims=True) / np.where(total, total, 1.0)
         if judge.same_function(got, ratio * want, zero=True).ok:
-            return True
-    return False
+            return ratio.ravel()
+    return None
+
+
+def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
+    """Whether torch multiplies its product with just these numbers, or with their squares."""
+    call = local.truth.calls.get(local.theirs.get(scores, ""))
+    factor = np.ones(())
+    for step in call.steps if call else ():
+        other = [np.ravel(np.asarray(x)) for x in step.others if x is not None][:1]
+        if step.name not in ("mul", "div") or not other or other[0].size not in (1, by_head.size):
+            break
+        factor = factor * other[0] if step.name == "mul" else factor / other[0]
+    factor = np.broadcast_to(factor, by_head.shape)
+    return any(judge.same_function(by_head**power, factor, zero=True).ok for power in (1, 2))
+
+
+def _missed(local: Local, free: Local, scores: str) -> bool:
+    """Whether scores from torch's value lack what they have from Flax's own."""
+    want = local.force[scores].value if scores in local.force else None
+    if want is None:
+        return False
+    forced, own = (hidden(x.run.taps[scores]) for x in (local, free))
+    seen = np.isfinite(forced) & np.isfinite(own) & np.isfinite(want)
+    made, lacks = (own - forced)[seen], (want - forced)[seen]
+    return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
 
 
 def _harmless(name: str, local: Local, free: Local) -> bool:
