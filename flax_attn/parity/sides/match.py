@@ -96,7 +96,8 @@ def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
 def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     """How axes of `want`, some of them cut, are put in another order and merged to `shape`.
 
-    Each way is the cut shape and the order of its axes; those that move least come first.
+    Each way is the cut shape and the order of its axes; those that cut nothing come first, and then
+    those that move least: channels first for last is no mere reshape.
 
     >>> ways((2, 5, 3, 4), (6, 5, 4))[0]  # B T N H from (B N) T H
     ((2, 3, 5, 4), (0, 2, 1, 3))
@@ -104,12 +105,14 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
         return ()
     here, there = (tuple(n for n in x if n != 1) for x in (shape, want))
-    found: dict[tuple[Shape, Shape], int] = {}
-    for fine in _cut(here, there):
+    found: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
+    for fine in sorted(_cut(here, there), key=lambda fine: fine != there):
         for order in permutations(range(len(fine))):
-            if _merges(tuple(fine[i] for i in order), here):
+            turned = tuple(fine[i] for i in order)
+            if _merges(turned, here):
                 moved = sum(a > b for i, a in enumerate(order) for b in order[i + 1 :])
-                found.setdefault(_joined(fine, order), moved)
+                whole = fine == there and turned == here
+                found.setdefault(_joined(fine, order), (not whole, moved))
     return tuple(islice(sorted(found, key=lambda way: (found[way], len(way[0]))), WAYS))
 
 
