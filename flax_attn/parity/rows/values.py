@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import judge
+from ..mapping import nearest
+from ..pairs import flax_path
 from ..report import Row
 from ..sides.match import TURNED, counterparts
 from ..sides.pair import Names, matches
@@ -97,6 +99,24 @@ def other_shapes(got: Run, truth: Run, names: Names) -> list[str]:
         for name, there in shapes.items()
     ]
     return [f"seen on both sides in other shapes: {', '.join(told)}"] if told else []
+
+
+def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
+    """A sentence for each rule that is for taps alone and pairs none."""
+    plan = names.plan
+    carried = [name for move in plan.moves for name in move.sources] if plan else []
+    carried += [*plan.constants, *plan.tied] if plan else []
+    theirs = list(dict.fromkeys(name.partition("#")[0] for name in truth.taps))
+    ours = {name.partition("#")[0] for name in got.taps}
+    for rule in names.rules if theirs else ():
+        targets = {there for _, (there, *_) in rule.groups(theirs)}
+        if rule.groups(carried) or {flax_path(names.module, name) for name in targets} & ours:
+            continue
+        here, there = rule.sides
+        if targets:
+            yield f"{rule} pairs no tap: Flax has no {there}; nearest: {nearest(there, ours)}"
+        else:
+            yield f"{rule} pairs no tap: torch has no {here}; nearest: {nearest(here, theirs)}"
 
 
 def _value(

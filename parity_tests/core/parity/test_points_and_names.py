@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn.parity import Rule, compare
+from flax_attn.parity import ParityError, Rule, compare
 from flax_attn.parity.diagnosis import local_error
 from flax_attn.parity.sides import match
 from flax_attn.parity.sides.run import Call, Run
@@ -260,3 +260,51 @@ def test_float64_tells_narrow_dtypes_what_belongs_together():
     report = compare(Twice(), TwicePort(), X, dtypes=("float64", "float32"), eager=False)
     assert report.ok and "up (torch)" in report.unpaired, report
     assert not any(name.endswith("(Flax)") for name in report.unpaired), report
+
+
+class Attend(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+class AttendPort(nnx.Module):
+    wrong = 1.0
+
+    def __call__(self, x):
+        scores = tap("scores", x @ x.mT)
+        return self.wrong * (tap("weights", jax.nn.softmax(scores)) @ x)
+
+
+class Whole(nnx.Module):
+    def __init__(self, wrong):
+        self.up, self.mha = nnx.Linear(D, D, rngs=nnx.Rngs(0)), AttendPort()
+        self.mha.wrong = wrong
+
+    def __call__(self, x):
+        return self.mha(self.up(x))
+
+
+def renamed(rules, wrong=1.0):
+    theirs = torch.nn.ModuleDict({"up": torch.nn.Linear(D, D), "attend": Attend()})
+    call = lambda m, x: m["attend"](m["up"](x))  # noqa: E731
+    return compare(theirs, Whole(wrong), X, rules=rules, torch_call=call, **QUICK)
+
+
+def test_a_rule_pairs_modules_that_hold_nothing():
+    report = renamed([Rule("attend -> mha")])
+    assert report.ok and not report.unpaired, report
+    assert {"mha", "mha.scores", "mha.weights"} <= compared(report)
+    assert places(renamed([Rule("attend -> mha")], wrong=1.1)) == ["mha"]
+    for names in ("atend -> mha", "attend -> mhu", "attend -> up"):
+        with pytest.raises(ParityError, match="matches no tensor"):
+            renamed([Rule(names)])
+
+
+def test_a_rule_for_taps_that_pairs_none_is_told():
+    for names, told in (
+        ("attend.scores -> maha.scores", "Flax has no maha.scores; nearest: mha.scores"),
+        ("atend.scores -> matte.scores", "torch has no atend.scores; nearest: attend.scores"),
+    ):
+        report = renamed([Rule(names)])
+        assert any(f"pairs no tap: {told}" in note for note in report.notes), report
+    assert "pairs no tap" not in str(renamed([Rule("attend.scores -> mha.scores")]))
