@@ -19,7 +19,7 @@ from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from .hints import backward_hint, hint
-from .places import Between, Local, another_way, between, rewritten
+from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
@@ -99,6 +99,11 @@ def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Diverg
             seen.append(lies.got)
             place = Divergence.of(lies.row, "between", _looks(local, row, lies))
             found.append((lies, replace(place, advice=lies.advice)))
+        if lies is not None and (own := own_fault(local, row)):
+            odd, out = own
+            run = replace(local.run, taps={**local.run.taps, row.name: out})
+            looks = hint(odd, run, local.truth, local.pair.names)
+            found.append((None, Divergence.of(odd, "value", looks)))
     return found
 
 

@@ -3,22 +3,27 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from .. import judge
-from ..pairs import held_at
+from ..pairs import LAYERS, flax_state, held_at
 from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
-from ..sides.match import SCALED, counterparts, hidden, paired
+from ..sides.match import SCALED, counterparts, hidden, layouts, paired
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
 # How often two taps that feed one step are told apart by a run of their own.
 ROUNDS = 4
+# In how many layouts a layer is called alone.
+LAID = 6
 
 
 @dataclass
@@ -240,6 +245,47 @@ def between(local: Local, row: Row) -> Between | None:
             got, match = met[0]
             return _found(local, row, got, match.value, _alone(local, row.name, theirs))
     return None
+
+
+def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
+    """A layer's fault of its own although it was given something wrong: its row, what it gives.
+
+    It is called alone with what torch gave its counterpart, in each layout that may be meant.
+    """
+    pair, theirs = local.pair, local.theirs.get(row.name, "")
+    held = held_at(pair.flax_module, row.name.partition("#")[0])
+    given = [x for x in local.run.inputs.get(row.name, ()) if is_floating(x)]
+    call, force = local.truth.calls.get(theirs), local.force.get(row.name)
+    wants = [x for x in call.inputs.values() if is_floating(x)] if call else []
+    alone = isinstance(held, LAYERS) and not pair.request.train and len(given) == len(wants) == 1
+    if not alone or force is None:
+        return None
+    found = []
+    for layout in islice(layouts("", given[0].shape, wants[0].shape), LAID):
+        out = _called_alone(pair, row.name.partition("#")[0], layout.value(wants[0]))
+        verdict = judge.same_function(out, force.value)
+        if not verdict.differs:
+            return None
+        found.append((replace(row, verdict=verdict), out))
+    return min(found, key=lambda one: one[0].verdict.error, default=None)
+
+
+def _called_alone(pair: Pair, path: str, x: np.ndarray) -> np.ndarray:
+    """What one of Flax's layers gives, with torch's weights in float64."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.default_matmul_precision("highest"),
+    ):
+        copy = nnx.clone(pair.flax_module)
+        copy.eval()
+        held = flax_state(copy)
+        for name, value in pair.weights(pair.narrow("float64")).items():
+            held[name].set_value(jnp.asarray(value))
+        layer = held_at(copy, path)
+        if isinstance(layer, nnx.Embed):
+            layer.dtype = None
+        return np.asarray(layer(jnp.asarray(x)))
 
 
 def _before_output(local: Local, row: Row) -> Between | None:

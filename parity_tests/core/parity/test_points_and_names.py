@@ -308,3 +308,30 @@ def test_a_rule_for_taps_that_pairs_none_is_told():
         report = renamed([Rule(names)])
         assert any(f"pairs no tap: {told}" in note for note in report.notes), report
     assert "pairs no tap" not in str(renamed([Rule("attend.scores -> mha.scores")]))
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(D, D), torch.nn.LayerNorm(D)
+
+    def forward(self, x):
+        return self.norm(torch.nn.functional.silu(self.up(x)))
+
+
+class NormedPort(nnx.Module):
+    def __init__(self, act, epsilon):
+        rngs = nnx.Rngs(0)
+        self.up, self.act = nnx.Linear(D, D, rngs=rngs), act
+        self.norm = nnx.LayerNorm(D, epsilon=epsilon, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.act(self.up(x)))
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.1])
+def test_a_layer_that_is_given_something_wrong_may_be_wrong_itself(epsilon):
+    report = compare(Normed(), NormedPort(jax.nn.relu, epsilon), X, **QUICK)
+    own = [] if epsilon == 1e-5 else ["norm"]
+    assert places(report) == ["between up and norm", *own], report
+    assert places(compare(Normed(), NormedPort(jax.nn.silu, epsilon), X, **QUICK)) == own
