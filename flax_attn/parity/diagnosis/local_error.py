@@ -18,7 +18,7 @@ from ..sides.flax import Force
 from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
-from .hints import backward_hint, hint
+from .hints import backward_hint, hint, state_hint
 from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -77,7 +77,7 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     return replace(
         report,
         local=tuple(rows),
-        divergences=tuple(places) or (_result(failed[0]),),
+        divergences=tuple(places) or (_result(failed[0], pair.names, plain, truth),),
         maps=dict(_maps(wrong, local.run, truth, pair.names)),
         notes=notes,
     )
@@ -117,7 +117,7 @@ def _looks(local: Local, row: Row, lies: Between) -> str:
         run = replace(local.run, taps={**local.run.taps, told: lies.got})
         if looks := hint(replace(row, name=told), run, truth, names):
             return looks
-    return hint(row, local.run, truth, names)
+    return hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
 
 
 def _with_places(
@@ -137,9 +137,10 @@ def _told(other: set[str]) -> Iterator[str]:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
 
-def _result(row: Row) -> Divergence:
+def _result(row: Row, names: Names, plain: Run, truth: Run) -> Divergence:
     """A result that differs where no place does."""
-    return Divergence.of(row, "value" if row.kind == "output" else row.kind)
+    looks = state_hint(row.name, plain, truth, names) if row.kind == "state" else ""
+    return Divergence.of(row, "value" if row.kind == "output" else row.kind, looks)
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:

@@ -6,6 +6,7 @@ that gives Flax's value, wherever that differs from torch's, says what the fault
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,42 +18,69 @@ from ...sides.run import Call, Run
 from .again import earlier, together
 from .anything import anything, narrow, zeros
 from .attention import context, heads_together, scores, weights
+from .between import between
 from .conditioning import conditioning
 from .conjugate import conjugate, is_complex
-from .evidence import Evidence, Guess
+from .evidence import Evidence, Guess, Guesses
+from .filled import other_fills, without_fills
 from .fused import recut, recut_together
+from .kept import changed_alone
 from .likeness import partly, throughout, where_it_differs
 from .modules import submodule
 from .rotary import fitted_base, turned, turned_together
+from .rounding import rounded_otherwise
 
 POINTS = {"scores": scores, "weights": weights, "context": context, "input": recut}
 POINTS |= dict.fromkeys(("query", "key", "value"), turned)
+# How many of torch's taps before a place are looked at there.
+BEFORE = 8
+Found = TypeVar("Found")
+
+
+def attempt(step: Callable[[], Found], otherwise: Found) -> Found:
+    """What a step of the search gives; `otherwise` if it raises, since no hint is worth a verdict.
+
+    Guesses are made for arrays of known shapes and kinds, and meet others in foreign modules.
+    """
+    try:
+        return step()
+    except Exception:
+        return otherwise
 
 
 def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
     """What the value of a failed local row looks like, or ""."""
-    evidence = _evidence(row.name, run, truth, names)
+    return attempt(lambda: _hint(row.name, run, truth, names), "")
+
+
+def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
+    evidence = _evidence(tap, run, truth, names)
     if evidence is None:
         return ""
     if is_complex(evidence.got, evidence.want):
         return conjugate(evidence.got, evidence.want)
+    if hidden_elsewhere := other_fills(evidence):
+        return hidden_elsewhere
+    evidence = without_fills(evidence)
     with np.errstate(all="ignore"):
         said = explained(evidence)
         if not said and evidence.point == "scores":
-            said = explained(_centred(evidence))
-        return said or conditioning(evidence) or narrow(evidence)
+            said = attempt(lambda: explained(_centred(evidence)), "")
+        for more in (rounded_otherwise, conditioning, narrow):
+            said = said or attempt(lambda more=more: more(evidence), "")
+        return said
 
 
 def explained(evidence: Evidence) -> str:
     """What the first guess says that explains the whole difference, or ""."""
     for explains in (throughout, where_it_differs):
         for guess in _guesses(evidence):
-            if explains(evidence, guess):
+            if attempt(lambda e=explains, g=guess: e(evidence, g), False):
                 return _told(guess[0], 1.0)
         if nothing := zeros(evidence):
             return nothing
     for guess in _guesses(evidence):
-        share = partly(evidence, guess)
+        share = attempt(lambda g=guess: partly(evidence, g), None)
         if share is not None:
             return _told(guess[0], share)
     return ""
@@ -79,6 +107,15 @@ def _told(what: str | Callable[[float], str], share: float) -> str:
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     """What a gradient that arrives looks like, or ""."""
+    return attempt(lambda: _backward_hint(got, want), "")
+
+
+def state_hint(path: str, run: Run, truth: Run, names: Names) -> str:
+    """What a difference in the state that a call leaves behind comes from, or ""."""
+    return attempt(lambda: changed_alone(path, run, truth, names), "")
+
+
+def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     if not got.any():
         return "a gradient that is stopped"
     if is_complex(got, want):
@@ -109,8 +146,8 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         if point_of(tap) == "scores":
             got, want = hidden(got), hidden(want)
         call = truth.calls.get(name, Call("output"))
-        heard = _heard(run, truth, names)
-        return Evidence(name, got, match.value, want, match.layout, call, truth, heard)
+        heard, before = _heard(run, truth, names), _before(name, want, truth)
+        return Evidence(name, got, match.value, want, match.layout, call, truth, heard, before)
     return None
 
 
@@ -127,10 +164,18 @@ def _given(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         owner, _, last = name.rpartition(".")
         count = last.partition("#")[2]
         here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
-        heard = _heard(run, truth, names)
-        inside = Call("input")
-        return Evidence(here, given[0], match.value, want, match.layout, inside, truth, heard)
+        heard, before = _heard(run, truth, names), _before(name, want, truth)
+        facts = (Call("input"), truth, heard, before)
+        return Evidence(here, given[0], match.value, want, match.layout, *facts)
     return None
+
+
+def _before(name: str, want: np.ndarray, truth: Run) -> dict[str, np.ndarray]:
+    """Torch's taps before a place that it may be computed from, the last of them first."""
+    order = list(truth.taps)
+    order = order[: order.index(name)] if name in truth.taps else order
+    taps = ((n, truth.taps[n]) for n in reversed(order) if not n.startswith(f"{name}."))
+    return dict([(n, x) for n, x in taps if x.dtype.kind == "f" and x.size >= want.size][:BEFORE])
 
 
 def _heard(run: Run, truth: Run, names: Names) -> frozenset[str]:
@@ -138,9 +183,17 @@ def _heard(run: Run, truth: Run, names: Names) -> frozenset[str]:
 
 
 def _guesses(evidence: Evidence) -> Iterator[Guess]:
-    yield from POINTS.get(evidence.point, submodule)(evidence)
-    yield from anything(evidence)
-    yield from earlier(evidence, POINTS)
+    yield from _tried(lambda: POINTS.get(evidence.point, submodule)(evidence))
+    yield from _tried(lambda: between(evidence))
+    yield from _tried(lambda: anything(evidence))
+    yield from _tried(lambda: earlier(evidence, POINTS))
     for changes in (turned_together, recut_together, heads_together):
-        yield from together(evidence, changes)
-    yield from fitted_base(evidence)
+        yield from _tried(lambda c=changes: together(evidence, c))
+    yield from _tried(lambda: fitted_base(evidence))
+
+
+def _tried(guesses: Callable[[], Guesses]) -> Iterator[Guess]:
+    """Guesses up to the first that raises."""
+    made = attempt(guesses, iter(()))
+    while (guess := attempt(lambda: next(made, None), None)) is not None:
+        yield guess

@@ -46,6 +46,11 @@ class Attention:
         parts = {point: taps[name] for point, name in named.items() if name in taps}
         if not {"query", "key", "scores", "weights"} <= parts.keys():
             return None
+        if not _multiply(parts["query"], np.swapaxes(parts["key"], -1, -2), parts["scores"]):
+            return None
+        heads = parts["scores"].shape[-3] if parts["scores"].ndim > 3 else 1
+        if "context" in parts and len(parts["context"].reshape(-1, *_tail(parts))) % heads:
+            return None
         steps = steps_of(evidence.at("scores"), product(parts["query"], parts["key"]))
         used = None
         if "context" in parts:
@@ -90,6 +95,19 @@ class Attention:
         with np.errstate(all="ignore"):
             ratio = np.where(merged == 0, 1.0, before.reshape(merged.shape) / merged)
         return ratio if np.isfinite(ratio).all() else None
+
+
+def _multiply(left: np.ndarray, right: np.ndarray, made: np.ndarray) -> bool:
+    """Whether one array is in size the product of two others, which taps of one name may not be."""
+    if min(left.ndim, right.ndim) < 2 or left.shape[-1] != right.shape[-2]:
+        return False
+    if left.shape[:-2] != right.shape[:-2]:
+        return False
+    return left.size // max(left.shape[-1], 1) * right.shape[-1] == made.size
+
+
+def _tail(parts: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+    return parts["context"].shape[-2:]
 
 
 Reach = Callable[[Changed], np.ndarray]

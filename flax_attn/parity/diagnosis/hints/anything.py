@@ -5,6 +5,7 @@ import numpy as np
 
 from .evidence import Evidence, Guesses
 from .likeness import differing
+from .masks import only_blind
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
 
@@ -58,7 +59,7 @@ def _factor(evidence: Evidence) -> Guesses:
     """One factor for all that differs, if there is one."""
     seen = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
     apart = seen & (evidence.got != evidence.want)
-    if apart.sum() < 3:
+    if apart.sum() < 3 or only_blind(evidence, differing(evidence.got, evidence.want)):
         return
     ratios = evidence.got[apart] / evidence.want[apart]
     factor = float(np.median(ratios))

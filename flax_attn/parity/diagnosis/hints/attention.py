@@ -11,6 +11,8 @@ from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses
 from .masks import hidden_otherwise, rows_of_weights
+from .sinks import without_sinks
+from .softcaps import other_caps
 
 
 def scores(evidence: Evidence) -> Guesses:
@@ -23,6 +25,7 @@ def scores(evidence: Evidence) -> Guesses:
     yield from hidden_otherwise(evidence, raw, steps)
     yield from _scaled_otherwise(evidence, raw, steps)
     yield from _steps_changed(raw, steps)
+    yield from other_caps(evidence, raw, steps)
     yield from _other_products(evidence, query, key, steps)
 
 
@@ -167,6 +170,7 @@ def weights(evidence: Evidence) -> Guesses:
     if score is None:
         return
     yield from rows_of_weights(evidence, score)
+    yield from without_sinks(evidence.plain)
     finite = np.where(np.isfinite(score), score, -1e30)
     for back in range(1, score.ndim + 1):
         if back != 1:
@@ -206,6 +210,8 @@ def context(evidence: Evidence) -> Guesses:
     weight, value = evidence.call.inputs.get("weights"), evidence.call.inputs.get("value")
     if weight is None or value is None:
         return
+    for what, other in without_sinks(weight):
+        yield what, other @ value
     if weight.shape[-1] == weight.shape[-2]:
         yield "the weights transposed", np.swapaxes(weight, -1, -2) @ value
     for point, what in (("key", "keys"), ("query", "queries")):

@@ -3,22 +3,39 @@
 import numpy as np
 
 from ... import judge
+from ...groups import fills
 from .chain import replay, softmax, steps_of
 from .evidence import Evidence
 from .norms import form_of
 
 # More multiplications than this are not done again in extended precision, which is slow.
 MANY = 1 << 24
+# How far rounding moves the terms of a sum, so that torch's value counts as made again; and the
+# largest error for which rounding is ever blamed.
+TERMS, LARGEST = 1e-14, 1e-3
 
 
 def conditioning(evidence: Evidence) -> str:
-    """That the input cannot tell, if torch itself is as far off as Flax, or ""."""
-    exact = _extended(evidence)
-    if exact is None or exact.shape != evidence.plain.shape:
+    """That the input cannot tell, if torch itself is as far off as Flax, or "".
+
+    Torch's own value must first be made again from what it was made of, as well as rounding allows:
+    else another function was computed, which tells nothing.
+    """
+    exact, moved = _extended(evidence), _extended(evidence, TERMS)
+    if exact is None or moved is None or exact.shape != evidence.plain.shape:
         return ""
-    own = judge.error(evidence.plain, exact)
-    theirs = judge.error(evidence.got, evidence.layout.value(exact))
-    if not own * 2 > judge.SAME_FUNCTION or not theirs <= judge.NO_WORSE * own:
+    lay = evidence.layout.value
+    arrays = evidence.got, lay(evidence.plain), lay(exact), lay(moved)
+    if any(x.shape != evidence.got.shape for x in arrays):
+        return ""
+    filled = [~np.isfinite(x) | (fills(x.astype(np.float64), "float64") != 0) for x in arrays]
+    if any((places != filled[0]).any() for places in filled) or filled[0].all():
+        return ""
+    got, plain, exact, moved = (x[~filled[0]] for x in arrays)
+    if np.linalg.norm(plain - exact) > np.linalg.norm(moved - exact):
+        return ""
+    own, theirs = judge.error(plain, exact), judge.error(got, exact)
+    if not judge.SAME_FUNCTION < own * 2 or not theirs <= min(judge.NO_WORSE * own, LARGEST):
         return ""
     number = own / float(np.finfo(np.float64).eps)
     return (
@@ -28,8 +45,11 @@ def conditioning(evidence: Evidence) -> str:
     )
 
 
-def _extended(evidence: Evidence) -> np.ndarray | None:
-    """The step computed again in extended precision from torch's own inputs."""
+def _extended(evidence: Evidence, terms: float = 0.0) -> np.ndarray | None:
+    """The step computed again in extended precision from torch's own inputs.
+
+    With `terms`, all that is summed up is that much of its size larger.
+    """
     call, wide = evidence.call, np.longdouble
     given = {name: x.astype(wide) for name, x in call.inputs.items() if x.dtype.kind == "f"}
     if evidence.point == "scores" and {"query", "key"} <= given.keys():
@@ -37,17 +57,32 @@ def _extended(evidence: Evidence) -> np.ndarray | None:
         if query.size * key.shape[-1] > MANY:
             return None
         steps = steps_of(evidence, call.inputs["query"] @ np.swapaxes(call.inputs["key"], -1, -2))
-        return replay(steps, query @ key).reshape(evidence.plain.shape)
+        made = replay(steps, _sum(query, key, terms))
+        return made.reshape(evidence.plain.shape)
     if evidence.point == "weights" and "scores" in given:
-        return softmax(given["scores"]).reshape(evidence.plain.shape)
+        score = given["scores"]
+        seen = np.where(np.isfinite(score), score, 0.0)
+        made = softmax(score + terms * _alternating(np.abs(seen) + 1))
+        return made.reshape(evidence.plain.shape)
     if evidence.point == "context" and {"weights", "value"} <= given.keys():
         if given["weights"].size * given["value"].shape[-1] > MANY:
             return None
-        return given["weights"] @ given["value"]
-    return _module(evidence, given)
+        return _sum(given["weights"], given["value"], terms)
+    return _module(evidence, given, terms)
 
 
-def _module(evidence: Evidence, given: dict[str, np.ndarray]) -> np.ndarray | None:
+def _sum(left: np.ndarray, right: np.ndarray, terms: float) -> np.ndarray:
+    """A product of matrices, every term of it so much of its size larger."""
+    made = left @ right
+    return made + terms * (np.abs(left) @ np.abs(right)) if terms else made
+
+
+def _alternating(x: np.ndarray) -> np.ndarray:
+    """Neighbours with different signs: a constant in a row changes no softmax."""
+    return x * (-1.0) ** np.arange(x.shape[-1])
+
+
+def _module(evidence: Evidence, given: dict[str, np.ndarray], terms: float) -> np.ndarray | None:
     """A linear layer or a norm."""
     x, weight = given.get("0"), evidence.call.params.get("weight")
     if x is None or weight is None or weight.dtype.kind != "f":
@@ -56,8 +91,13 @@ def _module(evidence: Evidence, given: dict[str, np.ndarray]) -> np.ndarray | No
     weight = weight.astype(np.longdouble)
     if weight.ndim == 2 and x.size * weight.shape[0] <= MANY:
         weight = weight if evidence.call.kind == "Conv1D" else weight.T
-        return x @ weight + bias if x.shape[-1] == weight.shape[0] else None
+        if x.shape[-1] != weight.shape[0]:
+            return None
+        return _sum(x, weight, terms) + bias + terms * np.abs(bias)
     if weight.ndim == 1 and x.shape[-1] == weight.shape[0]:
         form = form_of(evidence, evidence.call.inputs["0"], evidence.call.params["weight"])
-        return None if form is None else form(x, weight, bias, given.get("1"))
+        if form is None:
+            return None
+        x = x + terms * _alternating(np.abs(x)) if terms else x
+        return form(x, weight, bias, given.get("1"))
     return None

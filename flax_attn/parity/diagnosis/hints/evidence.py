@@ -1,7 +1,7 @@
 """What a hint may look at: Flax's value and torch's at one tap, and all that torch recorded."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Evidence:
       call: what torch computed it from.
       truth: all that torch recorded.
       heard: torch's names of the taps that Flax has too; in a diagnosis these are torch's own.
+      before: torch's taps that it may be computed from, the last of them first.
     """
 
     tap: str
@@ -37,6 +38,7 @@ class Evidence:
     call: Call
     truth: Run
     heard: frozenset[str] = frozenset()
+    before: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def point(self) -> str:

@@ -98,7 +98,8 @@ class Own:
         for cut in self.cuts:
             if cut.order != self.cut.order and len(cut.parts) == len(self.cut.parts):
                 name = self.cut.name
-                yield f"{name} cut as {cut.order}, where torch cuts {self.cut.order}", cut
+                other = f"{name} cut as {cut.order}, where torch cuts {self.cut.order}"
+                yield f"{other}: another order of its axes", cut
 
     def made(self, cut: Cut, part: int | None = None) -> np.ndarray:
         """The point, `B H T D`, by another cut."""
@@ -148,8 +149,19 @@ def recut(evidence: Evidence) -> Guesses:
             if part != own.part and own.cut.parts[part].shape == want.shape:
                 made = own.made(own.cut, part)
                 made = np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
-                yield f"part {part} of {own.cut.name}, where torch takes part {own.part}", made
+                what = f"part {part} of {own.cut.name}, where torch takes part {own.part}"
+                yield f"{what}: {_of_parts(evidence, made)}", made
         return
+
+
+def _of_parts(evidence: Evidence, made: np.ndarray) -> str:
+    """Which point another part of a projection is in torch."""
+    for point in POINTS[:3]:
+        other = evidence.near(point)
+        if point != evidence.point and other is not None and other.size == made.size:
+            if judge.same_function(made.reshape(other.shape), other).ok:
+                return f"the {point} in its place"
+    return "another order of the parts"
 
 
 def recut_together(

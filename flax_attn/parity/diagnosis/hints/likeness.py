@@ -55,8 +55,8 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
         if abs(change) <= judge.SAME_FUNCTION * abs(share):
             break
     end = laid(share)
-    if end is None or not 0 < abs(share) < 1:
-        return None
+    if end is None or not 0 < abs(share) < 1 or (share < 0 and not callable(guess[0])):
+        return None  # less than nothing of a fault is none of it
     return share if judge.alike((end - start)[seen], delta) else None
 
 
@@ -89,3 +89,19 @@ def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | No
             return None
 
     return family
+
+
+def in_torchs_layout(evidence: Evidence) -> np.ndarray:
+    """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
+    places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
+    back = np.full(evidence.plain.size, np.nan)
+    try:
+        at = evidence.layout.value(places)
+    except ValueError:
+        return back
+    laid = evidence.layout.value(evidence.plain)
+    size = float(np.vdot(laid, laid))
+    factor = float(np.vdot(laid, evidence.want)) / size if size else 1.0
+    if at.shape == evidence.got.shape and factor:
+        back[at] = evidence.got / factor
+    return back

@@ -122,3 +122,13 @@ def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
     raw = product(query, key)
     steps = [step for step in steps_of(at, raw) if not is_mask(step)]
     return replay(steps, raw).reshape(score.shape)
+
+
+def only_blind(evidence: Evidence, places: np.ndarray) -> bool:
+    """Whether places lie only in weights of rows that see nothing."""
+    score = evidence.call.inputs.get("scores")
+    if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
+        return False
+    nothing = np.broadcast_to(blind(score.reshape(evidence.plain.shape)), evidence.plain.shape)
+    there = evidence.layout.value(nothing)
+    return there.shape == places.shape and bool(places.any()) and not (places & ~there).any()

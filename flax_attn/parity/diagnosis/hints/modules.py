@@ -1,11 +1,9 @@
 """Faults of a submodule: weights untransposed or of another, biases, heads, activations."""
 
-import math
-from collections.abc import Callable
-
 import ml_dtypes
 import numpy as np
 
+from .activations import ACTIVATIONS
 from .evidence import Evidence, Guesses
 from .norms import norm
 from .others import alike, other_inputs
@@ -153,29 +151,3 @@ def _activation(evidence: Evidence) -> Guesses:
         yield "what dropout keeps not scaled up", evidence.plain * (1 - rate)
         dropped = np.where(evidence.plain == 0, x / (1 - rate), 0.0)
         yield "dropout's mask inverted", dropped
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[float])(x)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
-
-
-def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the tanh GELU": _gelu_tanh,
-    "the exact GELU": lambda x: 0.5 * x * (1 + _erf(x / 2**0.5)),
-    "the sigmoid GELU": lambda x: x * _sigmoid(1.702 * x),
-    "ReLU": lambda x: np.maximum(x, 0),
-    "SiLU": lambda x: x * _sigmoid(x),
-    "the sigmoid": _sigmoid,
-    "tanh": np.tanh,
-    "softplus": lambda x: np.logaddexp(x, 0),
-    "squared ReLU": lambda x: np.maximum(x, 0) ** 2,
-}

@@ -18,6 +18,13 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 # No author means an epsilon this near to torch's: it is another one in part.
 NEAR = 1e-2
 BEFORE, AFTER = "before the gate", "after the gate"
+# What a norm divides by, for a variance v of n numbers.
+SPREADS = {
+    "": "the root of v + epsilon",
+    "n - 1": "the root of the unbiased variance, over n - 1, + epsilon",
+    "outside": "the deviation, the root of v, + epsilon outside the root",
+    "n - 1, outside": "the unbiased deviation, over n - 1, + epsilon outside the root",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Form:
       offset: what is added to the gain: 0, or 1 where weights are stored around zero.
       gated: "" without a gate, else whether the norm comes before it or after it.
       act: of the gate.
+      spread: what is divided by, one of `SPREADS`.
     """
 
     eps: float
@@ -37,14 +45,19 @@ class Form:
     offset: float = 0.0
     gated: str = ""
     act: str = "nothing"
+    spread: str = ""
+
+    def over(self, x: np.ndarray) -> np.ndarray:
+        """`x` normed, without gain and bias."""
+        return normed(x, self.eps, self.centred, spread=self.spread)
 
     def __call__(
         self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, gate: np.ndarray | None = None
     ) -> np.ndarray:
         opened = 1.0 if gate is None or not self.gated else ACTIVATIONS[self.act](gate)
         if self.gated == AFTER:
-            return normed(x * opened, self.eps, self.centred) * (weight + self.offset) + bias
-        made = normed(x, self.eps, self.centred) * (weight + self.offset) + bias
+            return self.over(x * opened) * (weight + self.offset) + bias
+        made = self.over(x) * (weight + self.offset) + bias
         return made * opened
 
 
@@ -58,22 +71,26 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     if x.shape[-1] != weight.shape[0]:
         return
     gate = call.inputs.get("1")
-    form = form_of(evidence, x, weight) or given
+    form = form_of(evidence, x, weight)
+    if form is None:  # of a formula that is not known nobody can tell what is another in it
+        yield "no norm at all", x
+        return
     if form.gated:
         yield from _gated(form, x, weight, bias, gate)
-    own, centred, right = form.eps, form.centred, normed(x, form.eps, form.centred)
+    own = form.eps
     for eps in EPSILONS:
-        if eps != own:
+        if f"{eps:.3g}" != f"{own:.3g}":
             what = f"another epsilon: {eps:.3g}, not {own:.3g}"
             yield what, replace(form, eps=eps)(x, weight, bias, gate)
     yield from _fitted_epsilon(evidence, form, x, weight, bias, gate)
+    yield from _spreads(form, x, weight, bias, gate)
     if form.gated:
         return
     gain = weight + form.offset
     yield from _offsets(form, x, weight, bias)
-    yield from other_inputs(evidence, x, lambda x: normed(x, own, centred) * gain + bias)
-    yield from _gains(evidence, x, gain, bias, right)
-    yield from _spreads(x, gain, bias, own, centred)
+    yield from other_inputs(evidence, x, lambda x: form.over(x) * gain + bias)
+    yield from _gains(evidence, x, gain, bias, form.over(x))
+    yield from _axes(form, x, gain, bias)
 
 
 def _told(evidence: Evidence) -> Form:
@@ -90,6 +107,7 @@ def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | Non
     tried, gate = _forms(_told(evidence)), evidence.call.inputs.get("1")
     if gate is not None and gate.shape == x.shape:
         tried = (*tried, *_gates(tried))
+    tried = (*tried, *(replace(form, spread=s) for s in SPREADS if s for form in tried))
     for form in tried:
         made = form(x, weight, bias, gate)
         if judge.same_function(made, evidence.plain).ok:
@@ -149,18 +167,32 @@ def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Gu
     gap = x - x.mean(-1, keepdims=True) if form.centred else x
     spread = (gap**2).mean(-1)
     with np.errstate(all="ignore"):
-        eps = float(np.median(spread / (((flax - bias) / gain) ** 2).mean(-1) - spread))
+        times = (((flax - bias) / gain) ** 2).mean(-1)
+        eps = spread / times - spread
+        if form.spread:
+            n = x.shape[-1]
+            wide = spread * n / (n - 1) if "n - 1" in form.spread else spread
+            eps = spread / times - wide
+            eps = (spread / times) ** 0.5 - wide**0.5 if "outside" in form.spread else eps
+        eps = float(np.median(eps))
     for guess in (float(f"{eps:.3g}"), eps):
         if 0 < guess < np.inf and abs(guess - form.eps) > NEAR * form.eps:
             made = replace(form, eps=guess)(given, weight, bias, gate)
             yield f"another epsilon: {guess:.6g}, not {form.eps:.3g}", made
 
 
-def normed(x: np.ndarray, eps: float, centred: bool, axis: int = -1) -> np.ndarray:
+def normed(
+    x: np.ndarray, eps: float, centred: bool, axis: int = -1, spread: str = ""
+) -> np.ndarray:
     """`x` over the root of its mean square, its mean taken off where it is centred."""
     gap = x - x.mean(axis, keepdims=True) if centred else x
+    n = x.shape[axis]
+    less = 1 if "n - 1" in spread and n > 1 else 0
     with np.errstate(all="ignore"):
-        return gap / np.sqrt((gap**2).mean(axis, keepdims=True) + eps)
+        variance = (gap**2).sum(axis, keepdims=True) / (n - less)
+        if "outside" in spread:
+            return gap / (np.sqrt(variance) + eps)
+        return gap / np.sqrt(variance + eps)
 
 
 def _batch_norm(evidence, x, weight, bias, eps) -> Guesses:
@@ -199,22 +231,26 @@ def _gains(
     yield "the norm left out, its gain and bias alone", x * weight + bias
 
 
-def _spreads(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, own: float, centred: bool
-) -> Guesses:
+def _spreads(form: Form, x, weight, bias, gate) -> Guesses:
     """Another measure of the spread."""
+    for spread, what in SPREADS.items():
+        if spread != form.spread:
+            said = f"divided by {what}, torch's by {SPREADS[form.spread]}"
+            yield said, replace(form, spread=spread)(x, weight, bias, gate)
+            for eps in (eps for eps in EPSILONS if f"{eps:.3g}" != f"{form.eps:.3g}"):
+                made = replace(form, spread=spread, eps=eps)(x, weight, bias, gate)
+                yield f"{said}; and another epsilon: {eps:.3g}, not {form.eps:.3g}", made
+
+
+def _axes(form: Form, x: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> Guesses:
+    """A mean taken off or not, another axis, another sum, another dtype."""
+    own, centred = form.eps, form.centred
     other = "the mean not taken off" if centred else "the mean taken off"
-    yield f"another norm, {other}", normed(x, own, not centred) * weight + bias
+    yield f"another norm, {other}", replace(form, centred=not centred).over(x) * gain + bias
     gap = x - x.mean(-1, keepdims=True) if centred else x
-    spread = np.sqrt((gap**2).mean(-1, keepdims=True))
-    yield "epsilon added to the deviation", gap / (spread + own) * weight + bias
-    n = x.shape[-1]
-    if n > 1:
-        unbiased = (gap**2).sum(-1, keepdims=True) / (n - 1)
-        yield "the unbiased variance, over n - 1", gap / np.sqrt(unbiased + own) * weight + bias
     total = np.sqrt((gap**2).sum(-1, keepdims=True) + own)
-    yield "the sum of squares, not their mean", gap / total * weight + bias
+    yield "the sum of squares, not their mean", gap / total * gain + bias
     for axis in range(x.ndim - 1):
-        yield f"another axis, {axis}", normed(x, own, centred, axis) * weight + bias
+        yield f"another axis, {axis}", normed(x, own, centred, axis) * gain + bias
     narrow = normed(x.astype(np.float32), own, centred).astype(np.float64)
-    yield "a norm in float32", narrow * weight + bias
+    yield "a norm in float32", narrow * gain + bias

@@ -1,6 +1,6 @@
 """Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,8 +10,11 @@ from ... import judge
 from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
+from .fitting import parallel
 from .fused import POINTS, own_cut, recut
+from .likeness import in_torchs_layout
 from .turning import (
+    BASES,
     Turning,
     base_of,
     difference,
@@ -24,8 +27,8 @@ from .turning import (
     start,
 )
 
-# Above this many scores no base is searched for.
-LARGE = 1 << 18
+# Above this many scores no base is searched for; its logarithms that are tried first.
+LARGE, GRID = 1 << 18, np.linspace(1, 8, 113)
 
 
 def turned(evidence: Evidence) -> Guesses:
@@ -102,11 +105,47 @@ def turned_point(evidence: Evidence) -> Turned | None:
 
 def _turnings(evidence: Evidence, own: Turned) -> Values:
     x, turning = own
-    flax = measured(x, _in_torchs_layout(evidence).reshape(x.shape))
+    flax = measured(x, in_torchs_layout(evidence).reshape(x.shape))
     said = difference(turning, flax) if flax is not None else ""
     if flax is not None and said:
         yield f"rotary positions, {said}", flax(x)
     yield from _ways(own)
+    yield from _other_base(evidence, own)
+
+
+def _other_base(evidence: Evidence, own: Turned) -> Values:
+    """Any other base, however little of it there is."""
+    torchs = base_of(own.turning)
+    if torchs is None or own.x.size > LARGE:
+        return
+    start, got = own.turning(own.x), in_torchs_layout(evidence).reshape(own.x.shape)
+    base = parallel(lambda at: by_base(own, 10**at), start, got, GRID)
+    for guess in () if base is None else (float(f"{10**base:.6g}"), 10**base):
+        if f"{guess:.8g}" != f"{torchs:.8g}":
+            what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
+            yield f"rotary positions, {what}", by_base(own, guess)
+
+
+def _widths(own: Turned) -> Values:
+    """More numbers of each head turned than torch turns, or fewer."""
+    x, turning = own
+    torchs, head = turning.width, x.shape[-1]
+    base = base_of(turning)
+    bases = BASES if base is None else (base, *(b for b in BASES if b != base))
+    angles = turning.angles
+    sign = np.sign(frequencies(turning)[0]) or 1.0
+    places = sign * (np.arange(len(angles))[:, None] + start(angles * sign))
+    for width in (w for w in range(2, head + 1, 2) if w != torchs):
+        half = width // 2
+        whole = " (the whole head)" if width == head else ""
+        what = f"another width: {width} numbers of each head turned{whole}, torch turns {torchs}"
+        speeds = {"": powers(bases[0], half)}
+        speeds |= {f", by base {b:g}": powers(b, half) for b in bases[1:]}
+        if base is not None:
+            speeds[", by torch's angles"] = base ** (-np.arange(half) / angles.shape[1])
+        for more, speed in speeds.items():
+            table = np.exp(1j * places * speed)
+            yield f"{what}{more}", replace(turning, table=table, width=width)(x)
 
 
 def _ways(own: Turned) -> Values:
@@ -119,24 +158,8 @@ def _ways(own: Turned) -> Values:
     )
     for what, table in otherwise(turning):
         yield f"rotary positions, {what}", turning.by(table)(x)
-    for what, made in _half_done(x, turning):
+    for what, made in (*_widths(own), *_half_done(x, turning)):
         yield f"rotary positions, {what}", made
-
-
-def _in_torchs_layout(evidence: Evidence) -> np.ndarray:
-    """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
-    places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
-    back = np.full(evidence.plain.size, np.nan)
-    try:
-        at = evidence.layout.value(places)
-    except ValueError:
-        return back
-    laid = evidence.layout.value(evidence.plain)
-    size = float(np.vdot(laid, laid))
-    factor = float(np.vdot(laid, evidence.want)) / size if size else 1.0
-    if at.shape == evidence.got.shape and factor:
-        back[at] = evidence.got / factor
-    return back
 
 
 def _half_done(x: np.ndarray, turning: Turning) -> Values:
@@ -191,25 +214,12 @@ def fitted_base(evidence: Evidence) -> Guesses:
         turned = {p: by_base(own, base).reshape(parts[p].shape) for p, own in known.items()}
         return arrive(attention.again(turned))
 
-    base = solved(lambda logarithm: evidence.layout.value(made(10**logarithm)), evidence.got)
+    laid = evidence.layout.value
+    found = parallel(lambda at: laid(made(10**at)), evidence.want, evidence.got, GRID)
+    base = torchs if found is None else 10**found
     for guess in (float(f"{base:.6g}"), base):
         what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
         yield f"rotary positions, {what}", made(guess)
-
-
-def solved(made: Callable[[float], np.ndarray], got: np.ndarray) -> float:
-    """10 to the number at which `made` comes nearest to `got`."""
-    seen = np.isfinite(got)
-
-    def gap(x: float) -> np.ndarray:
-        return np.where(seen, np.nan_to_num(made(x)) - np.where(seen, got, 0.0), 0.0)
-
-    best = min(np.linspace(1, 8, 113), key=lambda x: float(np.linalg.norm(gap(x))))
-    for _ in range(20):
-        here, slope = gap(best), (gap(best + 1e-6) - gap(best - 1e-6)) / 2e-6
-        size = float(np.vdot(slope, slope))
-        best = float(np.clip(best - float(np.vdot(slope, here)) / size, 0, 12)) if size else best
-    return 10**best
 
 
 def by_base(own: Turned, base: float) -> np.ndarray:

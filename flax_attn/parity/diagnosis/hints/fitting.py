@@ -1,0 +1,39 @@
+"""A number that a fault depends on, solved for from Flax's value, however little of it there is."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+STEPS, WIDTH = 30, 1e-6
+
+
+def parallel(
+    made: Callable[[float], np.ndarray], start: np.ndarray, got: np.ndarray, grid: Iterable[float]
+) -> float | None:
+    """The number at which `made` differs from `start` in the direction in which `got` does.
+
+    So how much of the fault there is need not be known. None if no number comes near.
+    """
+    seen = np.isfinite(got) & np.isfinite(start)
+    wanted = (got - start)[seen]
+    size = float(np.linalg.norm(wanted))
+    if wanted.size < 3 or not size:
+        return None
+    wanted = wanted / size
+
+    def gap(at: float) -> np.ndarray:
+        """What of the wanted direction is left over."""
+        moved = np.nan_to_num((made(at) - start)[seen])
+        length = float(np.linalg.norm(moved))
+        moved = moved / length if length else moved
+        return wanted - float(np.vdot(moved, wanted)) * moved
+
+    best = min(grid, key=lambda at: float(np.linalg.norm(gap(at))))
+    for _ in range(STEPS):
+        here, slope = gap(best), (gap(best + WIDTH) - gap(best - WIDTH)) / (2 * WIDTH)
+        steep = float(np.vdot(slope, slope))
+        change = float(np.vdot(slope, here)) / steep if steep else 0.0
+        best -= float(np.clip(change, -0.1, 0.1))
+        if abs(change) < 1e-13:
+            break
+    return best if np.linalg.norm(gap(best)) < 1e-3 else None

@@ -1,0 +1,29 @@
+"""Differences in what a call leaves behind: counters, buffers, running statistics."""
+
+import numpy as np
+
+from ...sides.pair import Names
+from ...sides.run import Run
+
+
+def changed_alone(path: str, run: Run, truth: Run, names: Names) -> str:
+    """Which side alone changes a variable in its call, or ""."""
+    carried = names.carried(truth.state)
+    theirs = {names.tap(name): name for name in truth.state if name not in carried}
+    before = {path for path in carried if _moves(path, truth, names)}
+    changed = path in before or theirs.get(path) in truth.changed
+    ours, value = path in run.changed, run.state.get(path)
+    if ours == changed or value is None:
+        return ""
+    if ours:
+        return f"Flax changes {path} in this call, torch does not"
+    said = f"torch changes {path} in this call, Flax does not"
+    want = carried.get(path, truth.state.get(theirs.get(path, "")))
+    one_more = want is not None and want.dtype.kind in "iu" and np.array_equal(want, value + 1)
+    return f"a counter that is not counted up: {said}" if one_more else said
+
+
+def _moves(path: str, truth: Run, names: Names) -> bool:
+    """Whether torch changes a buffer that is carried to `path`."""
+    moved = {name: truth.state[name] for name in truth.changed if name in truth.state}
+    return path in names.carried(moved)

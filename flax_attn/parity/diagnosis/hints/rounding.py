@@ -1,0 +1,84 @@
+"""Roundings to 16 bits that one side means and the other leaves out, or makes otherwise."""
+
+import ml_dtypes
+import numpy as np
+
+from ... import judge
+from .chain import is_mask, product, replay, steps_of
+from .evidence import Evidence
+from .likeness import in_torchs_layout
+
+HALF = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"))
+# A rounding moves numbers by up to half a unit in the last place, and some by nearly that much.
+MOVED, FEW = 0.5, 8
+
+
+def rounded_otherwise(evidence: Evidence) -> str:
+    """That torch rounds to 16 bits where Flax does not, or rounds to others, or ""."""
+    if evidence.point == "scores" and (said := _of_a_bias(evidence)):
+        return said
+    return _told(evidence.got, evidence.want)
+
+
+def _told(got: np.ndarray, want: np.ndarray) -> str:
+    """What of two arrays is the rounding of the other."""
+    seen = np.isfinite(got) & np.isfinite(want)
+    got, want = got[seen], want[seen]
+    for dtype in HALF:
+        if not held(want, dtype):
+            continue
+        others = [other for other in HALF if other != dtype and held(got, other)]
+        if held(got, dtype):
+            continue
+        if rounds(got, want, dtype, *others):
+            theirs = f"torch rounds to {dtype.name} here"
+            return f"{theirs}, Flax to {others[0].name}" if others else f"{theirs}, Flax does not"
+    for dtype in HALF:
+        if held(got, dtype) and not held(want, dtype) and rounds(want, got, dtype):
+            return f"Flax rounds to {dtype.name} here, torch does not"
+    return ""
+
+
+def held(x: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether all numbers are of a dtype."""
+    with np.errstate(all="ignore"):
+        return x.size >= FEW and bool((x.astype(dtype).astype(np.float64) == x).all())
+
+
+def rounds(x: np.ndarray, made: np.ndarray, *dtypes: np.dtype) -> bool:
+    """Whether `made` is as far from `x` as rounding in these dtypes moves numbers, and no less."""
+    with np.errstate(all="ignore"):
+        limit = sum(_half_unit(made, dtype) for dtype in dtypes)
+        gap = np.where(
+            np.abs(x - made) <= judge.SAME_FUNCTION * np.abs(x).max(initial=0.0),
+            0.0,
+            np.abs(x - made) / limit,
+        )
+    apart = gap[gap > 0]
+    return apart.size >= FEW and MOVED < apart.max() <= 1 + 1e-6
+
+
+def _half_unit(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Half the distance of neighbours in a dtype, at each number of it."""
+    found = ml_dtypes.finfo(dtype)
+    size = np.maximum(np.abs(x), float(found.smallest_normal))
+    return np.exp2(np.floor(np.log2(size))) * float(found.eps) / 2
+
+
+def _of_a_bias(evidence: Evidence) -> str:
+    """That what torch adds to its scores is rounded, and what Flax adds is not."""
+    query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
+    if query is None or key is None:
+        return ""
+    raw, flax = product(query, key), in_torchs_layout(evidence)
+    steps = steps_of(evidence, raw)
+    for i, step in enumerate(steps):
+        bias = next((x for x in step.others if isinstance(x, np.ndarray)), None)
+        if step.name != "add" or bias is None or is_mask(step):
+            continue
+        rest = replay([s for s in (*steps[:i], *steps[i + 1 :]) if not is_mask(s)], raw)
+        added = flax.reshape(step.shape) - rest.reshape(step.shape)
+        seen = np.isfinite(added)
+        if said := _told(added[seen], np.broadcast_to(bias, step.shape)[seen]):
+            return f"the score's bias: {said}"
+    return ""

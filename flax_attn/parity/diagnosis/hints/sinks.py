@@ -1,0 +1,18 @@
+"""Sinks: one more key, that has a score and no value."""
+
+import numpy as np
+
+from .evidence import Values
+
+
+def without_sinks(weights: np.ndarray) -> Values:
+    """Torch's weights with its first or its last key taken for a sink, and left out."""
+    if weights.shape[-1] < 2:
+        return
+    for at, what in ((-1, "last"), (0, "first")):
+        others = weights.copy()
+        others[..., at] = 0.0
+        with np.errstate(all="ignore"):
+            alone = others / others.sum(-1, keepdims=True)
+        said = f"the sink left out: torch's softmax has it, the {what} key, in its denominator"
+        yield said, np.nan_to_num(alone)

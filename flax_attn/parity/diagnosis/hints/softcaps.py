@@ -1,0 +1,50 @@
+"""Softcaps that one side has alone, or another number in them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...sides.run import Step
+from .chain import is_mask, replay
+from .evidence import Evidence, Guesses
+from .fitting import parallel
+
+# Decimal logarithms of caps that are tried first.
+GRID = np.linspace(-1, 4, 51)
+
+
+def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+    """A cap solved for: at each place among torch's steps, or in the place of torch's."""
+    shape = evidence.plain.shape
+    kinds = [step.name for step in steps]
+    lay = evidence.layout.value
+    torchs = ""
+    places = [(steps[:i], steps[i:]) for i in range(len(steps) + 1) if _open(steps[:i])]
+    if "tanh" in kinds:
+        at = kinds.index("tanh")
+        places = [(steps[: max(at - 1, 0)], steps[at + 2 :])]
+        torchs = f", torch's {_cap(steps[max(at - 1, 0)]):.6g}"
+    for before, after in reversed(places):
+        inside = replay(before, raw)
+
+        def made(at: float, inside=inside, after=after) -> np.ndarray:
+            cap = 10**at
+            return replay(after, cap * np.tanh(inside / cap)).reshape(shape)
+
+        found = parallel(lambda at, made=made: lay(made(at)), evidence.want, evidence.got, GRID)
+        for cap in () if found is None else (float(f"{10**found:.6g}"), 10**found):
+            what = f"another softcap: {cap:.6g}{torchs}"
+            what = what if torchs else f"a softcap of {cap:.6g} that torch does not have"
+            yield what, made(float(np.log10(cap)))
+
+
+def _open(steps: Sequence[Step]) -> bool:
+    """Whether nothing is hidden yet: a cap behind the mask is another matter."""
+    return not any(map(is_mask, steps))
+
+
+def _cap(step: Step) -> float:
+    """The number of a step that divides or multiplies by a cap."""
+    number = next((x for i, x in enumerate(step.others) if i != step.place), 1.0)
+    number = float(np.asarray(number).flat[0])
+    return 1 / number if step.name == "mul" else number
