@@ -165,6 +165,8 @@ def _missed(local: Local, free: Local, scores: str) -> bool:
     if want is None:
         return False
     forced, own = (hidden(x.run.taps[scores]) for x in (local, free))
+    if judge.same_function(own, forced, fill=True).ok:
+        return False
     seen = np.isfinite(forced) & np.isfinite(own) & np.isfinite(want)
     made, lacks = (own - forced)[seen], (want - forced)[seen]
     return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
