@@ -18,7 +18,7 @@ from .report import Report, Row
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
-from .rows.values import judged, other_shapes, unpaired
+from .rows.values import idle, judged, other_shapes, unpaired
 from .rows.warnings import warnings
 from .sides.leaves import leaves
 from .sides.pair import Names, Pair, plain_call
@@ -132,8 +132,11 @@ class _Seen:
         self.rows += rows
         states(pair, got, own, dtype, mode, self.rows, self.notes)
         draws(got, own, self.rows, self.notes)
-        self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
-        self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
+        if dtype == "float64" or ("float64", mode) not in self.runs:
+            # Narrow values cannot tell which taps belong together, nor how they are laid out.
+            self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
+            self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
+            self.notes |= dict.fromkeys(idle(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:
@@ -172,7 +175,8 @@ def make_pair(
 ) -> Pair:
     """The two modules with a mapping between them and weights for both."""
     sources = describe(torch_module)
-    plan = None if weights == "as_is" else make_plan(sources, flax_module, rules)
+    parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
+    plan = None if weights == "as_is" else make_plan(sources, flax_module, rules, parts)
     skipped = plan.skipped if plan else ()
     drawn = draw_weights(sources, request.seed) if weights == "random" else {}
     values = {k: v for k, v in drawn.items() if k not in skipped} if drawn else read(torch_module)

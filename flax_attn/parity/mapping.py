@@ -16,10 +16,10 @@ from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place
 from .pairs import flax_params as flax_params
 from .pairs import flax_path as flax_path
 from .pairs import flax_state as flax_state
+from .sides.run import POINTS
 from .torch_module import Source
 
 # The points inside attention, which have no tensors; a rule may say where Flax taps them.
-POINTS = {"query", "key", "value", "scores", "weights", "context"}
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,23 @@ class Plan:
         return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
 
 
-def make_plan(sources: Sequence[Source], module: nnx.Module, rules: Sequence[Rule] = ()) -> Plan:
+def make_plan(
+    sources: Sequence[Source],
+    module: nnx.Module,
+    rules: Sequence[Rule] = (),
+    parts: Sequence[str] | None = None,
+) -> Plan:
     """The mapping of described torch tensors onto a Flax module.
+
+    Args:
+      parts: the paths of all submodules of torch's, those without tensors too, if they are known.
 
     Raises:
       ParityError: with every problem at once: tensors without a place, Params that nothing fills or
         that are filled twice, shapes that differ, rules that match nothing, ties on one side only;
         and the rules that may be meant.
     """
-    draft = Draft(sources, module, rules)
+    draft = Draft(sources, module, rules, parts=parts)
     if draft.problems:
         from .suggest import ALTERNATIVES, propose
 
@@ -124,9 +132,11 @@ class Draft:
         module: nnx.Module,
         rules: Sequence[Rule] = (),
         near: bool = True,
+        parts: Sequence[str] | None = None,
     ):
         self.sources = {source.name: source for source in sources}
         self.module, self.rules, self.near = module, tuple(rules), near
+        self.parts = parts
         self.state = flax_state(module)
         self.problems: list[str] = []
         self.unplaced: list[str] = []
@@ -148,7 +158,8 @@ class Draft:
 
     def also(self, rule: Rule) -> "Draft":
         """The same with one more rule, its sentences without nearest names."""
-        return Draft(list(self.sources.values()), self.module, [*self.rules, rule], near=False)
+        rules = [*self.rules, rule]
+        return Draft(list(self.sources.values()), self.module, rules, False, self.parts)
 
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
@@ -175,9 +186,23 @@ class Draft:
                 self._move(Move(here, paths, rule.layout, dict(rule.sizes)))
 
     def _names_taps(self, rule: Rule) -> bool:
-        """Whether a rule pairs points inside attention, which no tensor or module goes by."""
-        point = rule.kind == "move" and rule.sides[0].rpartition(".")[2] in POINTS
-        return point and rule.layout is None and held_at(self.module, rule.sides[1]) is None
+        """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""
+        if rule.kind != "move" or rule.layout is not None:
+            return False
+        here, there = rule.sides
+        if self.parts is not None:
+            found = rule.groups([part for part in self.parts if part.count(".") == here.count(".")])
+        else:
+            found = [((here,), (there,))]
+        if here.rpartition(".")[2] in POINTS and held_at(self.module, there) is None:
+            return True
+        return bool(found) and all(map(self._holds_nothing, (to for _, (to, *_) in found)))
+
+    def _holds_nothing(self, path: str) -> bool:
+        """Whether Flax has a module at a path that holds no tensors."""
+        path = flax_path(self.module, path)
+        held = isinstance(held_at(self.module, path), nnx.Module)
+        return held and not any(name.startswith(f"{path}.") for name in self.state)
 
     def _stays(self, rule: Rule, name: str, there: str) -> bool:
         """A buffer of a module that moves is still a constant, unless Flax has it too."""

@@ -32,7 +32,8 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
     weight -> kernel  o i -> i o
     bias -> bias
     """
-    return make_plan(describe(torch_module), flax_module, rules)
+    parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
+    return make_plan(describe(torch_module), flax_module, rules, parts)
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:

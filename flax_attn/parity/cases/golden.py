@@ -23,7 +23,7 @@ from ..mapping import make_plan
 from ..report import Report, Row
 from ..rows.values import gradients, same_structure, structure
 from ..sides.flax import Flax
-from ..sides.match import hidden, point_of
+from ..sides.match import hidden
 from ..sides.pair import Names, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..torch_module import Source, describe
@@ -238,7 +238,7 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         )
         return
     yield same_structure(structure(run), stored["outputs"], dtype, mode)
-    taps = {k: hidden(x) if point_of(k) == "scores" else x for k, x in run.taps.items()}
+    taps = {k: hidden(x) if run.point(k) == "scores" else x for k, x in run.taps.items()}
     found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
     for kind, name, size, scale, own in stored["facts"]:
         want, at = numbers[at : at + size], at + size

@@ -15,11 +15,11 @@ from .. import judge
 from ..report import Divergence, Report, Row
 from ..rows.values import STRUCTURE
 from ..sides.flax import Force
-from ..sides.match import point_of
+from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from .hints import backward_hint, hint, result_hint, state_hint
-from .places import Between, Local, another_way, between, rewritten
+from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
@@ -27,11 +27,21 @@ Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 def diagnosed(pair: Pair, report: Report, runs: Runs) -> Report:
     """The report with places: local errors, divergences, maps and hints.
 
-    `runs` are those that it tells of, by dtype and mode.
+    `runs` are those that it tells of, by dtype and mode. The verdict stands whatever happens while
+    places are looked for.
     """
     rows = [row for row in report.failed if row.mode]
     if not rows or not pair.request.taps:
         return report
+    try:
+        return _diagnosed(pair, report, rows, runs)
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        told = f"no place was found: the diagnosis itself failed, {type(error).__name__}: {first}"
+        return replace(report, notes=(*report.notes, told))
+
+
+def _diagnosed(pair: Pair, report: Report, rows: list[Row], runs: Runs) -> Report:
     float64 = [row for row in rows if row.dtype == "float64"]
     if float64:
         return _placed(pair, report, float64, runs)
@@ -89,6 +99,11 @@ def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Diverg
             seen.append(lies.got)
             place = Divergence.of(lies.row, "between", _looks(local, row, lies))
             found.append((lies, replace(place, advice=lies.advice)))
+        if lies is not None and (own := own_fault(local, row)):
+            odd, out = own
+            run = replace(local.run, taps={**local.run.taps, row.name: out})
+            looks = hint(odd, run, local.truth, local.pair.names)
+            found.append((None, Divergence.of(odd, "value", looks)))
     return found
 
 
@@ -134,7 +149,13 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
     dtype, mode = failed.dtype, failed.mode
     got, own, truth = runs[dtype, mode]
     rows, other = [], _other_in_float64(pair, runs)
-    for name, there, match in matches(got, truth, pair.names, nearest=True):
+    wide = [
+        found
+        for (dtype_, _), (run, _, want) in runs.items()
+        if dtype_ == "float64"
+        for found in matches(run, want, pair.names)
+    ]
+    for name, there, match in as_in(wide, got, truth) or matches(got, truth, pair.names, True):
         if name in own.taps and there not in other:
             theirs = match.layout.value(own.taps[name]) * match.factor
             verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
@@ -159,10 +180,16 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
     found = {}
     for name, there, match in matches(plain, truth, names):
         if is_floating(truth.taps[name]):
-            gradient = truth.tap_gradients.get(name)
-            behind = None if gradient is None else match.gradient(gradient)
+            own = _is_own_gradient(truth, name)
+            behind = match.gradient(truth.tap_gradients[name]) if own else None
             found[there] = Force(match.value, behind)
     return found
+
+
+def _is_own_gradient(truth: Run, name: str) -> bool:
+    """Whether torch's gradient at a tap is known, and of the tap's shape."""
+    gradient = truth.tap_gradients.get(name)
+    return gradient is not None and gradient.shape == truth.taps[name].shape
 
 
 class Arrived(NamedTuple):
@@ -180,12 +207,12 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     at_taps = {
         there: match.gradient(truth.tap_gradients[name])
         for name, there, match in matches(run, truth, names)
-        if name in truth.tap_gradients and there in run.tap_gradients
+        if there in run.tap_gradients and _is_own_gradient(truth, name)
     }
     wanted = {**at_taps, **names.gradients(truth.gradients)}
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
-        if name in at_taps and point_of(name) == "weights":
+        if name in at_taps and run.point(name) == "weights":
             # What arrives at a weight of zero goes nowhere, and each side has its own there.
             got, want = (np.where(run.taps[name] == 0, 0.0, x) for x in (got, want))
         verdict = judge.same_function(got, want, judge.gradient_scale(list(wanted.values()), want))

@@ -3,22 +3,27 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from .. import judge
-from ..pairs import held_at
+from ..pairs import LAYERS, flax_state, held_at
 from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
-from ..sides.match import counterparts, paired
+from ..sides.match import SCALED, counterparts, hidden, layouts, paired
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
 # How often two taps that feed one step are told apart by a run of their own.
 ROUNDS = 4
+# In how many layouts a layer is called alone.
+LAID = 6
 
 
 @dataclass
@@ -99,6 +104,7 @@ def another_way(local: Local) -> set[str]:
         return set()
     free = alone.without(set(suspects))
     found = {name for name in suspects if _harmless(name, local, free)}
+    found |= _scaled(suspects, local, free)
     clusters = _clusters([name for name in suspects if name not in found], local.feeds)
     clusters = [cluster for cluster in clusters if len(cluster) > 1]
     for members in list(_rounds(clusters))[:ROUNDS]:
@@ -108,6 +114,62 @@ def another_way(local: Local) -> set[str]:
         return set()
     after = {row.name for row in alone.without(found).wrong()} if found else set()
     return found & after
+
+
+def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
+    """Queries and keys that have part of the scale on them, though more is wrong behind them.
+
+    They are torch's times a number for each head, or one for all: either the number that torch
+    multiplies their product with, or one without which the scores miss what it makes of them.
+    """
+    found = set()
+    for name in suspects:
+        after = [x for x in _following(name, local) if local.run.point(x) == "scores"]
+        if local.run.point(name) not in SCALED or not after:
+            continue
+        by_head = _by_head(free.run.taps[name], local.force[name].value)
+        if by_head is not None and all(
+            _multiplied(by_head, local, x) or _missed(local, free, x) for x in after
+        ):
+            found.add(name)
+    return found
+
+
+def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
+    """What one value is times another: a number for each entry along one axis, not the last."""
+    for axis in range(got.ndim - 1):
+        others = tuple(i for i in range(got.ndim) if i != axis)
+        total = (want * want).sum(axis=others, keepdims=True)
+        ratio = (got * want).sum(axis=others, keepdims=True) / np.where(total, total, 1.0)
+        if judge.same_function(got, ratio * want, zero=True).ok:
+            return ratio.ravel()
+    return None
+
+
+def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
+    """Whether torch multiplies its product with just these numbers, or with their squares."""
+    call = local.truth.calls.get(local.theirs.get(scores, ""))
+    factor = np.ones(())
+    for step in call.steps if call else ():
+        other = [np.ravel(np.asarray(x)) for x in step.others if x is not None][:1]
+        if step.name not in ("mul", "div") or not other or other[0].size not in (1, by_head.size):
+            break
+        factor = factor * other[0] if step.name == "mul" else factor / other[0]
+    factor = np.broadcast_to(factor, by_head.shape)
+    return any(judge.same_function(by_head**power, factor, zero=True).ok for power in (1, 2))
+
+
+def _missed(local: Local, free: Local, scores: str) -> bool:
+    """Whether scores from torch's value lack what they have from Flax's own."""
+    want = local.force[scores].value if scores in local.force else None
+    if want is None:
+        return False
+    forced, own = (hidden(x.run.taps[scores]) for x in (local, free))
+    if judge.same_function(own, forced, fill=True).ok:
+        return False
+    seen = np.isfinite(forced) & np.isfinite(own) & np.isfinite(want)
+    made, lacks = (own - forced)[seen], (want - forced)[seen]
+    return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
 
 
 def _harmless(name: str, local: Local, free: Local) -> bool:
@@ -185,6 +247,47 @@ def between(local: Local, row: Row) -> Between | None:
             got, match = met[0]
             return _found(local, row, got, match.value, _alone(local, row.name, theirs))
     return None
+
+
+def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
+    """A layer's fault of its own although it was given something wrong: its row, what it gives.
+
+    It is called alone with what torch gave its counterpart, in each layout that may be meant.
+    """
+    pair, theirs = local.pair, local.theirs.get(row.name, "")
+    held = held_at(pair.flax_module, row.name.partition("#")[0])
+    given = [x for x in local.run.inputs.get(row.name, ()) if is_floating(x)]
+    call, force = local.truth.calls.get(theirs), local.force.get(row.name)
+    wants = [x for x in call.inputs.values() if is_floating(x)] if call else []
+    alone = isinstance(held, LAYERS) and not pair.request.train and len(given) == len(wants) == 1
+    if not alone or force is None:
+        return None
+    found = []
+    for layout in islice(layouts("", given[0].shape, wants[0].shape), LAID):
+        out = _called_alone(pair, row.name.partition("#")[0], layout.value(wants[0]))
+        verdict = judge.same_function(out, force.value)
+        if not verdict.differs:
+            return None
+        found.append((replace(row, verdict=verdict), out))
+    return min(found, key=lambda one: one[0].verdict.error, default=None)
+
+
+def _called_alone(pair: Pair, path: str, x: np.ndarray) -> np.ndarray:
+    """What one of Flax's layers gives, with torch's weights in float64."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.default_matmul_precision("highest"),
+    ):
+        copy = nnx.clone(pair.flax_module)
+        copy.eval()
+        held = flax_state(copy)
+        for name, value in pair.weights(pair.narrow("float64")).items():
+            held[name].set_value(jnp.asarray(value))
+        layer = held_at(copy, path)
+        if isinstance(layer, nnx.Embed):
+            layer.dtype = None
+        return np.asarray(layer(jnp.asarray(x)))
 
 
 def _before_output(local: Local, row: Row) -> Between | None:

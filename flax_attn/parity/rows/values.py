@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import judge
+from ..mapping import nearest
+from ..pairs import flax_path
 from ..report import Row
-from ..sides.match import TURNED, counterparts, hidden, point_of
+from ..sides.match import TURNED, counterparts
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
@@ -71,9 +73,8 @@ def taps(
     """Every tap that both sides have, in torch's call order."""
     rows = []
     for name, there, match in matches(got, truth, names):
-        value = hidden(got.taps[there]) if point_of(there) == "scores" else got.taps[there]
         moved = [match.layout.value(run.taps[name]) * match.factor for run in noisy]
-        verdict = judge.same_function(value, match.value, fill=True, noisy=moved)
+        verdict = judge.same_function(match.got, match.value, fill=True, noisy=moved)
         rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 
@@ -82,11 +83,11 @@ def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
     pairs, shapes = counterparts(got, truth, names.tap)
     told = {*pairs.values(), *shapes.values()}
-    own = [n for n in got.taps if point_of(n) not in TURNED]
+    own = [n for n in got.taps if got.point(n) not in TURNED]
     return [f"{n} (Flax)" for n in own if n not in told] + [
         f"{n} (torch)"
         for n in truth.taps
-        if n not in pairs and n not in shapes and point_of(n) not in TURNED
+        if n not in pairs and n not in shapes and truth.point(n) not in TURNED
     ]
 
 
@@ -98,6 +99,24 @@ def other_shapes(got: Run, truth: Run, names: Names) -> list[str]:
         for name, there in shapes.items()
     ]
     return [f"seen on both sides in other shapes: {', '.join(told)}"] if told else []
+
+
+def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
+    """A sentence for each rule that is for taps alone and pairs none."""
+    plan = names.plan
+    carried = [name for move in plan.moves for name in move.sources] if plan else []
+    carried += [*plan.constants, *plan.tied] if plan else []
+    theirs = list(dict.fromkeys(name.partition("#")[0] for name in truth.taps))
+    ours = {name.partition("#")[0] for name in got.taps}
+    for rule in names.rules if theirs else ():
+        targets = {there for _, (there, *_) in rule.groups(theirs)}
+        if rule.groups(carried) or {flax_path(names.module, name) for name in targets} & ours:
+            continue
+        here, there = rule.sides
+        if targets:
+            yield f"{rule} pairs no tap: Flax has no {there}; nearest: {nearest(there, ours)}"
+        else:
+            yield f"{rule} pairs no tap: torch has no {here}; nearest: {nearest(here, theirs)}"
 
 
 def _value(

@@ -1,7 +1,7 @@
 """Which value of Flax belongs to which of torch, and how torch's is laid out in Flax's shape."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice, permutations
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from .run import Run
 
 # The points inside attention that torch computes with heads before positions, Flax after.
 TURNED = ("query", "key", "value", "context")
+# Points that projections are often called by as well.
+PROJECTED = ("query", "key", "value")
 # Torch's fused functions put the scale, or its root, on queries and keys before their product.
 SCALED = ("query", "key")
 
@@ -20,6 +22,8 @@ SCALED = ("query", "key")
 UNSEEN = np.log(np.finfo(np.float64).smallest_subnormal) - 1
 # How many ways to lay out one array are tried.
 WAYS = 24
+# Of the way of a layout that leaves out a sink.
+SINK = "without the column of a sink"
 Shape = tuple[int, ...]
 
 
@@ -40,7 +44,7 @@ class Layout(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Torch's value beside Flax's: in which layout, times what, and the value itself so.
+    """Torch's value beside Flax's: in which layout, times what, and the two as they are compared.
 
     Of scores the value has Flax's constant in each row, which a softmax does not see.
     """
@@ -48,6 +52,7 @@ class Match(NamedTuple):
     layout: Layout
     factor: float
     value: np.ndarray
+    got: np.ndarray
 
     def gradient(self, found: np.ndarray) -> np.ndarray:
         """Torch's gradient at its value, as it arrives at Flax's."""
@@ -68,6 +73,19 @@ def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     if shape != want:
         for fine, order in ways(shape, want):
             yield Layout.plain(partial(_laid, shape, fine, order), fine, order)
+    if point_of(tap) in ("scores", "weights") and shape and want[-1:] == (shape[-1] + 1,):
+        yield from _less_a_column(tap, shape, want)
+
+
+def _less_a_column(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
+    """Where torch has a sink as a column more, the first or the last."""
+    for column, seen in ((0, slice(1, None)), (want[-1] - 1, slice(None, -1))):
+        for layout in layouts(tap, shape, (*want[:-1], want[-1] - 1)):
+
+            def cut(x: np.ndarray, how: Any = layout.value, seen: slice = seen) -> np.ndarray:
+                return how(x[..., seen])
+
+            yield Layout.plain(cut, SINK, column, *layout.way)
 
 
 def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
@@ -78,7 +96,8 @@ def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
 def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     """How axes of `want`, some of them cut, are put in another order and merged to `shape`.
 
-    Each way is the cut shape and the order of its axes; those that move least come first.
+    Each way is the cut shape and the order of its axes; those that cut nothing come first, and then
+    those that move least: channels first for last is no mere reshape.
 
     >>> ways((2, 5, 3, 4), (6, 5, 4))[0]  # B T N H from (B N) T H
     ((2, 3, 5, 4), (0, 2, 1, 3))
@@ -86,12 +105,14 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
         return ()
     here, there = (tuple(n for n in x if n != 1) for x in (shape, want))
-    found: dict[tuple[Shape, Shape], int] = {}
-    for fine in _cut(here, there):
+    found: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
+    for fine in sorted(_cut(here, there), key=lambda fine: fine != there):
         for order in permutations(range(len(fine))):
-            if _merges(tuple(fine[i] for i in order), here):
+            turned = tuple(fine[i] for i in order)
+            if _merges(turned, here):
                 moved = sum(a > b for i, a in enumerate(order) for b in order[i + 1 :])
-                found.setdefault(_joined(fine, order), moved)
+                whole = fine == there and turned == here
+                found.setdefault(_joined(fine, order), (not whole, moved))
     return tuple(islice(sorted(found, key=lambda way: (found[way], len(way[0]))), WAYS))
 
 
@@ -197,13 +218,14 @@ def paired(
     for layout in layouts(tap, got.shape, want.shape) if only is None else only:
         laid = layout.value(want)
         for factor in factors(tap, want.shape[-1] if want.ndim else 1):
-            match = Match(layout, factor, laid if factor == 1.0 else laid * factor)
+            match = Match(layout, factor, laid if factor == 1.0 else laid * factor, got)
             if _equal(got, match.value):
                 return match
             if factor == 1.0 or nearest:
                 tried.append((judge.error(got, match.value), match))
-        if shift and _equal(got, moved := shifted(got, laid)):
-            return Match(layout, 1.0, moved)
+        is_whole = SINK not in layout.way
+        if shift and is_whole and _equal(got, moved := shifted(got, laid)):
+            return Match(layout, 1.0, moved, got)
     if not tried:
         return None
     error, best = min(tried, key=lambda pair: pair[0])
@@ -224,23 +246,51 @@ def agreed(
     votes: dict[Any, Counter] = {}
     kinds, ways = {}, {}
     for name, there in pairs.items():
-        mine, theirs = got.taps[there], truth.taps[name]
-        match = paired(there, mine, theirs, shifts(truth, name), nearest)
+        match = _fit(got, truth, there, name, nearest)
         if match is None:
             continue
         found[name] = match
-        kinds[name] = (mine.shape, theirs.shape, point_of(there) in TURNED)
+        shapes = got.taps[there].shape, truth.taps[name].shape
+        kinds[name] = (*shapes, got.point(there) in TURNED)
         ways[kinds[name], match.layout.way] = match.layout
-        if _equal(hidden(mine) if point_of(there) == "scores" else mine, match.value):
+        if _equal(match.got, match.value):
             votes.setdefault(kinds[name], Counter())[match.layout.way] += 1
     for name, match in found.items():
         there, voted = pairs[name], votes.get(kinds[name], Counter())
         way = voted.most_common(1)[0][0] if voted else match.layout.way
         if voted[match.layout.way] < voted[way]:
             only = [ways[kinds[name], way]]
-            shift = shifts(truth, name)
-            match = paired(there, got.taps[there], truth.taps[name], shift, nearest, only) or match
+            match = _fit(got, truth, there, name, nearest, only) or match
         yield name, there, match
+
+
+def _fit(
+    got: Run,
+    truth: Run,
+    there: str,
+    name: str,
+    nearest: bool = False,
+    only: Sequence[Layout] | None = None,
+) -> Match | None:
+    """A tap of torch's beside one of Flax's."""
+    point = truth.point(name) or got.point(there)
+    mine, theirs = got.taps[there], truth.taps[name]
+    return paired(point, mine, theirs, shifts(truth, name), nearest, only)
+
+
+def as_in(
+    known: Iterable[tuple[str, str, Match]], got: Run, truth: Run
+) -> list[tuple[str, str, Match]]:
+    """Every tap of other runs, laid out as it was in those before: narrow values tell no layout."""
+    found = []
+    for name, there, match in known:
+        if name not in truth.taps or there not in got.taps:
+            continue
+        mine, value = got.taps[there], match.layout.value(truth.taps[name]) * match.factor
+        if (truth.point(name) or got.point(there)) == "scores":
+            mine, value = hidden(mine), hidden(value)
+        found.append((name, there, Match(match.layout, match.factor, value, mine)))
+    return found
 
 
 def _equal(got: np.ndarray, want: np.ndarray) -> bool:
@@ -257,7 +307,7 @@ def shifted(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 def shifts(truth: Run, name: str) -> bool:
     """Whether torch's scores go to a softmax along their rows, which sees no constant in a row."""
-    if point_of(name) != "scores":
+    if truth.point(name) != "scores":
         return False
     owner, dot, point = name.rpartition(".")
     weights = truth.taps.get(f"{owner}{dot}{point.replace('scores', 'weights')}")
@@ -285,20 +335,42 @@ def counterparts(
     theirs, ours = _by_base({name: tap(name) for name in truth.taps}), _by_base(got.taps)
     for base, here in theirs.items():
         there = ours.get(base, [])
-        fits = {
-            (a, b): paired(b, got.taps[b], truth.taps[a], shifts(truth, a))
-            for a in here
-            for b in there
-        }
-        if len(here) == len(there) == 1:
-            (pairs if fits[here[0], there[0]] else shapes)[here[0]] = there[0]
-            continue
-        found = _told_apart(here, there, got, fits)
+        fits = {(a, b): _fit(got, truth, b, a) for a in here for b in there}
+        kinds = [
+            (
+                [a for a in here if bool(truth.point(a)) is is_point],
+                [b for b in there if bool(got.point(b)) is is_point],
+            )
+            for is_point in (False, True)
+        ]
+        found: dict[str, str] = {}
+        for one, other in kinds:
+            found |= _told_apart(one, other, fits)
+        left = [[x for x in kind if x not in found.values()] for _, kind in kinds]
+        odd = [[x for x in kind if x not in found] for kind, _ in kinds]
+        for one, other in zip(odd, left[::-1], strict=True):
+            meant = {ab: fits[ab] for ab in fits if _meant(got, truth, *ab, fits[ab])}
+            found |= _told_apart(one, other, dict.fromkeys(fits) | meant)
         pairs |= found
-        left = [b for b in there if b not in found.values()]
-        shapes |= dict(zip((a for a in here if a not in found), left, strict=False))
+        for one, other in zip(odd, left, strict=True):
+            rest = (
+                [a for a in one if a not in found],
+                [b for b in other if b not in found.values()],
+            )
+            shapes |= {a: b for a, b in zip(*rest, strict=False) if fits[a, b] is None}
     order = [name for name in truth.taps if name in pairs]
     return {name: pairs[name] for name in order}, shapes
+
+
+def _meant(got: Run, truth: Run, name: str, there: str, match: Match | None) -> bool:
+    """Whether a submodule's output on one side can be a point inside attention on the other.
+
+    What is called as projections often are must be equal: a query is not its projection's output
+    where it is turned in between.
+    """
+    if match is None or truth.point(name) not in PROJECTED or got.point(there):
+        return match is not None
+    return _equal(match.got, match.value)
 
 
 def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[str]]:
@@ -311,7 +383,7 @@ def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[st
 
 
 def _told_apart(
-    here: list[str], there: list[str], got: Run, fits: dict[tuple[str, str], Match | None]
+    here: list[str], there: list[str], fits: dict[tuple[str, str], Match | None]
 ) -> dict[str, str]:
     """Of several taps of one name which is which; what nothing tells is left out."""
     pairs: dict[str, str] = {}
@@ -321,8 +393,7 @@ def _told_apart(
 
     def equal(a: str, b: str) -> bool:
         match = fits[a, b]
-        value = hidden(got.taps[b]) if point_of(b) == "scores" else got.taps[b]
-        return match is not None and _equal(value, match.value)
+        return match is not None and _equal(match.got, match.value)
 
     places = list(zip(here, there, strict=False))
     pairs |= {a: b for a, b in places if equal(a, b)}

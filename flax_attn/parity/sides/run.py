@@ -9,6 +9,9 @@ import numpy as np
 from .. import draw
 from .leaves import leaves, rebuilt
 
+# The names of the points inside attention.
+POINTS = ("query", "key", "value", "scores", "weights", "context")
+
 
 @dataclass
 class Run:
@@ -49,6 +52,16 @@ class Run:
     inputs: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     findings: dict[str, list[str]] = field(default_factory=dict)
+
+    def point(self, tap: str) -> str:
+        """Which point inside attention a tap is, `"scores"` say; "" of a submodule's output.
+
+        The name alone does not tell: a submodule may be called `query` as well.
+        """
+        name = tap.rpartition(".")[2].partition("#")[0]
+        call = self.calls.get(tap)
+        is_output = tap in self.inputs if call is None else call.kind != name
+        return "" if is_output or name not in POINTS else name
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,8 @@ class Points:
         as zeros; what the module makes of that row shows in its output."""
         made = self._of(scores)
         follows, steps = self._operands(made, scores) if isinstance(made, Product) else ({}, ())
+        if isinstance(made, Normalised) and _with_sink(made, scores):
+            self._operands(made.product, made.scores)
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
         before = self.note("scores", scores, follows, steps)
         weighed = weights.masked_fill(nothing, 0.0)
@@ -258,6 +260,12 @@ class Points:
 def _fits(made: Product, scores: Any) -> bool:
     tail = (made.left.shape[-2], made.right.shape[-1])
     return tail == tuple(scores.shape[-2:]) and made.left.shape[-1] == made.right.shape[-2]
+
+
+def _with_sink(made: Normalised, scores: Any) -> bool:
+    """Whether a column more was put beside the scores of a product."""
+    before, after = tuple(made.scores.shape), tuple(scores.shape)
+    return after == (*before[:-1], before[-1] + 1)
 
 
 def _origin(found: Any) -> Any:
