@@ -209,13 +209,14 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
         for name, there, match in matches(run, truth, names)
         if there in run.tap_gradients and _is_own_gradient(truth, name)
     }
-    wanted = {**at_taps, **names.gradients(truth.gradients)}
+    own = names.gradients(truth.gradients)
+    wanted, near = {**at_taps, **own}, [own[name] for name in judge.of_one_size(own)]
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         if name in at_taps and run.point(name) == "weights":
             # What arrives at a weight of zero goes nowhere, and each side has its own there.
             got, want = (np.where(run.taps[name] == 0, 0.0, x) for x in (got, want))
-        verdict = judge.same_function(got, want, judge.gradient_scale(list(wanted.values()), want))
+        verdict = judge.same_function(got, want, judge.gradient_scale(near, want))
         yield Arrived(Row(name, "local gradient", "float64", mode, verdict), got, want)
 
 

@@ -223,10 +223,10 @@ def difference(torch: Turning, flax: Turning) -> str:
             return torchs(theirs) if theirs else flaxs(mine)
     if not (steady(torch) and steady(flax)):
         return ""
-    bases = base_of(torch), base_of(flax)
-    if None not in bases and bases[0] != bases[1]:
-        said = f"another base of the angles, {bases[1]:.8g}, where torch's is {bases[0]:.8g}"
-        squared = abs(bases[1] / bases[0] ** 2 - 1) < SINGLE
+    right, base = base_of(torch), base_of(flax)
+    if right is not None and base is not None and right != base:
+        said = f"another base of the angles, {base:.8g}, where torch's is {right:.8g}"
+        squared = abs(base / right**2 - 1) < SINGLE
         return f"{said}, as by twice the exponent" if squared else said
     times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
     if judge.same_function(times * one, two).ok and times != 1:
