@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from .case import Case
 from .home import Home
@@ -30,6 +30,7 @@ class Listed(NamedTuple):
         return self.title
 
 
+@runtime_checkable
 class Named(Protocol):
     """A case, or what is known of one."""
 
