@@ -47,9 +47,16 @@ def write(names: list[str]) -> None:
 
 
 def _put(name: str) -> None:
-    text, start, end = PAGE.read_text("utf-8"), f"<!-- {name} -->\n", "<!-- end -->"
-    before, found, after = text.partition(start)
+    _parts(name)  # so that a table without a place is refused before it is made
+    made = TABLES[name]()
+    before, after = _parts(name)
+    PAGE.write_text(f"{before}{made}\n{after}", "utf-8")
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The page before a table and after it."""
+    start, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, after = PAGE.read_text("utf-8").partition(start)
     if not found or end not in after:
-        raise ValueError(f"{PAGE.name} has no place for it: <!-- {name} --> ... {end}.")
-    rest = after[after.index(end) :]
-    PAGE.write_text(f"{before}{start}{TABLES[name]()}\n{rest}", "utf-8")
+        raise ValueError(f"{PAGE.name} has no place for it: {start.strip()} ... {end}.")
+    return before + start, after[after.index(end) :]
