@@ -307,6 +307,7 @@ from flax_attn.parity import Case
 
 
 @live
+@pytest.mark.long
 def test_a_golden_stays_with_the_cases_and_is_replayed_from_there(tmp_path, monkeypatch):
     import flax
 
