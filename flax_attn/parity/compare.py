@@ -21,6 +21,7 @@ from .rows.training import stepped, trained
 from .rows.values import idle, judged, other_shapes, unpaired
 from .rows.warnings import warnings
 from .sides.leaves import leaves
+from .sides.match import counterparts
 from .sides.pair import Names, Pair, plain_call
 from .sides.run import Request, Run, checked_constants
 from .torch_module import Source, describe, read
@@ -124,20 +125,27 @@ class _Seen:
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         got, own, truth = self.runs[dtype, mode] = runs
-        rows = judged(got, own, truth, pair.names, dtype, mode)
-        if self.noise or (dtype == "float64" and _decided_against(rows)):
-            if dtype not in self.noisy:
-                self.noisy[dtype] = pair.noisy(dtype, own.keeps)
-            rows = judged(got, own, truth, pair.names, dtype, mode, self.noisy[dtype])
+        noisy = self._noisy(pair, own, dtype) if self.noise else ()
+        rows = judged(got, own, truth, pair.names, dtype, mode, noisy)
+        if dtype == "float64" and not noisy and _decided_against(rows):
+            noisy = self._noisy(pair, own, dtype)
+            rows = judged(got, own, truth, pair.names, dtype, mode, noisy)
         self.rows += rows
         states(pair, got, own, dtype, mode, self.rows, self.notes)
         draws(got, own, self.rows, self.notes)
         if dtype == "float64" or ("float64", mode) not in self.runs:
             # Narrow values cannot tell which taps belong together, nor how they are laid out.
-            self.alone |= dict.fromkeys(unpaired(got, truth, pair.names))
-            self.notes |= dict.fromkeys(other_shapes(got, truth, pair.names))
+            met = counterparts(got, truth, pair.names.tap)
+            self.alone |= dict.fromkeys(unpaired(got, truth, met))
+            self.notes |= dict.fromkeys(other_shapes(got, truth, met))
             self.notes |= dict.fromkeys(idle(got, truth, pair.names))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
+
+    def _noisy(self, pair: Pair, own: Run, dtype: str) -> list[Run]:
+        """Torch's runs in a dtype with every operation moved, made once."""
+        if dtype not in self.noisy:
+            self.noisy[dtype] = pair.noisy(dtype, own.keeps)
+        return self.noisy[dtype]
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:
         """The report's fields, with what it says of the mapping."""
@@ -180,6 +188,9 @@ def make_pair(
     skipped = plan.skipped if plan else ()
     drawn = draw_weights(sources, request.seed) if weights == "random" else {}
     values = {k: v for k, v in drawn.items() if k not in skipped} if drawn else read(torch_module)
+    if drawn and plan:  # buffers that are carried stay as they were built
+        carried = {name for move in plan.moves for name in move.sources} - values.keys()
+        values |= {k: v for k, v in read(torch_module).items() if k in carried} if carried else {}
     ties = {source.name: source.same_as for source in sources if source.same_as}
     names = Names(plan, flax_module, rules)
     return Pair(torch_module, flax_module, calls, request, plan, names, values, ties)

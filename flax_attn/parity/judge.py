@@ -27,6 +27,8 @@ PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
 NOISE = 2.0  # times torch's own rounding noise is as far as an input can tell
+SIGMAS = 6.0  # standard deviations of a fair draw within which a dropout keeps its share
+CHANCE = 1e-9  # with less probability no two fair masks are the same
 TELLS = 0.1  # an own error of torch, or a rounding noise, beyond it shows nothing
 
 ZEROS = "both are all zeros"

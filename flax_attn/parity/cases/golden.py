@@ -220,7 +220,7 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
         for _, there, match in matches(got, truth, names):
             yield "tap", there, match.value, None, None
     for name, want in truth.outputs.items():
-        if _rounds(want):
+        if is_floating(want):
             sketches = sketch(name, own.outputs[name], dtype), sketch(name, want, dtype)
             yield "output", name, want, None, judge.error(*sketches)
         else:
@@ -248,17 +248,13 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         else:
             got = sketch(name, value, dtype if kind == "output" else "")
         zero = kind == "gradient"
-        if kind == "output" and value is not None and not _rounds(value):
+        if kind == "output" and value is not None and not is_floating(value):
             verdict = judge.same_values(got, want)
         elif dtype == "float64":
             verdict = judge.same_function(got, want, scale, zero)
         else:
             verdict = judge.within_precision(got, own, want, dtype, scale, zero)
         yield Row(name, kind, dtype, mode, verdict)
-
-
-def _rounds(x: np.ndarray) -> bool:
-    return is_floating(x) or x.dtype.kind == "c"
 
 
 def _print_of(run: Run) -> list[int]:

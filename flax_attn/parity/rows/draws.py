@@ -9,11 +9,6 @@ from ..report import Row
 from ..sides.leaves import counted
 from ..sides.run import Run
 
-# A share is another one beyond so many standard deviations of a fair draw's, and masks are the same
-# by chance with less than this probability.
-SIGMAS = 6.0
-CHANCE = 1e-9
-
 FEW = "{} has {} places in {} calls, too few to tell whether it changes with the random key"
 FIXED = (
     "{} is the same for every random key: Flax draws it from a key of its own, so that every step "
@@ -36,7 +31,7 @@ def draws(got: Run, own: Run, rows: list[Row], notes: dict) -> None:
         what = f"the dropout mask of {name}" if got.places[i] else name
         others = [masks[i] for masks in got.redrawn if i < len(masks)]
         said = told(what, keep, others, rate, got.rates[i])
-        if not said and 0 < rate < 1 and _chance(keep, others, rate) >= CHANCE:
+        if not said and 0 < rate < 1 and _chance(keep, others, rate) >= judge.CHANCE:
             notes[FEW.format(what, keep.size, len(others) + 1)] = None
         if not any(row.name == name and row.kind == "exact" for row in rows):
             verdict = judge.unlike(said) if said else judge.Verdict("exact", 0.0, 0.0)
@@ -53,7 +48,7 @@ def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, ask
       asked: the share that Flax asked `jax.random.bernoulli` for, NaN where it did not.
     """
     fixed = all(np.array_equal(keep, other) for other in others)
-    if fixed and 0 < rate < 1 and _chance(keep, others, rate) < CHANCE:
+    if fixed and 0 < rate < 1 and _chance(keep, others, rate) < judge.CHANCE:
         return FIXED.format(what)
     axis = _shared(keep, rate)
     if axis is not None:
@@ -64,11 +59,11 @@ def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, ask
     known = not math.isnan(asked)
     if known and not judge.alike(np.asarray(asked), np.asarray(rate)):
         share = asked
-    elif abs(share - rate) <= SIGMAS * _deviation(rate, size):
+    elif abs(share - rate) <= judge.SIGMAS * _deviation(rate, size):
         return ""
     sentence = f"{what} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
     turned = abs(share - (1 - rate))
-    inverted = turned <= SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
+    inverted = turned <= judge.SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
     return sentence + INVERTED if inverted else sentence
 
 
@@ -77,7 +72,7 @@ def _shared(keep: np.ndarray, rate: float) -> int | None:
     for axis, length in enumerate(keep.shape):
         along = rate**length + (1 - rate) ** length
         same = length > 1 and bool((keep == keep.take([0], axis)).all())
-        if same and along ** (keep.size // length) < CHANCE:
+        if same and along ** (keep.size // length) < judge.CHANCE:
             return axis
     return None
 

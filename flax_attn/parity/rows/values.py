@@ -11,11 +11,12 @@ from .. import judge
 from ..mapping import nearest
 from ..pairs import flax_path
 from ..report import Row
-from ..sides.match import TURNED, counterparts
+from ..sides.match import TURNED, as_in
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
 STRUCTURE = "names, shapes, dtypes"
+Met = tuple[dict[str, str], dict[str, str]]  # what `counterparts` found
 
 
 def judged(
@@ -71,17 +72,18 @@ def taps(
     noisy: Sequence[Run] = (),
 ) -> list[Row]:
     """Every tap that both sides have, in torch's call order."""
-    rows = []
-    for name, there, match in matches(got, truth, names):
-        moved = [match.layout.value(run.taps[name]) * match.factor for run in noisy]
+    rows, known = [], list(matches(got, truth, names))
+    laid = [{name: m.value for name, _, m in as_in(known, got, run)} for run in noisy]
+    for name, there, match in known:
+        moved = [values[name] for values in laid if name in values]
         verdict = judge.same_function(match.got, match.value, fill=True, noisy=moved)
         rows.append(Row(there, kind, dtype, mode, verdict))
     return rows
 
 
-def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
+def unpaired(got: Run, truth: Run, met: Met) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
-    pairs, shapes = counterparts(got, truth, names.tap)
+    pairs, shapes = met
     told = {*pairs.values(), *shapes.values()}
     own = [n for n in got.taps if got.point(n) not in TURNED]
     return [f"{n} (Flax)" for n in own if n not in told] + [
@@ -91,9 +93,9 @@ def unpaired(got: Run, truth: Run, names: Names) -> list[str]:
     ]
 
 
-def other_shapes(got: Run, truth: Run, names: Names) -> list[str]:
+def other_shapes(got: Run, truth: Run, met: Met) -> list[str]:
     """A sentence for taps that both sides have, but in shapes that no layout brings together."""
-    _, shapes = counterparts(got, truth, names.tap)
+    _, shapes = met
     told = [
         f"{there} (Flax {list(got.taps[there].shape)}, torch {list(truth.taps[name].shape)})"
         for name, there in shapes.items()
@@ -122,7 +124,7 @@ def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
 def _value(
     got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray]
 ) -> judge.Verdict:
-    if not is_floating(want) and want.dtype.kind != "c":
+    if not is_floating(want):
         return judge.same_values(got, own)
     if dtype == "float64":
         return judge.same_function(got, want, fill=True, noisy=moved)
@@ -145,15 +147,17 @@ def gradients(own: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]
     """
     wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
     near = {name: wanted[name] for name in judge.of_one_size(wanted)}
+    if dtype == "float64":
+        floor = judge.gradient_floor(list(near.values()))
+        for name, want in wanted.items():
+            small = name in near and floor > judge.whole_gradient([want])
+            yield name, want, floor if small else None, None
+        return
     whole = judge.whole_gradient(list(near.values()))
     apart = [owns[name].astype(x.dtype) - x for name, x in near.items()]
     error = judge.whole_gradient(apart) / whole if whole else 0.0
     for name, want in wanted.items():
-        if dtype == "float64":
-            floor = judge.gradient_floor(list(near.values())) if name in near else 0.0
-            small = floor > judge.whole_gradient([want])
-            yield name, want, floor if small else None, None
-        elif name in near:
+        if name in near:
             yield name, want, whole, error
         else:
             yield name, want, None, judge.error(owns[name], want)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from .torch_points import Points
 
-ATTENTION = "scaled_dot_product_attention"
 FLAT = ("query", "key", "value", "context")
 
 

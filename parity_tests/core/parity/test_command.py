@@ -21,18 +21,8 @@ from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
 
-THEIRS = """
-import torch
+from .test_cli import THEIRS
 
-
-class Half(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.inner = torch.nn.Linear(width, 5)
-
-    def forward(self, x):
-        return self.inner(x) / 2
-"""
 MINE = """
 import os
 import signal

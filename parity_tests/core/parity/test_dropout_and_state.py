@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn.parity import ParityError, assert_parity, compare
+from flax_attn.parity import ParityError, Rule, assert_parity, compare
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 ONCE = {"dtypes": ("float64",), "eager": False}
@@ -310,6 +310,30 @@ def test_state_that_one_side_changes_is_noted():
     for name in ("seen", "mean", "calls"):
         assert any(f"changes {name} in Flax alone" in note for note in notes), notes
     assert assert_parity(Plain(), Port(), X, **ONCE).notes == ()
+
+
+def test_a_buffer_that_is_carried_stays_as_it_was_built():
+    """Random weights are drawn for parameters alone."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Linear(6, 4)
+            self.register_buffer("kept", torch.arange(1.0, 5.0))
+
+        def forward(self, x):
+            return self.up(x) * self.kept
+
+    class Port(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+            self.kept = nnx.BatchStat(jnp.zeros(4))
+
+        def __call__(self, x):
+            return self.up(x) * self.kept[...][None, None]
+
+    rules = [Rule("kept -> kept")]
+    assert assert_parity(Scaled(), Port(), X, rules=rules, **ONCE).params == 3
 
 
 def test_a_layer_that_is_pinned_to_a_dtype_is_noted():

@@ -230,5 +230,6 @@ def difference(torch: Turning, flax: Turning) -> str:
         return f"{said}, as by twice the exponent" if squared else said
     times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
     if judge.same_function(times * one, two).ok and times != 1:
-        return f"positions, or frequencies, {times:.6g} times torch's"
+        known = {-1.0: "turned the other way: ", 2.0: "turned twice: "}.get(round(times, 6), "")
+        return f"{known}positions, or frequencies, {times:.6g} times torch's"
     return ""

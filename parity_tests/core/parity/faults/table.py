@@ -6,10 +6,11 @@ from functools import cache
 
 from flax_attn.parity import ParityError
 
-from . import FAULTS
+from . import FAULTS, tally
 from .fault import GROUPS, Fault
+from .tally import share as share
 
-DETECTED, BLAMED, NAMED = "detected", "blamed", "named"
+QUESTIONS = DETECTED, BLAMED, NAMED = "detected", "blamed", "named"
 
 
 @dataclass(frozen=True)
@@ -71,46 +72,20 @@ def outcomes(amplitudes: tuple[bool, ...] = (False, True)) -> tuple[Outcome, ...
     return tuple(judged(fault, low) for low in amplitudes for fault in FAULTS)
 
 
-def share(found: Iterable[Outcome], question: str) -> tuple[int, int]:
-    """How many of those asked."""
-    answers = [a for a in (outcome.of(question) for outcome in found) if a is not None]
-    return sum(answers), len(answers)
-
-
 def text(found: Sequence[Outcome]) -> str:
     """The table as text, and a line for each fault that was missed in some way."""
-    heads = [
-        f"{question} {size}" for size in ("full", "low") for question in (DETECTED, BLAMED, NAMED)
-    ]
-    lines = [f"{'planted faults':<22}" + "".join(f"{head:>15}" for head in heads)]
-    for group in (*GROUPS, "all"):
-        mine = [o for o in found if group in (o.fault.group, "all")]
-        cells = []
-        for low in (False, True):
-            for question in (DETECTED, BLAMED, NAMED):
-                right, asked = share([o for o in mine if o.low is low], question)
-                cells.append(f"{right}/{asked}" if asked else "-")
-        lines.append(f"{group:<22}" + "".join(f"{cell:>15}" for cell in cells))
-    return "\n".join([*lines, "", *missed(found)])
+    return tally.text(found, "planted faults", GROUPS, QUESTIONS, _expected)
 
 
 def markdown(found: Sequence[Outcome]) -> str:
-    """The table for the README: groups across, both amplitudes together."""
-    groups = (*GROUPS, "all")
-    rows = [["", *groups], ["---"] * (len(groups) + 1)]
-    for question in (DETECTED, BLAMED, NAMED):
-        cells = []
-        for group in groups:
-            right, asked = share([o for o in found if group in (o.fault.group, "all")], question)
-            cells.append(f"{right}/{asked}" if asked else "-")
-        rows.append([question, *cells])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    """The table for the page."""
+    return tally.markdown(found, GROUPS, QUESTIONS)
 
 
 def missed(found: Iterable[Outcome]) -> list[str]:
     """A line for each outcome in which some answer is no."""
-    return [
-        f"{', '.join(wrong)}: {outcome}, expected {outcome.fault.tap} {outcome.fault.hint}".rstrip()
-        for outcome in found
-        if (wrong := [f"not {q}" for q in (DETECTED, BLAMED, NAMED) if outcome.of(q) is False])
-    ]
+    return tally.missed(found, QUESTIONS, _expected)
+
+
+def _expected(fault: Fault) -> str:
+    return f"{fault.tap} {fault.hint}".rstrip()

@@ -1,6 +1,5 @@
 """A small pair to compare: named parts on both sides, two forwards, and how much of a fault."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,18 +109,9 @@ class Pair:
         torch.manual_seed(0)
         pair = Theirs(self.parts, self.theirs), Ours(self.parts, self.ours, share)
         quick = {"dtypes": ("float64",), "jit": False, "kwargs": dict(self.kwargs)}
-        options = known({**quick, "rules": self.rules(share), **self.options})
+        options = {**quick, "rules": self.rules(share), **self.options}
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             return compare(*pair, *self.inputs, **options)
-
-
-def known(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without `constants=` where `compare` does not take it.
-
-    TO BE REMOVED as soon as `compare(..., constants=...)` is there.
-    """
-    taken = inspect.signature(compare).parameters
-    return {k: v for k, v in options.items() if k != "constants" or k in taken}
 
 
 def linear(inward: int, outward: int, bias: bool = True) -> Part:

@@ -6,10 +6,12 @@ from functools import cache
 
 from flax_attn.parity import ParityError, Report
 
+from .. import tally
+from ..tally import share as share
 from .fault import GROUPS, Strange
 from .pair import FULL, LOW, Pair
 
-FOUND, PLACED, NAMED = "found", "placed", "named"
+QUESTIONS = FOUND, PLACED, NAMED = "found", "placed", "named"
 
 
 @dataclass(frozen=True)
@@ -125,49 +127,23 @@ def run_all(amplitudes: tuple[bool, ...] = (False, True)) -> tuple[Row, ...]:
     return tuple(judged(fault, low) for fault, low in tried if fault.low or not low)
 
 
-def share(rows: Iterable[Row], question: str) -> tuple[int, int]:
-    """How many of those asked."""
-    answers = [answer for row in rows if (answer := row.of(question)) is not None]
-    return sum(answers), len(answers)
-
-
 def text(rows: Sequence[Row]) -> str:
     """The table as text, and a line for each fault that was missed in some way."""
-    heads = [
-        f"{question} {size}" for size in ("full", "low") for question in (FOUND, PLACED, NAMED)
-    ]
-    lines = [f"{'strange faults':<20}" + "".join(f"{head:>13}" for head in heads)]
-    for group in (*GROUPS, "all"):
-        mine = [row for row in rows if group in (row.fault.group, "all")]
-        cells = []
-        for low in (False, True):
-            for question in (FOUND, PLACED, NAMED):
-                right, asked = share([row for row in mine if row.low is low], question)
-                cells.append(f"{right}/{asked}" if asked else "-")
-        lines.append(f"{group:<20}" + "".join(f"{cell:>13}" for cell in cells))
-    return "\n".join([*lines, "", *missed(rows)])
+    return tally.text(rows, "strange faults", GROUPS, QUESTIONS, _expected)
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table for the page: groups across, both amplitudes together."""
-    groups = (*GROUPS, "all")
-    lines = [["", *groups], ["---"] * (len(groups) + 1)]
-    for question in (FOUND, PLACED, NAMED):
-        cells = []
-        for group in groups:
-            right, asked = share([r for r in rows if group in (r.fault.group, "all")], question)
-            cells.append(f"{right}/{asked}" if asked else "-")
-        lines.append([question, *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    """The table for the page."""
+    return tally.markdown(rows, GROUPS, QUESTIONS)
 
 
 def missed(rows: Iterable[Row]) -> list[str]:
     """A line for each outcome in which some answer is no."""
-    return [
-        f"{', '.join(wrong)}: {row}, expected {row.fault.place}; {row.fault.hint}".rstrip("; ")
-        for row in rows
-        if (wrong := [f"not {q}" for q in (FOUND, PLACED, NAMED) if row.of(q) is False])
-    ]
+    return tally.missed(rows, QUESTIONS, _expected)
+
+
+def _expected(fault: Strange) -> str:
+    return f"{fault.place}; {fault.hint}".rstrip("; ")
 
 
 def verdict(pair: Pair) -> str:
