@@ -36,8 +36,6 @@ def groups(x: np.ndarray) -> np.ndarray:
     [0, 0, 1, 1, 2, 0]
     """
     size = np.abs(x)
-    if size.max(initial=0.0) <= HUGE:
-        return np.zeros(x.shape, np.int64)
     ordered = np.sort(size[size > 0])
     with np.errstate(over="ignore"):
         gaps = (ordered[1:] > HUGE * ordered[:-1]) & (ordered[1:] > HUGE)

@@ -172,7 +172,7 @@ def same_precision(
     """
     sides = _Sides.of(got, truth, dtype, scale is None, fill)
     own = _Sides.of(torchs, truth, dtype, scale is None, fill)
-    sound = own.lined_up and not own.wrong.any()
+    sound = not own.wrong.any()
 
     def judged(part: np.ndarray) -> Verdict:
         return _precise(sides.error(part, scale), own.error(part, scale) if sound else INF, dtype)
@@ -257,7 +257,7 @@ def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
     params = [name for name in sizes if not name.startswith("input ")]
     most = APART * max((sizes[name] for name in params), default=0.0)
     if most:
-        return [name for name, size in sizes.items() if size <= most or name in params]
+        return [name for name, size in sizes.items() if size <= most]
     return [
         x for x, part in zip(sizes, groups(np.asarray([*sizes.values()])), strict=True) if not part
     ]
@@ -306,19 +306,17 @@ class _Sides:
         """`split` into groups, or all elements together; `fill` as of `same_function`."""
         got, want = real(got), real(want)
         if got.shape != want.shape:
-            return cls(got, want, False, np.zeros(()), np.full(want.shape, -1))
+            return cls(got, want, False, np.zeros(()), np.zeros((), int))
         if not split:
             part = np.where(np.isfinite(want), 0, -1)
             return cls(got, want, True, _pattern(got, want), part)
-        kinds = fills(got, dtype), fills(want, dtype)
-        wrong = kinds[0] != kinds[1]
-        if fill:
-            hidden = (kinds[0] < 0) & (kinds[1] < 0)
-            wrong |= _pattern(np.where(hidden, 0, got), np.where(hidden, 0, want))
-        else:
-            wrong |= _pattern(got, want)
-        left = np.isfinite(want) & (kinds[1] == 0)
-        return cls(got, want, True, wrong, np.where(left, groups(np.where(left, want, 0)), -1))
+        filled = fills(want, dtype)
+        hidden = (filled < 0) & fill
+        wrong = (fills(got, dtype) != filled) | (_pattern(got, want) & ~hidden)
+        left = np.isfinite(want) & (filled == 0)
+        part = np.full(want.shape, -1)
+        part[left] = groups(want[left])
+        return cls(got, want, True, wrong, part)
 
     def error(self, part: Any, scale: float | None, other: np.ndarray | None = None) -> float:
         """That of the elements where `part` is true; of `other` in place of `got`, if given."""
@@ -329,13 +327,13 @@ class _Sides:
 
 def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -> Verdict:
     """The verdict on the worst group, with its worst element; what shows nothing says so."""
-    parts = [sides.part == i for i in range(int(sides.part.max(initial=0)) + 1)]
+    parts = [sides.part == i for i in range(sides.part.max(initial=0) + 1)]
     verdicts = [judged(part) for part in parts]
     at = max(range(len(parts)), key=lambda i: _excess(verdicts[i]))
     verdict, part = verdicts[at], parts[at]
     if not sides.lined_up:
         note = f"shape {sides.got.shape} is not {sides.want.shape}"
-        return replace(verdict, error=INF, note=note, shows=True)
+        return replace(verdict, note=note, shows=True)
     if not verdict.shows:
         return verdict
     if sides.wrong.any():
@@ -347,8 +345,9 @@ def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -
     if verdict.ok:
         return verdict
     if not zero and not sides.want[part].any():
-        return replace(verdict, error=INF, note="the reference is all zeros")
-    gap = np.where(part, np.abs(sides.got - np.where(part, sides.want, 0)), 0)
+        return replace(verdict, note="the reference is all zeros")
+    gap = np.zeros(part.shape)
+    gap[part] = np.abs(sides.got[part] - sides.want[part])
     if len(parts) > 1:
         verdict = replace(verdict, note=_beside(sides, part))
     return _at(verdict, sides.got, sides.want, gap)
@@ -370,7 +369,7 @@ def _nothing(sides: _Sides, zero: bool) -> str:
         return EMPTY
     if not left.any():
         return FILLED
-    zeros = left.all() and not sides.want.any() and not sides.got.any()
+    zeros = not sides.want.any() and not sides.got.any()
     return ZEROS if zeros and not zero else ""
 
 

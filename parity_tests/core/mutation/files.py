@@ -5,7 +5,7 @@ from collections.abc import Iterable
 # Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
 ENTRIES = "masks.test_laws_entries"
 MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
-JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups"))
+JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
 WALK = ("backends.test_laws_blockwise_walk",)
 
 FILES: dict[str, tuple[str, ...]] = {

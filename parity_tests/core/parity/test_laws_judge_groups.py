@@ -25,6 +25,7 @@ def test_fills_are_known_numbers_and_those_near_the_largest():
     assert kinds(FILLS) == [-1] * 7
     assert kinds([0.1 * F64, np.nextafter(0.1 * F64, 0), INF, NAN, 0.0]) == [1, 0, 0, 0, 0]
     assert kinds([-0.05 * F32, -0.1 * F32], "float32") == [0, -1]
+    assert kinds([0.1 * F32, np.nextafter(0.1 * F32, 0)], "float32") == [1, 0]
     assert kinds([-32751.0, -32752.0, 6551.0, 65504.0], "float16") == [0, -1, 0, 1]
     assert kinds([1e9, -2e9, -1.1e9, -1e29, -1e4, -1e10 - 1]) == [0] * 6
 
@@ -35,6 +36,8 @@ def test_a_known_fill_is_one_within_a_unit_of_its_dtype():
             near, far = -known * (1 + 0.9 * eps), -known * (1 + 1.1 * eps)
             assert kinds([near, far], dtype) == [-1, 0]
         assert kinds([-np.nextafter(known, 0), -known * (1 + 2.0**-50)]) == [-1, 0]
+    at = -1e9 - 7812500.0  # by 2**-7 of it, in exact numbers
+    assert kinds([at, np.nextafter(at, -INF)], "bfloat16") == [-1, 0]
 
 
 def test_groups_are_split_upwards_at_gaps_of_a_million():
@@ -47,6 +50,7 @@ def test_groups_are_split_upwards_at_gaps_of_a_million():
     assert groups(row(0.0, 1e30, 0.0)).tolist() == [0, 0, 0]
     assert groups(np.zeros((0, 2))).shape == (0, 2)
     assert groups(row(F64, 1.0)).tolist() == [1, 0]
+    assert groups(row(F64, 1e303, 1.0)).tolist() == [1, 1, 0]
 
 
 def test_a_small_number_is_judged_beside_a_huge_one():
