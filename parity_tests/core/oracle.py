@@ -53,6 +53,11 @@ def noise(seed: int, eps: float) -> Rounding:
     return rnd
 
 
+def in_order(x: np.ndarray, units: float = 1) -> np.ndarray:
+    """The hook that moves nothing and adds one after the other, where numpy adds in pairs."""
+    return np.asarray(x)
+
+
 def dot(a: np.ndarray, b: np.ndarray, rnd: Rounding) -> np.ndarray:
     """`a @ b`, one addition after the other if each has noise."""
     if rnd is identity:
