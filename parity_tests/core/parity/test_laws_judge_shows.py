@@ -4,7 +4,6 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 """
 
 import numpy as np
-import pytest
 
 from flax_attn.parity import judge
 
@@ -213,5 +212,4 @@ def test_a_gradient_without_a_finite_number_weighs_nothing():
     assert judge.whole_gradient([row(NAN), row(INF, -INF)]) == 0.0
     assert judge.whole_gradient([row(NAN), row(3.0, 4.0)]) == 5.0
     assert judge.whole_gradient([row(2.0**1000), row(2.0**1000)]) == 2.0**1000 * 2**0.5
-    with pytest.raises(AttributeError):
-        judge.whole_gradient([row(1.0)]).shape
+    assert type(judge.whole_gradient([row(1.0)])) is float
