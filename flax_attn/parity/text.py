@@ -17,10 +17,8 @@ def text(report: "Report") -> str:
     """What was compared, or what differs first, where, what it looks like, and what it does."""
     count = len(report.failed)
     lines = [f"{report.title}: {len(report.rows)} comparisons, {count} different"]
-    if not report.rows:
-        lines.append("  nothing was compared, so nothing is proven")
-    elif not report.ok and not count:
-        lines.append(f"  {_nothing(report)}")
+    if not report.ok and not count:
+        lines.append(f"  {unproven(report)}")
     elif not count:
         lines.append(f"  {report.summary()}")
     else:
@@ -44,8 +42,10 @@ def text(report: "Report") -> str:
     return "\n".join(lines)
 
 
-def _nothing(report: "Report") -> str:
+def unproven(report: "Report") -> str:
     """Why nothing is proven although nothing differs."""
+    if not report.rows:
+        return "nothing was compared, so nothing is proven"
     whys = dict.fromkeys(f"{r.name}: {r.verdict.note}" for r in report.rows if r.kind == "output")
     return "nothing is proven: " + (_few(tuple(whys)) or "no output was compared")
 

@@ -225,24 +225,21 @@ def test_the_tolerance_pattern_finds_tolerances():
 
 
 FRESH = """
-import sys, time
+import sys
 import flax.nnx
-start = time.perf_counter()
+before = {name.partition(".")[0] for name in sys.modules}
 import flax_attn
-print(time.perf_counter() - start)
 assert flax_attn.attend
-foreign = {name.split(".")[0] for name in sys.modules}
-assert not foreign & {"torch", "torch_ref", "parity_tests", "transformers"}, foreign
+brought = {name.partition(".")[0] for name in sys.modules} - before
+assert brought <= {"flax_attn", "jaxtyping", "wadler_lindig"}, brought
 assert "flax_attn.parity" not in sys.modules
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
 """
 
 
-def test_importing_is_quick_and_brings_no_torch():
-    def once() -> float:
-        run = subprocess.run(
-            [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        assert run.returncode == 0, run.stderr
-        return float(run.stdout)
-
-    assert min(once() for _ in range(3)) < 0.3
+def test_importing_computes_nothing_and_brings_no_torch():
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert run.returncode == 0, run.stderr

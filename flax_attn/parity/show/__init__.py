@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..cases import certificate
-from ..report import Divergence, Report
+from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report
+from ..text import unproven
 from . import chart as page_chart
 from .heat import heat_map
 from .html import Html, code, el, join, number, plural
@@ -77,19 +78,30 @@ def _document(title: str, *body: Html | None) -> str:
 def _verdict(report: Report) -> Html:
     """The answer in one sentence."""
     first = report.first
-    if not report.rows:
-        return _answer(False, "Nothing was compared, so nothing is proven.")
+    if report.verdict == NOTHING or (first is None and not report.ok):
+        return _answer(False, f"{_sentence(unproven(report))}.")
     if report.ok or first is None:
-        count = plural(len(report.rows), "comparison")
-        inside = plural(len(report.rewritten), "tap")
-        also = f"; {inside} computed another way inside" if report.rewritten else ""
-        answer = _answer(True, f"Equal: {count}, all results within their limits{also}.")
-        return join([answer, el("p", report.summary(), class_="quiet")])
+        return join([_answer(True, _equal(report)), el("p", report.summary(), class_="quiet")])
     many = len(report.divergences)
     place = f" ({first.kind}), the first of {many} places" if many > 1 else f" ({first.kind})"
     error = f"{place}: error {number(first.error)} where {number(first.limit)} is allowed"
     hint = f"; it looks like {first.hint}" if first.hint else ""
     return _answer(False, "Different at ", code(first.tap), f"{error}{hint}.")
+
+
+def _equal(report: Report) -> str:
+    count = plural(len(report.rows), "comparison")
+    inside = plural(len(report.rewritten), "tap")
+    also = f"; {inside} computed another way inside" if report.rewritten else ""
+    if report.unsure:
+        names = ", ".join(report.unsure)
+        told = f"{names} differ by no more than torch's own rounding changes them"
+        return f"Equal as far as this input can tell: {count}; {told}{also}."
+    return f"Equal: {count}, all results within their limits{also}."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _answer(ok: bool, text: str, *more: Html | str) -> Html:
@@ -195,12 +207,18 @@ def _variant(title: str) -> tuple[str, str]:
 
 
 def _verdict_of_many(reports: Sequence[Report]) -> Html:
-    bad = sum(not report.ok for report in reports)
+    told, cases = [report.verdict for report in reports], plural(len(reports), "case")
+    bad, empty, unsure = (told.count(verdict) for verdict in (DIFFERENT, NOTHING, UNSURE))
     if not reports:
         return _answer(False, "Nothing was compared, so nothing is proven.")
     if bad:
-        return _answer(False, f"Different: {bad:,} of {plural(len(reports), 'case')}.")
-    return _answer(True, f"Equal: {plural(len(reports), 'case')}, all results within their limits.")
+        also = f"; {empty:,} prove nothing" if empty else ""
+        return _answer(False, f"Different: {bad:,} of {cases}{also}.")
+    if empty:
+        return _answer(False, f"Nothing is proven by {empty:,} of {cases}; the others are equal.")
+    if unsure:
+        return _answer(True, f"Equal: {cases}, {unsure:,} as far as the input can tell.")
+    return _answer(True, f"Equal: {cases}, all results within their limits.")
 
 
 def _contents(lines: Sequence[certificate.Line]) -> Html:

@@ -165,6 +165,31 @@ def test_the_verdict_stands_first_in_one_sentence():
         assert text.index("Parity of") < re.search("Equal|Different|Nothing", text).start() < 300
 
 
+def test_a_page_says_equal_only_where_the_report_does():
+    alike = judge.same_function(
+        np.ones(2) * (1 + 1e-9), np.ones(2), noisy=[np.ones(2) * (1 + 1e-9)]
+    )
+    rows = {name: (Row("output", "output", "float64", "eager", v),) for name, v in {
+        "shows nothing": judge.same_function(np.zeros(2), np.zeros(2)),
+        "by noise": alike,
+        "equal": verdict(0.0),
+        "off": verdict(1.0),
+    }.items()}  # fmt: skip
+    told = {name: Report(name, given) for name, given in rows.items()}
+    texts = {name: Reader(page(report)).text for name, report in told.items()}
+    assert "Nothing is proven: output: both are all zeros." in texts["shows nothing"]
+    assert "✕" in texts["shows nothing"] and "✓" not in texts["shows nothing"]
+    assert "Equal as far as this input can tell: 1 comparison; output differ" in texts["by noise"]
+    many = {
+        ("shows nothing", "equal"): "Nothing is proven by 1 of 2 cases; the others are equal.",
+        ("shows nothing", "equal", "off"): "Different: 1 of 3 cases; 1 prove nothing.",
+        ("by noise", "equal"): "Equal: 2 cases, 1 as far as the input can tell.",
+        ("equal",): "Equal: 1 case, all results within their limits.",
+    }
+    for names, said in many.items():
+        assert said in Reader(pages(told[name] for name in names)).text
+
+
 @pytest.mark.parametrize("write", [page, lambda report: pages([report])], ids=["page", "pages"])
 def test_a_failure_is_told_whole(write):
     report = different()
