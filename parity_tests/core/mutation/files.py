@@ -9,7 +9,9 @@ JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_gr
 WALK = ("backends.test_laws_blockwise_walk",)
 
 FILES: dict[str, tuple[str, ...]] = {
-    "reference": ("attend.test_laws_reference", "attend.test_laws_hidden"),
+    "reference": tuple(
+        f"attend.test_laws_{x}" for x in ("reference", "hidden", "hidden_gradients")
+    ),
     "masks/algebra": MASKS,
     "masks/nodes": MASKS,
     "scores": ("attend.test_laws_scores", ENTRIES),
