@@ -6,6 +6,7 @@ from collections.abc import Iterable
 ENTRIES = "masks.test_laws_entries"
 MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
 JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
+PLAIN = tuple(f"attend.test_laws_{part}" for part in ("reference", "hidden", "hidden_gradients"))
 WALK = ("backends.test_laws_blockwise_walk",)
 
 FILES: dict[str, tuple[str, ...]] = {
