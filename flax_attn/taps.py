@@ -13,6 +13,9 @@ from contextvars import ContextVar
 
 import jax
 
+# The points inside attention. They hold no weights; a rule may say where Flax taps them.
+POINTS = ("query", "key", "value", "scores", "weights", "context")
+
 Hear = Callable[[str, jax.Array], jax.Array | None]
 _listener: ContextVar[Hear | None] = ContextVar("listener", default=None)
 

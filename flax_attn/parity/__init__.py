@@ -5,15 +5,15 @@ anybody's port.
 """
 
 from ..errors import ParityError as ParityError
+from ..weights.plan import Plan as Plan
 from ..weights.rule import Rule as Rule
 from . import judge as judge
 from .cases.case import Case as Case
 from .compare import assert_parity as assert_parity
 from .compare import compare as compare
-from .mapping import Plan as Plan
 from .port import plan as plan
 from .port import port as port
+from .port import suggest as suggest
 from .report import Divergence as Divergence
 from .report import Report as Report
 from .report import Row as Row
-from .suggest import suggest as suggest

@@ -9,10 +9,11 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
+from ..weights.described import Source
+from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
 from . import draw, judge
 from .diagnosis.local_error import diagnosed
-from .mapping import Plan, make_plan
 from .port import flax_values, set_flax
 from .report import Report, Row
 from .rows.draws import draws
@@ -24,7 +25,7 @@ from .sides.leaves import leaves
 from .sides.match import counterparts
 from .sides.pair import Names, Pair, plain_call
 from .sides.run import Request, Run, checked_constants
-from .torch_module import Source, describe, read
+from .torch_module import describe, read
 
 Weights = Literal["random", "given", "as_is"]
 DTYPES = ("float64", "float32", "bfloat16", "float16")

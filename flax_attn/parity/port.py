@@ -1,4 +1,4 @@
-"""`port`: weights carried from torch to Flax, or back, bit for bit."""
+"""`port` carries weights from torch to Flax, or back; `plan` and `suggest` tell what it would."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -10,8 +10,11 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
+from ..weights.known_layers import flax_state
+from ..weights.mapping import Draft
+from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
-from .mapping import Plan, flax_state, make_plan
+from ..weights.suggest import propose
 from .torch_module import describe, read, write
 
 M = TypeVar("M")
@@ -34,6 +37,33 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
     """
     parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
     return make_plan(describe(torch_module), flax_module, rules, parts)
+
+
+def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
+    """Rules for the tensors that found no place and the Params that nothing fills.
+
+    By the likeness of names and by layouts that fit, each checked to solve something; nothing is
+    applied. The list is empty where nothing is left over, or nothing fits. Two rules with the same
+    names are the two orders in which the parts of a fused weight may lie, `[3, heads, width]` and
+    `[heads, 3, width]`: keep one of them.
+
+    Args:
+      torch_module, flax_module: as `port` takes them.
+      rules: those that are known already.
+
+    Raises:
+      ParityError: if a rule of `rules` does not fit.
+
+    >>> import torch
+    >>> class Mine(nnx.Module):
+    ...     def __init__(self):
+    ...         self.proj = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> theirs = torch.nn.Sequential()
+    >>> theirs.project = torch.nn.Linear(3, 2)
+    >>> print(*suggest(theirs, Mine()))
+    Rule("project -> proj")
+    """
+    return propose(Draft(describe(torch_module), flax_module, rules))
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:

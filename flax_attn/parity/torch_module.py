@@ -1,10 +1,11 @@
-"""What a torch module holds, described so that it can be written down and read without torch."""
+"""What a torch module holds: its tensors described, read as numpy arrays, and written."""
 
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from ..weights.described import Source, head_counts
 
 # torch's classes -> the kind of what they hold.
 _SAME = "Linear Bilinear Embedding LayerNorm RMSNorm GroupNorm PReLU MultiheadAttention"
@@ -17,41 +18,6 @@ KINDS = {
     "_InstanceNorm": "InstanceNorm",
 }
 STATISTICS = ("running_mean", "running_var")
-HEADS = ("num_heads", "n_heads", "n_head", "heads", "num_attention_heads")
-HEADS += ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads")
-
-
-@dataclass(frozen=True)
-class Source:
-    """One named tensor of a torch module.
-
-    Attributes:
-      name: dotted, as in `state_dict`.
-      kind: the known type of the module that holds it, or "Parameter"; "buffer" for one that is
-        not a statistic of a norm.
-      shape: torch's.
-      dtype: torch's, without "torch.".
-      same_as: the first name of the same tensor, if it is tied, else "".
-      heads: how many heads what holds it says that it has, for proposals alone: not written down.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    same_as: str = ""
-    heads: tuple[int, ...] = field(default=(), compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
-        fields = {**asdict(self), "shape": list(self.shape)}
-        del fields["heads"]
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Source":
-        """The source that `to_json` wrote."""
-        return cls(**{**fields, "shape": tuple(fields["shape"])})
 
 
 def describe(module: Any) -> list[Source]:
@@ -110,14 +76,6 @@ def to_torch(array: np.ndarray) -> Any:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-def head_counts(owner: Any) -> list[int]:
-    """The numbers of heads that an object, or its `config`, says that it has."""
-    held = [getattr(owner, "__dict__", {})]
-    held.append(getattr(held[0].get("config"), "__dict__", {}))
-    found = [facts.get(name) for facts in held for name in HEADS]
-    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 1]
 
 
 def _source(name: str, kind: str, tensor: Any, first: str, heads: tuple[int, ...]) -> Source:

@@ -18,12 +18,13 @@ from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttentio
 from flax_attn.parity import ParityError, Report, Row, judge
 from flax_attn.parity.cases.golden import sketch
 from flax_attn.parity.compare import versions
-from flax_attn.parity.mapping import make_plan
 from flax_attn.parity.rows.values import gradients
 from flax_attn.parity.sides.flax import Flax
 from flax_attn.parity.sides.pair import Names, canonical
 from flax_attn.parity.sides.run import Request, Run, rounded
-from flax_attn.parity.torch_module import Source, describe
+from flax_attn.parity.torch_module import describe
+from flax_attn.weights.described import Source
+from flax_attn.weights.plan import make_plan
 
 from . import anarcii
 from .fetch import ANARCII, read

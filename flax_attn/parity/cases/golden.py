@@ -8,35 +8,58 @@ import json
 import os
 import shlex
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
+from flax import nnx
 
 from ...errors import ParityError
+from ...weights.described import Source
+from ...weights.plan import make_plan
+from ...weights.rule import Rule
 from .. import draw, judge
 from ..compare import draw_weights, make_pair, versions
 from ..groups import fills, groups
-from ..mapping import make_plan
 from ..report import Report, Row
 from ..rows.values import gradients, same_structure, structure
 from ..sides.flax import Flax
 from ..sides.match import hidden
 from ..sides.pair import Names, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
-from ..torch_module import Source, describe
-from .home import LIBRARY
+from ..torch_module import describe
+from .home import LIBRARY, Home
 
-if TYPE_CHECKING:
-    from .case import Case
-
+Call = Callable[..., Any]
 SKETCH = 48
 FORMAT = 1  # of what is written; a file that does not say is of this one
 # What a file that was cut off, mixed up or written by others may raise when it is read.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
+
+
+class Recorded(Protocol):
+    """What a golden asks of a case, which knows goldens and not the other way round."""
+
+    flax_class: type[nnx.Module]
+    flax_call: Call
+    torch_call: Call
+    rules: tuple[Rule, ...]
+    constants: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    train: bool
+    seed: int
+    home: Home
+
+    @property
+    def variant(self) -> str: ...
+    @property
+    def reproduce(self) -> str: ...
+    def arrays(self) -> dict[str, np.ndarray]: ...
+    def flax_module(self) -> nnx.Module: ...
+    def torch_module(self) -> Any: ...
 
 
 def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
@@ -63,7 +86,7 @@ def _sums(name: str, flat: np.ndarray) -> np.ndarray:
     return np.pad(flat, (0, -flat.size % SKETCH)).reshape(-1, SKETCH).sum(axis=0)
 
 
-def path_of(case: "Case") -> Path:
+def path_of(case: Recorded) -> Path:
     """The file that holds a variant's goldens: in the package that holds the case.
 
     Those of this library's own cases come with the library.
@@ -75,7 +98,7 @@ def path_of(case: "Case") -> Path:
     return home / "goldens" / f"{case.variant}.npz"
 
 
-def record(cases: Sequence["Case"]) -> Path:
+def record(cases: Sequence[Recorded]) -> Path:
     """Writes what torch gives for the cases of one variant into its file, and returns its path.
 
     Raises:
@@ -103,7 +126,7 @@ def record(cases: Sequence["Case"]) -> Path:
     return path
 
 
-def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
+def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     """The Flax side of a case against its golden.
 
     Raises:
@@ -141,7 +164,7 @@ def replay(case: "Case", dtypes: Sequence[str], eager: bool) -> Report:
     )
 
 
-def _record_command(case: "Case") -> str:
+def _record_command(case: Recorded) -> str:
     package = "" if case.home.is_own(case.flax_class) else f" {shlex.quote(case.home.name)}"
     return f"flax-attn parity --record {case.variant}{package}"
 
@@ -191,13 +214,13 @@ def _damaged(what: str, error: Exception, again: str) -> str:
     return f"{what} is damaged ({why}): run {again}."
 
 
-def _request(case: "Case", dtype: str) -> Request:
+def _request(case: Recorded, dtype: str) -> Request:
     inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
     constants = frozenset(case.constants)
     return Request((), inputs, case.seed, case.train, True, dtype == "float64", constants)
 
 
-def _record(case: "Case") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _record(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     torch_module, module = case.torch_module(), case.flax_module()
     calls, results, arrays = (case.torch_call, case.flax_call), {}, {}
     request = _request(case, "float64")

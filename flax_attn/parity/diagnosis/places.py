@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ...weights.known_layers import LAYERS, flax_state, held_at
 from .. import judge
-from ..pairs import LAYERS, flax_state, held_at
 from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force

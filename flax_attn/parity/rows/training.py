@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+from ...weights.known_layers import flax_state
 from .. import judge
-from ..mapping import flax_state
 from ..report import Row
 from ..sides.pair import Pair
 from ..sides.run import Run

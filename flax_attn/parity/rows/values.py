@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...weights.known_layers import flax_path
+from ...weights.mapping import nearest
 from .. import judge
-from ..mapping import nearest
-from ..pairs import flax_path
 from ..report import Row
 from ..sides.match import TURNED, as_in
 from ..sides.pair import Names, matches

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..cases import certificate
-from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report
-from ..text import unproven
+from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, unproven
 from . import chart as page_chart
 from .heat import heat_map
 from .html import Html, code, el, join, number, plural

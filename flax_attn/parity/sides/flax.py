@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ..mapping import flax_params, flax_state
+from ...weights.known_layers import flax_params, flax_state
 from . import jaxpr_precision as precision
 from .heard import Force, at_turn, hearing, is_array, is_key
 from .leaves import refuse_unknown, sort_leaves

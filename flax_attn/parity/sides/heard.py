@@ -11,7 +11,7 @@ from flax import nnx
 from jax.extend.core import get_opaque_trace_state
 
 from ... import taps
-from ..pairs import a
+from ...weights.known_layers import a
 from .leaves import counted, leaves, one_or, rebuilt, sort_leaves
 
 

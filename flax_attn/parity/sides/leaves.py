@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from ...errors import ParityError
-from ..pairs import a
+from ...weights.known_layers import a
 
 Parts = list[tuple[str, Any]]
 

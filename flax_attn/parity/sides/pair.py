@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 
 from ...errors import ParityError
+from ...weights.known_layers import flax_path
+from ...weights.plan import Plan
 from ...weights.rule import Rule
-from ..mapping import Plan
-from ..pairs import flax_path
 from .flax import Flax, Force, unique_params
 from .match import Match, agreed
 from .run import Request, Run, rounded

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ...taps import POINTS
 from .. import draw
 from .leaves import leaves, rebuilt
-
-# The names of the points inside attention.
-POINTS = ("query", "key", "value", "scores", "weights", "context")
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ParityError
+from ...weights.known_layers import a
 from .. import judge
-from ..pairs import a
 from ..torch_module import to_numpy, to_torch, write
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
 from .run import Call, Request, Run, Step, complex_dtype, rounded

@@ -14,9 +14,9 @@ from flax import nnx
 
 from flax_attn import TransformerMultiHeadAttention
 from flax_attn.parity import Rule, compare, judge, port
-from flax_attn.parity.mapping import flax_params
 from flax_attn.parity.port import flax_values
 from flax_attn.parity.torch_module import describe, read
+from flax_attn.weights.known_layers import flax_params
 
 torch = pytest.importorskip("torch", reason="weights are carried from torch")
 T = torch.nn

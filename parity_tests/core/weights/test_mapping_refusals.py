@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flax_attn.parity import ParityError, Rule, draw, judge, plan, port
-from flax_attn.parity.mapping import Move, flax_params, flax_path, flax_state, make_plan
 from flax_attn.parity.port import flax_values
-from flax_attn.parity.torch_module import Source, describe, read
+from flax_attn.parity.torch_module import describe, read
+from flax_attn.weights.described import Source
+from flax_attn.weights.known_layers import flax_params, flax_path, flax_state
+from flax_attn.weights.mapping import Move
+from flax_attn.weights.plan import make_plan
 from flax_attn.weights.rule import axis_sizes
 
 from .test_mapping import Flax, Torch, linear, rngs, zeros

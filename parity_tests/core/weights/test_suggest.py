@@ -3,9 +3,8 @@
 import pytest
 from flax import nnx
 
-from flax_attn.parity import ParityError, Rule, judge, plan, port
+from flax_attn.parity import ParityError, Rule, judge, plan, port, suggest
 from flax_attn.parity.port import flax_values
-from flax_attn.parity.suggest import suggest
 from flax_attn.parity.torch_module import read
 
 from .test_mapping import Flax, Torch, linear, rngs, zeros

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from flax_attn.parity import ParityError, judge, plan, port
-from flax_attn.parity.suggest import suggest
+from flax_attn.parity import ParityError, judge, plan, port, suggest
 from flax_attn.parity.torch_module import read
 
 from .test_mapping import Flax, Torch, linear, zeros

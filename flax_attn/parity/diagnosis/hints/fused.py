@@ -6,12 +6,11 @@ from itertools import permutations
 
 import numpy as np
 
+from ....taps import POINTS
 from ... import judge
 from .again import Attention
 from .evidence import Evidence, Guesses
 from .turning import Turning, measured
-
-POINTS = ("query", "key", "value", "scores", "weights", "context")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....taps import POINTS
 from ... import judge
 from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
 from .fitting import parallel
-from .fused import POINTS, own_cut, recut
+from .fused import own_cut, recut
 from .likeness import in_torchs_layout
 from .turning import (
     BASES,

@@ -10,9 +10,9 @@ from math import gcd, prod
 
 from flax import nnx
 
-from ..weights.rule import Size, sizes_of
-from .pairs import held_at
-from .torch_module import head_counts
+from .described import head_counts
+from .known_layers import held_at
+from .rule import Size, sizes_of
 
 # Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
 # h heads have k rows each, k may be unequal parts; or g groups of heads hold h heads of each part.

@@ -1,4 +1,4 @@
-"""`suggest`: the rules that may be meant where names and types do not say enough.
+"""Suggestions: the rules that may be meant where names and types do not say enough.
 
 A proposal is never applied: of a square matrix nobody can tell by its shape which way it lies.
 """
@@ -7,15 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
-from flax import nnx
-
-from ..weights.rule import Rule, Size, axis_sizes, backwards
 from .fused import Roles, fits, heads_of, in_order, role
+from .known_layers import PAIRS, RECURRENT, flax_path, held_at, place
 from .mapping import Draft
-from .pairs import PAIRS, RECURRENT, flax_path, held_at, place
-from .torch_module import describe
+from .rule import Rule, Size, axis_sizes, backwards
 
 MOST = 12  # proposals; more would not be read
 MANY = 60  # names looked at one by one
@@ -35,35 +31,8 @@ ALTERNATIVES = (
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
-    """Rules for the tensors that found no place and the Params that nothing fills.
-
-    By the likeness of names and by layouts that fit, each checked to solve something; nothing is
-    applied. The list is empty where nothing is left over, or nothing fits. Two rules with the same
-    names are the two orders in which the parts of a fused weight may lie, `[3, heads, width]` and
-    `[heads, 3, width]`: keep one of them.
-
-    Args:
-      torch_module, flax_module: as `port` takes them.
-      rules: those that are known already.
-
-    Raises:
-      ParityError: if a rule of `rules` does not fit.
-
-    >>> import torch
-    >>> class Mine(nnx.Module):
-    ...     def __init__(self):
-    ...         self.proj = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    >>> theirs = torch.nn.Sequential()
-    >>> theirs.project = torch.nn.Linear(3, 2)
-    >>> print(*suggest(theirs, Mine()))
-    Rule("project -> proj")
-    """
-    return propose(Draft(describe(torch_module), flax_module, rules))
-
-
 def propose(draft: Draft) -> list[Rule]:
-    """`suggest`, of a mapping in the making."""
+    """The rules that may be meant for what a mapping in the making has left over."""
     kept: list[Rule] = []
     while len(kept) < MOST:
         for rule in _candidates(draft):

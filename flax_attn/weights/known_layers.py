@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .torch_module import Source
+from .described import Source
 
 RECURRENT = ("RNN", "GRU", "LSTM")
 NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm", "BatchNorm")

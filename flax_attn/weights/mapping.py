@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from ..errors import ParityError
-from ..weights.rule import Rule, Size, backwards, lay_out, sizes_of
-from .pairs import LAYERS, PAIRS, a, becomes, cell_of, held_at, no_groups, place, refusal
-from .pairs import flax_params as flax_params
-from .pairs import flax_path as flax_path
-from .pairs import flax_state as flax_state
-from .sides.run import POINTS
-from .torch_module import Source
-
-# The points inside attention, which have no tensors; a rule may say where Flax taps them.
+from ..taps import POINTS
+from .described import Source
+from .known_layers import (
+    LAYERS,
+    PAIRS,
+    a,
+    becomes,
+    cell_of,
+    flax_path,
+    flax_state,
+    held_at,
+    no_groups,
+    place,
+    refusal,
+)
+from .rule import Rule, Size, backwards, lay_out, sizes_of
 
 
 @dataclass(frozen=True)
@@ -44,76 +50,6 @@ class Move:
         arrays = [values[name] for name in here]
         laid = arrays if layout is None else lay_out(arrays, layout, len(there), self.sizes)
         return dict(zip(there, laid, strict=True))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The whole mapping of a torch module onto a Flax module.
-
-    Attributes:
-      moves: what is carried.
-      constants: buffers that Flax computes where it needs them, not carried.
-      skipped: tensors left out by `Rule.skip`.
-      tied: torch's second names of tensors that are carried once.
-
-    >>> Plan((), ("mask",), (), ()).constants
-    ('mask',)
-    """
-
-    moves: tuple[Move, ...]
-    constants: tuple[str, ...]
-    skipped: tuple[str, ...]
-    tied: tuple[str, ...]
-
-    def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays by path, from torch's by name; of some tensors alone, as of gradients."""
-        there = [move for move in self.moves if not values.keys().isdisjoint(move.sources)]
-        return {k: v for move in there for k, v in move.forward(values).items()}
-
-    def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays by name, from Flax's by path; of some of them alone."""
-        there = [move for move in self.moves if not values.keys().isdisjoint(move.targets)]
-        return {k: v for move in there for k, v in move.back(values).items()}
-
-    def __str__(self) -> str:
-        lines = [
-            f"{', '.join(m.sources)} -> {', '.join(m.targets)}"
-            + (f"  {m.layout}" if m.layout else "")
-            for m in self.moves
-        ]
-        lines += [f"{name}: constant, not carried" for name in self.constants]
-        lines += [f"{name}: skipped by rule" for name in self.skipped]
-        return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
-
-
-def make_plan(
-    sources: Sequence[Source],
-    module: nnx.Module,
-    rules: Sequence[Rule] = (),
-    parts: Sequence[str] | None = None,
-) -> Plan:
-    """The mapping of described torch tensors onto a Flax module.
-
-    Args:
-      parts: the paths of all submodules of torch's, those without tensors too, if they are known.
-
-    Raises:
-      ParityError: with every problem at once: tensors without a place, Params that nothing fills or
-        that are filled twice, shapes that differ, rules that match nothing, ties on one side only;
-        and the rules that may be meant.
-    """
-    draft = Draft(sources, module, rules, parts=parts)
-    if draft.problems:
-        from .suggest import ALTERNATIVES, propose
-
-        lines = ["The torch module does not fit the Flax module:"]
-        lines += [f"  - {problem}" for problem in draft.problems]
-        proposed = propose(draft)
-        if len({rule.names for rule in proposed}) < len(proposed):
-            lines.append(f"{ALTERNATIVES}.")
-        lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
-        raise ParityError("\n".join(lines))
-    return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
 
 
 class Draft:
