@@ -1,6 +1,6 @@
 """`compare` and `assert_parity`: two modules, the same weights and inputs, everything compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from .report import Report, Row
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
-from .rows.values import idle, judged, other_shapes, unpaired
+from .rows.values import idle, judged, other_shapes, unpaired, untested
 from .rows.warnings import warnings
 from .sides.leaves import leaves
 from .sides.match import counterparts
@@ -140,6 +140,8 @@ class _Seen:
             self.alone |= dict.fromkeys(unpaired(got, truth, met))
             self.notes |= dict.fromkeys(other_shapes(got, truth, met))
             self.notes |= dict.fromkeys(idle(got, truth, pair.names))
+            self.notes |= dict.fromkeys(untested(got, truth, pair.names))
+            self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
 
     def _noisy(self, pair: Pair, own: Run, dtype: str) -> list[Run]:
@@ -164,6 +166,17 @@ class _Seen:
             "versions": versions(),
             "noise": self.noise,
         }
+
+
+def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
+    """A sentence on torch's dropouts that eval mode leaves out and that Flax shows nowhere."""
+    if pair.request.train:
+        return []
+    rates = {f"{n} (torch)": getattr(m, "p", 0) for n, m in pair.torch_module.named_modules()}
+    kinds = {f"{n} (torch)": type(m).__name__ for n, m in pair.torch_module.named_modules()}
+    found = [n.partition(" ")[0] for n in alone if rates.get(n) and "Dropout" in kinds[n]]
+    told = f"torch has dropout ({', '.join(found)}) that Flax does not show: it is off in eval mode"
+    return [f"{told}, train=True compares it"] if found else []
 
 
 def _decided_against(rows: Sequence[Row]) -> bool:

@@ -72,7 +72,7 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     if not places:
         places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
     elif late:
-        notes += (f"gradients differ by themselves at {len(late)} places: values come first",)
+        notes += (f"{_also(len(late))}: mend the values first",)
     rows = [*_with_places(local, other, found), *(arrived.row for arrived in backward)]
     return replace(
         report,
@@ -130,6 +130,10 @@ def _with_places(
             yield lies[row.name]
         if row.name not in other:
             yield row
+
+
+def _also(count: int) -> str:
+    return f"gradients are also off at {count} place{'s' * (count > 1)}"
 
 
 def _told(other: set[str]) -> Iterator[str]:

@@ -121,6 +121,22 @@ def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
             yield f"{rule} pairs no tap: torch has no {here}; nearest: {nearest(here, theirs)}"
 
 
+def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
+    """A sentence on weights that have no say: as scores of one key, say, or behind zeros."""
+    wanted = names.gradients(truth.gradients)
+    idle = [
+        name
+        for name, x in wanted.items()
+        if not name.startswith("input ")
+        and x.size
+        and not x.any()
+        and not got.gradients[name].any()
+    ]
+    if idle:
+        few = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
+        yield f"this input does not test {few}: their gradients are zero on both sides"
+
+
 def _value(
     got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray]
 ) -> judge.Verdict:

@@ -318,7 +318,8 @@ class _Recorder:
         self.run.places.append(self.path[-1] if self.path else "")
         if self.drawn > len(self.keeps):
             raise ParityError(
-                f"torch draws dropout mask {self.drawn}, Flax drew {len(self.keeps)}."
+                f"torch draws dropout mask {self.drawn}, in {self.run.places[-1] or 'the module'}; "
+                f"Flax drew {len(self.keeps)}: a dropout is missing in Flax."
             )
         keep, shape = self.keeps[self.drawn - 1], tuple(like.shape)
         if keep.shape != shape and not _merges(keep.shape, shape):

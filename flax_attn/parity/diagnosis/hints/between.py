@@ -25,6 +25,7 @@ def between(evidence: Evidence) -> Guesses:
         return
     yield from _one(evidence)
     yield from _gated(evidence)
+    yield from _another(evidence)
 
 
 def _same(made: np.ndarray, want: np.ndarray) -> bool:
@@ -49,6 +50,19 @@ def _one(evidence: Evidence) -> Guesses:
                     yield f"{act} of {name}, where torch has {own}", function(x)
         if own:
             return
+
+
+def _another(evidence: Evidence) -> Guesses:
+    """Another value that torch had by then, in place of the one that it takes."""
+    plain, had = evidence.plain, dict(evidence.before)
+    for name, call in evidence.truth.calls.items():
+        if name in evidence.before and "0" in call.inputs:
+            had.setdefault(f"what {name} is given", call.inputs["0"])
+    alike = {name: x.reshape(plain.shape) for name, x in had.items() if x.size == plain.size}
+    own = next((name for name, x in alike.items() if _same(x, plain)), "")
+    for name, x in alike.items() if own else ():
+        if name != own and not _same(x, plain):
+            yield f"{name}, where torch takes {own}", x
 
 
 def _parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
