@@ -139,8 +139,8 @@ class Window(Mask):
 
     def bind(self, sizes):
         offset = bound_offset("Window", self.offset, sizes)
-        if not (is_whole(self.offset) and not -FAR < int(self.offset) < FAR):
-            left, right = (None if n is None else near(n) for n in (self.left, self.right))
+        if not is_whole(self.offset):
+            left, right = (None if n is None else min(n, 2 * FAR) for n in (self.left, self.right))
             return Window(left, right, offset)
         # Both ends are moved before they are cut off, since far offsets and counts may cancel.
         far = int(self.offset)

@@ -128,6 +128,27 @@ def test_far_offsets_and_lengths_are_cut_off():
     assert (near.left, near.right, near.offset) == (2, 1, 5)
 
 
+def test_far_offsets_and_counts_that_cancel_are_exact():
+    """By Python's own integers: a whole offset with any count, offsets of entries up to FAR."""
+    counts = [None, *(x + d for x in (0, FAR, 2 * FAR, 10**30) for d in (0, 1, 3))]
+    offsets = [s * (x + d) for s in (1, -1) for x in (0, FAR, 2 * FAR, 10**30) for d in (-4, -1, 2)]
+    for offset in offsets:
+        for left in counts:
+            for right in (None, 0, FAR + 2, 2 * FAR - 1):
+                lowest = None if left is None else offset - left
+                highest = None if right is None else offset + right
+                seen = np.ones((T, S), bool)
+                for q, k in np.ndindex(T, S):
+                    seen[q, k] = (lowest is None or k - q >= lowest) and (
+                        highest is None or k - q <= highest
+                    )
+                window = masks.Window(left, right, offset).bind(SIZES)
+                assert np.array_equal(np.broadcast_to(asked(window, 0), (T, S)), seen)
+                if abs(offset) < FAR:
+                    each = masks.Window(left, right, np.asarray([0, offset])).bind(SIZES)
+                    assert np.array_equal(np.broadcast_to(asked(each, 1), (T, S)), seen)
+
+
 def test_what_does_not_fit_names_its_owner():
     wrong = np.zeros(3, int)
     for make, who in (
