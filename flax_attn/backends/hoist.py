@@ -23,6 +23,9 @@ from ..places import Places, in_whole
 from ..scores import Modify
 
 
+NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
 class Run:
     """A traced function of one element; told apart by what was traced, so that it compiles once.
 
@@ -32,7 +35,8 @@ class Run:
     def __init__(self, fn: Callable[..., jax.Array], trace: Callable, *element: Any):
         self.fn = fn
         # Indices are numpy arrays in the reference, which may be mixed with anything.
-        with jax.numpy_dtype_promotion("standard"):
+        # A program keeps the mesh in which it was traced, which is another inside a shard_map.
+        with jax.numpy_dtype_promotion("standard"), jax.sharding.use_abstract_mesh(NO_MESH):
             closed = jax.make_jaxpr(lambda *xs: trace(*xs))(*element)
         self.jaxpr, self.consts = closed.jaxpr, tuple(closed.consts)
         self.axes = jax.typeof(jax.tree.leaves(element)[-1]).manual_axis_type.varying

@@ -23,7 +23,7 @@ from ..backends.local import bound, flat
 from ..backends.platform import platform_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
-from .specs import Shards, numbers_of, part_of, places_of
+from .specs import Shards, names_in, numbers_of, part_of, places_of
 
 
 class Request(NamedTuple):
@@ -210,16 +210,21 @@ class Layout:
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
         along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"]}
+        self.as_cut: dict[int, list[str]] = {}  # small arrays, cut only where they come so
         for i, (axes, leaf) in enumerate(zip(request.axes, request.leaves, strict=True)):
-            axes = "" if _is_float(leaf) and "q" not in axes else axes  # small: whole everywhere
-            self.inputs.append(_names(i, axes, leaf.shape, along))
+            names = _names(i, axes, leaf.shape, along)
+            if _is_float(leaf) and "q" not in axes:
+                self.as_cut[len(self.inputs)] = names
+                names = _names(i, "", leaf.shape, along)
+            self.inputs.append(names)
         rows = [*batch, heads, "t"]
         self.outputs = [[*queries, "w"], rows, rows, rows, rows]
         if phase == "backward":
             kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
             numbers = [False] * (len(batch) + 1)
             is_float = [True, True, True, *numbers, *map(_is_float, request.leaves)]
-            self.outputs = [x for x, f in zip(self.inputs, is_float, strict=True) if f]
+            self.floats = [at for at, one in enumerate(is_float) if one]
+            self.outputs = [self.inputs[at] for at in self.floats]
             self.inputs = [*self.inputs, *kept]
 
     @property
@@ -233,6 +238,7 @@ class Layout:
         """The factors that no device may cut, in the order in which the rule names them."""
         text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
         cut = {self.cut, *(f"b{i}" for i in range(len(self.request.sizes.batch)))}
+        cut |= {name for at in self.as_cut for name in self.inputs[at]}
         return tuple(name for name in dict.fromkeys(text.split()) if name not in cut)
 
     def spec(self, names: list[str], shards: Shards) -> PartitionSpec:
@@ -244,8 +250,13 @@ class Layout:
     def partition(self, whole: Any) -> Any:
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
             shards = self._shards(mesh, operands[0].sharding.spec)
-            given, found = (
-                [self.spec(x, shards) for x in side] for side in (self.inputs, self.outputs)
+            given = [self.spec(x, shards) for x in self.inputs]
+            for at, names in self.as_cut.items():
+                given[at] = _both(self.spec(names, shards), operands[at].sharding.spec)
+            found = (
+                [given[at] for at in self.floats]
+                if self.phase == "backward"
+                else [self.spec(x, shards) for x in self.outputs]
             )
 
             def one_device(*operands: jax.Array) -> Any:
@@ -266,6 +277,13 @@ class Layout:
         entries = (*spec, *(None,) * (count + 3 - len(spec)))
         shards = Shards(tuple(entries[:count]), entries[count + 1])
         return shards if self.parts % shards.count(mesh) == 0 else Shards(shards.batch, None)
+
+
+def _both(wanted: PartitionSpec, comes: PartitionSpec) -> PartitionSpec:
+    """Cut along what both say; whole along all else."""
+    comes = PartitionSpec(*comes, *(None,) * (len(wanted) - len(comes)))
+    alike = (names_in(a) == names_in(b) for a, b in zip(wanted, comes, strict=True))
+    return PartitionSpec(*(a if same else None for a, same in zip(wanted, alike, strict=True)))
 
 
 def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from flax_attn.parity import judge
 
 B, T, S, N, K, H, h = 4, 12, 14, 8, 4, 6, 10
 KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
+MESH_SET = "explicit, in the mesh"  # by jax.set_mesh
 BACKENDS = ("blockwise", "reference")
 BY_BOTH = ("sinks, slopes and scale", "dropout", "arrays cut along heads")
 COLLECTIVES = r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
@@ -100,6 +102,17 @@ REQUESTS = {
     "functions": Request(
         lambda a: {"mask": Fn(by_place), "score": modify(by_head, a["gain"])},
         {"gain": drawn(7, N)},
+        kinds=(*KINDS, MESH_SET),
+    ),
+    "small arrays that come cut": Request(
+        lambda a: {
+            "mask": CAUSAL,
+            "score": alibi(a["slopes"]) >> alibi(a["each"]),
+            "sinks": a["sinks"],
+        },
+        {"slopes": drawn(16, N), "each": drawn(17, B, N), "sinks": drawn(18, N)},
+        {"slopes": P("model"), "each": P("data", "model"), "sinks": P("model")},
+        kinds=(*KINDS, MESH_SET),
     ),
     "arrays cut along heads": Request(
         lambda a: {
@@ -165,8 +178,15 @@ def wanted(name: str) -> list[np.ndarray]:
 
 def run(name: str, kind: str, backend: str) -> dict[str, Any]:
     request, (arrays, cotangents) = REQUESTS[name], given(name)
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+    types = (KINDS[kind.partition(",")[0]],) * 2
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=types)
+    with jax.set_mesh(mesh) if kind == MESH_SET else nullcontext():
+        return run_on(mesh, request, arrays, cotangents, backend, wanted(name))
 
+
+def run_on(
+    mesh: Any, request: Request, arrays: list, cotangents: list, backend: str, want: list
+) -> dict[str, Any]:
     def placed(x: np.ndarray, spec: P) -> jax.Array:
         return jax.device_put(x, NamedSharding(mesh, spec))
 
@@ -177,7 +197,6 @@ def run(name: str, kind: str, backend: str) -> dict[str, Any]:
     compiled = forward.lower(q, k, v, cut).compile()
     backward = gradients.lower(q, k, v, cut, *spread).compile()
     got = [*compiled(q, k, v, cut), *jax.tree.leaves(backward(q, k, v, cut, *spread))]
-    want = wanted(name)
     return {
         "forward": Counter(re.findall(COLLECTIVES, compiled.as_text())),
         "backward": Counter(re.findall(COLLECTIVES, backward.as_text())),

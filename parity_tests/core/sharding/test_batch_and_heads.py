@@ -16,6 +16,7 @@ SHARED = (
     "functions",
     "arrays cut along heads",
     "one key head, which all devices have",
+    "small arrays that come cut",
 )
 SENTENCES = {
     "length": ("NotImplementedError", "along its length, over 'data'"),
@@ -30,7 +31,7 @@ def test_eight_devices_beside_one():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == (6 + 3) * 2 + 1  # requests by blockwise, three by both; kinds of axes
+    assert len(rows) == (7 + 3) * 2 + 3  # requests by blockwise, three by both; kinds of axes
     assert all(edges[what] for what in ("no keys", "an open batch", "a length over Auto axes"))
     assert [fault for row in rows for fault in faults(row)] == []
 
