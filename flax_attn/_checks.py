@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 
 def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
@@ -46,8 +47,11 @@ def check_positive(**counts: int) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}.")
 
 
-def check_rate(name: str, rate: float) -> float:
+def check_rate(name: str, rate: Any) -> float:
     """`rate`, if it lies in [0, 1]; ValueError, naming the argument, if not."""
+    if isinstance(rate, Tracer):
+        raise ValueError(f"{name} must be known while jax traces: make it static; got {rate!r}.")
+    rate = rate.item() if getattr(rate, "shape", None) == () else rate
     if isinstance(rate, bool) or not (isinstance(rate, int | float) and 0 <= rate <= 1):
         raise ValueError(f"{name} is the share dropped, from 0 to 1; got {rate!r}.")
     return rate

@@ -185,7 +185,8 @@ def explain(
 
     Args:
       q, k, v: `*B T N H`, `*B S K H`, `*B S K h`; arrays, or `jax.ShapeDtypeStruct`s.
-      mask, score, scale, sinks, dropout: as of `attend`.
+      mask, score, scale, sinks, dropout: as of `attend`; `jax.ShapeDtypeStruct`s in place of arrays
+        stand for values that are known when the program runs, as under jit.
 
     Raises:
       ValueError, TypeError: as `attend` does; a backend that refuses is no error here.
@@ -201,8 +202,19 @@ def explain(
     reference  chosen
     """
     q, k, v = (x if _is_shape(x) else jnp.asarray(x) for x in (q, k, v))
-    rules = _rules(mask, score, scale, sinks, dropout)
-    return _verdicts(q, k, v, _bound(q, k, v, rules))
+    asked = (mask, score, scale, sinks, dropout)
+    leaves, structure = jax.tree.flatten(asked, is_leaf=_is_shape)
+    found: list[Explanation] = []
+
+    def ask(*unknown: jax.Array) -> None:
+        left = iter(unknown)
+        known = [next(left) if _is_shape(x) else x for x in leaves]
+        rules = _rules(*structure.unflatten(known))
+        found.append(_verdicts(q, k, v, _bound(q, k, v, rules)))
+
+    unknown = [x for x in leaves if _is_shape(x)]
+    jax.eval_shape(ask, *unknown) if unknown else ask()
+    return found[0]
 
 
 def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:

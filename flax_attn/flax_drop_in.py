@@ -120,8 +120,7 @@ def flax_attention(
         qk_attn_weights_einsum=qk_attn_weights_einsum,
         attn_weights_value_einsum=attn_weights_value_einsum,
     )
-    rate = dropout_rate.item() if isinstance(dropout_rate, np.generic) else dropout_rate
-    check_rate("dropout_rate", rate)
+    check_rate("dropout_rate", dropout_rate)
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     sizes = _sizes(q, k, v)
     rules = {"mask": _mask(mask, is_causal), "score": _score(bias, q.dtype)}
@@ -160,6 +159,11 @@ def _score(bias: Any, dtype: Any) -> Score:
     if bias is None:
         return IDENTITY
     bias = jnp.asarray(bias)
+    if bias.dtype == bool:
+        raise TypeError(
+            "bias must be floating, since it is added to the logits; got bool, which is a mask: "
+            "pass mask=."
+        )
     whole = jnp.issubdtype(bias.dtype, jnp.integer)
     return additive(bias.astype(wide(dtype)) if whole else bias)
 

@@ -22,7 +22,6 @@ from ..masks import Fn, Mask
 from ..places import Places, in_whole
 from ..scores import Modify
 
-
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
 

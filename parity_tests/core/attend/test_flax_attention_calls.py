@@ -22,6 +22,7 @@ CALLS = {
     "bias, masked": {"bias": draw(5, B, N, T, S), "mask": SEEN},
     "dropped": {"dropout_rate": 0.3, "dropout_rng": KEY},
     "a rate of numpy's": {"dropout_rate": np.float32(0.25), "dropout_rng": KEY},
+    "a rate of jax's": {"dropout_rate": jnp.float32(0.25), "dropout_rng": KEY},
     "a drop for each": {"dropout_rate": 0.3, "dropout_rng": KEY, "broadcast_dropout": False},
     "deterministic": {"dropout_rate": 0.3, "dropout_rng": KEY, "deterministic": True},
 }
@@ -89,7 +90,11 @@ REFUSED = {
     "mask to spare": ({"mask": np.ones((1, B, N, T, S))}, ValueError, ["(1, 2, 3, 5, 7)"]),
     "mask of keys": ({"mask": jax.random.split(KEY, S)}, TypeError, ["mask must be boolean, or"]),
     "complex mask": ({"mask": np.ones(S, complex)}, TypeError, ["mask must be", "complex64"]),
-    "boolean bias": ({"bias": np.ones(S, bool)}, TypeError, ["floating", "got bool"]),
+    "boolean bias": (
+        {"bias": np.ones(S, bool)},
+        TypeError,
+        ["bias must be floating", "got bool", "pass mask="],
+    ),
     "bias turned": ({"bias": np.ones((S, T))}, ValueError, ["(2, 3, 5, 7)", "(7, 5)"]),
     "rank": ({"query": np.ones((T, H))}, ValueError, ["length, heads, width", "query (5, 4)"]),
     "batch": ({"query": np.ones((T, N, H))}, ValueError, ["must share their batch axes"]),

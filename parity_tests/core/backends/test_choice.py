@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flax_attn import attend, dot_product_attention, explain
+from flax_attn import (
+    CAUSAL,
+    Causal,
+    Lengths,
+    Segments,
+    additive,
+    alibi,
+    attend,
+    dot_product_attention,
+    explain,
+)
 from flax_attn.backends import BACKENDS, Backend, choice
 from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path
 from parity_tests.core.backends.refusal import told
@@ -33,6 +43,41 @@ def arrays(length=257):
 
 def slow():
     return pytest.warns(UserWarning, match="slow on a gpu")
+
+
+# What is known of the arrays.
+
+
+def shape(*sizes, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+NUMBER, LENGTHS = shape(dtype=jnp.int32), shape(2, dtype=jnp.int32)
+UNKNOWN = {
+    "an offset": {"mask": Causal(NUMBER)},
+    "lengths": {"mask": Lengths(LENGTHS) & CAUSAL},
+    "documents": {"mask": Segments(shape(2, 256, dtype=jnp.int32))},
+    "a table": {"mask": shape(2, 1, 256, 256, dtype=bool), "score": additive(shape(4, 256, 256))},
+    "numbers": {"scale": shape(), "sinks": shape(4), "score": alibi(shape(2, 4))},
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_is_known_by_its_shape_alone_is_explained_as_it_is_under_jit(what):
+    q, asked = shape(2, 256, 4, 16), UNKNOWN[what]
+    leaves, structure = jax.tree.flatten(asked)
+    traced = []
+
+    def under_jit(*arrays):
+        traced.append(explain(q, q, q, **structure.unflatten(arrays)))
+
+    jax.eval_shape(under_jit, *leaves)
+    assert str(explain(q, q, q, **asked)) == str(traced[0])
+
+
+def test_a_shape_that_does_not_fit_is_refused_by_name():
+    with pytest.raises(ValueError, match="sinks needs one logit a query head"):
+        explain(*[shape(2, 256, 4, 16)] * 3, sinks=shape(3))
 
 
 # The table.
