@@ -126,6 +126,8 @@ def test_far_offsets_and_lengths_are_cut_off():
         assert np.array_equal(asked(moved, 0), AT_K >= AT_Q - 1)
     near = masks.Window(2, 1, np.int32(5)).bind(SIZES)
     assert (near.left, near.right, near.offset) == (2, 1, 5)
+    wide = masks.Window(2**40, 2**40, np.int32(5)).bind(SIZES)  # numpy's own sum would overflow
+    assert np.asarray(asked(wide, 0)).all()
 
 
 def test_far_offsets_and_counts_that_cancel_are_exact():
