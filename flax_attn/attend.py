@@ -8,17 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from . import reference
 from ._arrays import check_number
 from .backends import BACKENDS
 from .backends.choice import Explanation, Verdict, warn_if_slow
-from .backends.local import attend_locally, bound, flat
+from .backends.local import attend_locally, bound, weights_locally
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .places import Places
-from .rules import Rules, sizes_of
+from .rules import Rules
 from .scores import IDENTITY, Score
-from .sharding import attend_sharded
+from .sharding import attend_sharded, weights_sharded
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
@@ -135,11 +134,9 @@ def attention_weights(
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
     q, k = jnp.asarray(q), jnp.asarray(k)
-    rules, sizes = _bound(q, k, k, _rules(mask, score, scale, sinks, None)), sizes_of(q, k)
-    q, k = flat(sizes, q, k)
-    q, k, _ = reference.zero_unseen(q, k, k, rules)
-    weights, _ = reference.weights_and_stats(q, k, rules)
-    return weights.reshape(sizes.shape)
+    rules = _rules(mask, score, scale, sinks, None)
+    whole, found = _bound(q, k, k, rules), weights_sharded(q, k, rules)
+    return weights_locally(q, k, whole) if found is None else found
 
 
 def use_backend(name: str) -> Any:

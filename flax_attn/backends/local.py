@@ -6,7 +6,7 @@ import jax
 
 from .._types import Sizes
 from ..places import Places
-from ..reference import Stats
+from ..reference import Stats, weights_and_stats, zero_unseen
 from ..rules import Rules, sizes_of
 from ..taps import tap
 
@@ -35,3 +35,11 @@ def attend_locally(
     o = tap("context", o)
     parts = (x.reshape(*sizes.batch, *x.shape[1:]) for x in stats)
     return o.reshape(*sizes.batch, *o.shape[1:]), Stats(*parts)
+
+
+def weights_locally(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:
+    """The weights `*B N T S` by the plain formula and bound rules."""
+    sizes = sizes_of(q, k)
+    q, k = flat(sizes, q, k)
+    q, k, _ = zero_unseen(q, k, k, rules)
+    return weights_and_stats(q, k, rules)[0].reshape(sizes.shape)

@@ -46,6 +46,16 @@ def attend_sharded(
     return None
 
 
+def weights_sharded(q: jax.Array, k: jax.Array, rules: Any) -> jax.Array | None:
+    """The weights `*B N T S` of arrays over Explicit axes; None elsewhere, where XLA shards them.
+
+    Raises:
+      ValueError, NotImplementedError: as `attend_sharded` does.
+    """
+    explicit_axes = mesh_types(q, k) == {AxisType.Explicit}
+    return explicit.weights(q, k, rules) if explicit_axes else None
+
+
 def _is_cut(x: Any) -> bool:
     return any(entry is not None for entry in jax.typeof(x).sharding.spec)
 

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import taps
 from .._types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
-from ..backends.local import attend_locally, bound
+from ..backends.local import attend_locally, bound, weights_locally
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .specs import Shards, names_in, numbers_of, part_of, places_of
@@ -23,20 +23,54 @@ KERNELS = (
 )  # do not say over which axes they vary, as traced functions
 
 
+class Attention(NamedTuple):
+    """What a device computes for `attend`: the output and the parts of the weights."""
+
+    name: str
+    attention: Any
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+        return attend_locally(self.attention, q, k, v, rules)
+
+    def specs(self, shards: Shards) -> Any:
+        return shards.queries, shards.rows  # of both m and l
+
+
+class Weights(NamedTuple):
+    """What a device computes for `attention_weights`, by the plain formula."""
+
+    name: str = "reference"
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+        return weights_locally(q, k, rules)
+
+    def specs(self, shards: Shards) -> Any:
+        return shards.weights
+
+
 def attend(
     name: str, attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
+    return _cut(Attention(name, attention), q, k, v, rules)
+
+
+def weights(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:
+    """The weights `*B N T S`, sharded as q is."""
+    return _cut(Weights(), q, k, k, rules)
+
+
+def _cut(task: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     types = [jax.typeof(x).sharding for x in (q, k, v)]
     mesh = next(kind.mesh for kind in types if kind.mesh.axis_types)
     shards = _agreed({n: kind.spec for n, kind in zip("qkv", types, strict=True)})
     k, v = (_repeated(x, shards.count(mesh), q.shape[-2]) for x in (k, v))
     rules = hoist(rules, wide(q.dtype))
-    return _run(name, attention, mesh, shards, q, k, v, rules)
+    return _run(task, mesh, shards, q, k, v, rules)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(name: str, attention: Any, mesh: Any, shards: Shards, q, k, v, rules: Rules) -> Any:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _run(task: Any, mesh: Any, shards: Shards, q, k, v, rules: Rules) -> Any:
     sizes, axes = sizes_of(q, k), leaf_axes(rules)
     leaves, structure = jax.tree.flatten(rules)
     specs = [_as_it_comes(x, shards.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
@@ -47,7 +81,7 @@ def _run(name: str, attention: Any, mesh: Any, shards: Shards, q, k, v, rules: R
         leaves = [part_of(x, a, numbers) for x, a in zip(leaves, axes, strict=True)]
         rules = bound(q, k, structure.unflatten(leaves), places_of(numbers, sizes.batch))
         with taps.listen(lambda name, value: None):  # what is heard inside cannot come out
-            return attend_locally(attention, q, k, v, rules)
+            return task(q, k, v, rules)
 
     given = (*(shards.queries,) * 3, *shards.numbers, *specs)
     arrays = [
@@ -58,8 +92,8 @@ def _run(name: str, attention: Any, mesh: Any, shards: Shards, q, k, v, rules: R
         local,
         mesh=mesh,
         in_specs=given,
-        out_specs=(shards.queries, shards.rows),  # of both m and l
-        check_vma=not (name in KERNELS or has_functions(rules)),
+        out_specs=task.specs(shards),
+        check_vma=not (task.name in KERNELS or has_functions(rules)),
     )(*arrays)
 
 

@@ -30,6 +30,11 @@ class Shards(NamedTuple):
         """Of `*B N T`."""
         return PartitionSpec(*self.batch, self.heads, None)
 
+    @property
+    def weights(self) -> PartitionSpec:
+        """Of `*B N T S`."""
+        return PartitionSpec(*self.batch, self.heads, None, None)
+
     def of(self, axes: str, shape: Sequence[int]) -> PartitionSpec:
         """Of an array that lies along these axes of the weights, as `leaf_axes` names them."""
         along = {"b": self.batch, "n": (self.heads,), "q": (None,), "k": (None,)}

@@ -36,6 +36,7 @@ from flax_attn import (
     aim,
     alibi,
     attend,
+    attention_weights,
     explain,
     modify,
     softcap,
@@ -255,7 +256,27 @@ def at_the_edge() -> dict[str, bool]:
         "no keys": not forward(q, none, none).any(),
         "an open batch": same.ok,
         "a length over Auto axes": gathered(forward),
+        "weights of a few key heads": weights_stay((4, 5, 8, 6), (4, 7, 2, 6), ("data",)),
+        "weights of the second batch axis": weights_stay(
+            (3, 4, 5, 8, 6), (3, 4, 7, 4, 6), (None, "data")
+        ),
     }
+
+
+def weights_stay(q_shape: tuple, k_shape: tuple, batch: tuple) -> bool:
+    """Whether weights over Explicit axes are one device's and stay where they are."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    arrays = [jnp.asarray(drawn(i, *s), "float32") for i, s in enumerate((q_shape, k_shape))]
+    whole = P(*batch, *(None,) * (len(q_shape) - 3 - len(batch)))
+    cut = P(*whole, None, "model"), P(*whole, None, "model" if k_shape[-2] >= 4 else None)
+    q, k = (jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, cut, strict=True))
+    found = jax.jit(partial(attention_weights, mask=CAUSAL)).lower(q, k).compile()
+    none = not re.findall(COLLECTIVES, found.as_text())
+    want = attention_weights(*arrays, mask=CAUSAL)
+    kept = found(q, k).sharding.is_equivalent_to(
+        NamedSharding(mesh, P(*whole, "model")), len(q_shape)
+    )
+    return none and kept and judge.no_worse(found(q, k), want, want, "float32").ok
 
 
 def gathered(forward: Callable) -> bool:
