@@ -4,6 +4,7 @@ Weights and inputs are drawn again. A small result is kept as it is; of a large 
 projections are kept, each of a random part of it, so that a wrong result cannot meet them.
 """
 
+import hashlib
 import json
 import os
 import shlex
@@ -34,7 +35,9 @@ from .home import LIBRARY, Home
 
 Call = Callable[..., Any]
 SKETCH = 48
+SMALLER = 2.0**-64  # times the largest number there is leaves room for a sum
 FORMAT = 1  # of what is written; a file that does not say is of this one
+CHANGED = "what it holds is not what was recorded"
 # What a file that was cut off, mixed up or written by others may raise when it is read.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
@@ -80,9 +83,16 @@ def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
 
 
 def _sums(name: str, flat: np.ndarray) -> np.ndarray:
+    """The sums, of numbers made smaller where a sum would be too large for a number."""
     if flat.size <= SKETCH:
         return flat
-    flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
+    drawn = draw.normal(0, f"sketch/{name}", flat.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _columns(flat * drawn)
+    return found if np.isfinite(found).all() else _columns(flat * SMALLER * drawn)
+
+
+def _columns(flat: np.ndarray) -> np.ndarray:
     return np.pad(flat, (0, -flat.size % SKETCH)).reshape(-1, SKETCH).sum(axis=0)
 
 
@@ -113,7 +123,8 @@ def record(cases: Sequence[Recorded]) -> Path:
         entry, pieces = _record(case)
         entries[str(case)] = {**entry, "at": i}
         arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
-    text = json.dumps({"format": FORMAT, "versions": versions(), "cases": entries}).encode()
+    meta = {"format": FORMAT, "versions": versions(), "cases": entries}
+    text = json.dumps({**meta, "digest": _digest(arrays, meta)}).encode()
     arrays["meta"] = np.frombuffer(zlib.compress(text, 9), np.uint8)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -187,7 +198,22 @@ def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
             f"{path} is {what}, written by another version of flax_attn; this one reads format "
             f"{FORMAT}: run {again}."
         )
+    if meta.get("digest", "none") not in ("none", _digest(stored, meta)):
+        raise ParityError(_damaged(str(path), ValueError(CHANGED), again))
     return stored, meta
+
+
+def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
+    """What changes with every array of a file, and with all that is written about them.
+
+    Files of before have none.
+    """
+    told = {key: value for key, value in meta.items() if key != "digest"}
+    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name in sorted(arrays.keys() - {"meta"}):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
 
 
 def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -> list[Source]:
@@ -202,6 +228,8 @@ def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -
                 raise ValueError(f"it holds {strange}")
             if numbers.shape != (sum(sizes),) or numbers.dtype != np.float64:
                 raise ValueError(f"{numbers.shape} numbers of {dtype} where {sum(sizes)} belong")
+            if not np.isfinite(numbers).all():
+                raise ValueError(f"NaN or Inf is among its numbers of {dtype}")
             _ = result["keeps"], result["outputs"]
     except DAMAGE as error:
         raise ParityError(_damaged(what, error, again)) from error
