@@ -60,6 +60,8 @@ class Recorded(Protocol):
     def variant(self) -> str: ...
     @property
     def reproduce(self) -> str: ...
+    @property
+    def titles(self) -> tuple[str, str]: ...
     def arrays(self) -> dict[str, np.ndarray]: ...
     def flax_module(self) -> nnx.Module: ...
     def torch_module(self) -> Any: ...
@@ -114,10 +116,7 @@ def record(cases: Sequence[Recorded]) -> Path:
     Raises:
       ParityError: if two cases have one name, one cannot be compared, or the file not be written.
     """
-    names = [str(case) for case in cases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
+    _check_names(cases)
     arrays, entries, path = {}, {}, path_of(cases[0])
     for i, case in enumerate(cases):
         entry, pieces = _record(case)
@@ -137,6 +136,18 @@ def record(cases: Sequence[Recorded]) -> Path:
     return path
 
 
+def _check_names(cases: Sequence[Recorded]) -> None:
+    modules: dict[str, list[str]] = {}
+    for case in cases:
+        modules.setdefault(str(case), []).append(case.home.module)
+    for name, holders in modules.items():
+        if len(holders) > 1:
+            raise ParityError(
+                f"{len(holders)} cases have one name, {name} (of {', '.join(holders)}): give each "
+                "a name of its own, Case(name=...)."
+            )
+
+
 def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     """The Flax side of a case against its golden.
 
@@ -145,9 +156,10 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     """
     path, again = path_of(case), f"`{_record_command(case)}` where torch is installed"
     stored, meta = _load(path, again)
-    if str(case) not in meta["cases"]:
+    title = next((title for title in case.titles if title in meta["cases"]), None)
+    if title is None:
         raise ParityError(f"{case} is not recorded in {path.name}: run {again}.")
-    entry = meta["cases"][str(case)]
+    entry = meta["cases"][title]
     sources = _checked(entry, stored, f"{path}, the record of {case},", again)
     missing = [dtype for dtype in dtypes if dtype not in entry["results"]]
     if missing:

@@ -10,13 +10,13 @@ from flax_attn.parity import ParityError, judge
 from flax_attn.parity.cases import golden
 from flax_attn.parity.cases.collect import collect
 
-CASES_OF = "parity_tests.test_uniform_causal_average"
+VARIANT = "parity_tests.test_uniform_causal_average"
 
 
 @pytest.fixture(scope="module")
 def recorded():
     """The cases of one variant and what its committed golden holds of each."""
-    cases = collect(CASES_OF)[:2]
+    cases = collect(VARIANT)[:2]
     stored, meta = golden._load(golden.path_of(cases[0]), "")
     found = {}
     for case in cases:
