@@ -76,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a variant, one case as a report prints it, or a package whose modules hold CASES",
+        help="a variant or its class; a package, a module or a file that holds CASES; after it, or "
+        "of this library, one case: its name, or its title as a report prints it",
     )
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
     parity.add_argument("--html", metavar="FILE", help="write one page with every comparison")
@@ -137,7 +138,8 @@ def _told(report: Report) -> str:
     """The report; in one line where nothing could be compared."""
     if report.rows or not report.notes:
         return str(report)
-    return f"{report.title}: {' '.join(report.notes)}"
+    told = " ".join(report.notes)
+    return told if told.startswith(f"{report.title} ") else f"{report.title}: {told}"
 
 
 def _check_options(options: argparse.Namespace) -> None:

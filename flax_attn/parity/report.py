@@ -222,7 +222,9 @@ class Report:
             grads = self.worst(dtype, "gradient")
             text = f"{dtype} {worst:.1e}" if worst is not None else dtype
             text += f", gradients {grads:.1e}" if grads is not None else ""
-            parts.append(text + (f", {ratio:.1f}x torch's own error" if ratio is not None else ""))
+            parts.append(
+                text + (f", {times(ratio)} torch's own error" if ratio is not None else "")
+            )
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,16 +262,38 @@ def badness(error: float) -> float:
     return float("inf") if error != error else error
 
 
+def times(ratio: float) -> str:
+    """A ratio as it is read: how many times.
+
+    >>> times(0.96), times(3666431.0), times(float("inf"))
+    ('1.0x', '4e6x', 'infx')
+    """
+    if not 1000 <= ratio < float("inf"):
+        return f"{ratio:.1f}x"
+    digit, power = f"{ratio:.0e}".split("e")
+    return f"{digit}e{int(power)}x"
+
+
+def plural(count: int, word: str) -> str:
+    """A count and its word.
+
+    >>> plural(1, "place"), plural(3, "place")
+    ('1 place', '3 places')
+    """
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
 def _text(report: Report) -> str:
     """What was compared, or what differs first, where, what it looks like, and what it does."""
     count = len(report.failed)
-    lines = [f"{report.title}: {len(report.rows)} comparisons, {count} different"]
+    lines = [f"{report.title}: {plural(len(report.rows), 'comparison')}, {count} different"]
     if not report.ok and not count:
         lines.append(f"  {unproven(report)}")
     elif not count:
         lines.append(f"  {report.summary()}")
     else:
-        lines += [*_first(report), *_others(report), *_results(report)]
+        lines += [*_first(report), *_others(report), "  what it does:"]
+        lines += [f"    {line}" for line in effects(report)]
     told = (
         ("constant, not carried", report.constants),
         ("seen on one side only", report.unpaired),
@@ -347,16 +371,16 @@ def _others(report: Report) -> list[str]:
     return lines + ([f"  and {rest} places more"] if rest > 0 else [])
 
 
-def _results(report: Report) -> list[str]:
+def effects(report: Report) -> list[str]:
     """The failed comparisons, one line for each dtype and kind."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in report.failed:
         groups.setdefault((row.dtype, row.kind), []).append(row)
-    lines = ["  what it does:"]
+    lines = []
     for (dtype, kind), rows in groups.items():
         of = sum(row.kind == kind and row.dtype == dtype for row in report.rows)
         worst = max(rows, key=lambda row: np.nan_to_num(row.verdict.error, nan=np.inf))
-        line = f"    {dtype:<9} {kind:<9} {len(rows)} of {of} over the limit, worst "
+        line = f"{dtype:<9} {kind:<9} {len(rows)} of {of} over the limit, worst "
         line += f"{worst.name} {worst.verdict.error:.1e}"
         if worst.verdict.own is not None:
             line += f" (torch's own {worst.verdict.own:.1e})"

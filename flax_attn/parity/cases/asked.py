@@ -1,10 +1,15 @@
 """What the command is asked for: cases, by the names of variants, cases and packages."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
+from ...errors import ParityError
 from .collect import Listed, listed, modules, nothing_in, select
+from .home import File, file_of
+from .nearest import unknown_name
 from .workers import Failure, Workers, attempt
 
 
@@ -34,39 +39,51 @@ def ask(own: str, names: Sequence[str], workers: Workers) -> Asked:
 
     Args:
       own: the package of this library's cases, which is imported here; others are by workers.
-      names: variants, cases as a report prints them, packages and modules.
+      names: variants, cases as a report prints them or by their own names, Flax classes, packages,
+        modules and paths of files.
       workers: who imports other people's modules.
 
     Raises:
       ValueError: if a name is none of all.
     """
     mine = _own(own)
-    packages = {
-        name: package
-        for name in dict.fromkeys(names)
-        if "[" not in name and not select(mine.cases, [name])
-        if (package := _package(name, workers)) is not None
-    }
-    wanted = [name for name in names if name not in packages]
-    failed = [failure for package in packages.values() for failure in package.failed]
-    theirs = [case for package in packages.values() for case in package.cases]
-    unknown = [n for n in wanted if not select(theirs, [n]) and not select(mine.cases, [n])]
-    if unknown and not failed:
-        variants = ", ".join(dict.fromkeys(case.variant for case in mine.cases))
-        raise ValueError(
-            f"{unknown[0]!r} is neither a package, nor a case of one that is named before it, nor "
-            f"one of the variants: {variants}."
-        )
     if not names:
         return Asked(mine.cases, mine.cases, mine.failed)
+    packages, wanted = _split(mine.cases, names, workers)
+    lists = [*(package.cases for package in packages.values()), mine.cases]
+    exact = [name for name in wanted if any(select(cases, [name]) for cases in lists)]
     found: list[Listed] = []
-    for package in packages.values():
-        some = [name for name in wanted if select(package.cases, [name])]
-        found += select(package.cases, some)
-    rest = [name for name in wanted if not select(theirs, [name])]
-    found += select(mine.cases, rest) if rest else []
-    whole = not wanted or unknown  # else all that is asked for was found elsewhere
-    return Asked(found, [*theirs, *mine.cases], failed if whole else [])
+    failed, left = [], list(wanted)
+    for cases, failures in packages.values():
+        some = [name for name in wanted if select(cases, [name], name not in exact)]
+        found += select(cases, some, loosely=True)
+        failed += [] if some else failures  # else all that is asked of it was found elsewhere
+        left = [name for name in left if name not in some]
+    unknown = [name for name in left if not select(mine.cases, [name], name not in exact)]
+    if unknown and not any(package.failed for package in packages.values()):
+        raise ValueError(unknown_name(unknown[0], list(packages), lists))
+    found += select(mine.cases, left, loosely=True) if left else []
+    if unknown:  # a module that could not be read may hold it
+        failed = [failure for package in packages.values() for failure in package.failed]
+    return Asked(found, [case for cases in lists for case in cases], failed)
+
+
+def _split(
+    mine: Sequence[Listed], names: Sequence[str], workers: Workers
+) -> tuple[dict[str, _Package], list[str]]:
+    """The packages among names, and the names that are none; a known case is no package."""
+    packages: dict[str, _Package] = {}
+    wanted = []
+    for name in dict.fromkeys(names):
+        known = [mine, *(package.cases for package in packages.values())]
+        package = None
+        if not any(select(cases, [name]) for cases in known):
+            package = _package(name, workers)
+        if package is None:
+            wanted.append(name)
+        else:
+            packages[name] = package
+    return packages, wanted
 
 
 def _own(package: str) -> _Package:
@@ -76,16 +93,21 @@ def _own(package: str) -> _Package:
 
 def _package(name: str, workers: Workers) -> _Package | None:
     """A package's cases, or None if there is no such package."""
-    if not _may_be(name):
-        return None
-    found = workers.call(_modules_of, name)
+    file = file_of(name)
+    if file is not None:
+        workers.look_in(str(file.folder))
+        found = workers.call(_module_at, file)
+    else:
+        found = workers.call(_modules_of, name) if _may_be(name) else None
     if isinstance(found, Failure):
-        return _Package([], [(name, found)])
+        return _Package([], [(name if file is None else file.module, found)])
     if found is None:
         return None
-    if not found:
-        raise ValueError(nothing_in(name))
-    return _read(found, list(workers.map(listed, [(name, module) for module in found])))
+    package = _read(found, list(workers.map(listed, [(name, module) for module in found])))
+    if not package.cases and not package.failed:
+        empty = workers.call(_empty_lists, found)
+        raise ValueError(nothing_in(name) if isinstance(empty, Failure) or not empty else empty)
+    return package
 
 
 def _may_be(name: str) -> bool:
@@ -104,6 +126,26 @@ def _modules_of(package: str) -> list[str] | None:
         if error.name is None or package.startswith(error.name):
             return None
         raise
+
+
+def _module_at(file: File) -> list[str]:
+    """The modules with cases of a file or a folder; another one of its name must not hide it."""
+    spec = find_spec(file.module)
+    found = Path((spec and spec.origin) or "").resolve()
+    if found not in (file.path, file.path / "__init__.py"):
+        raise ParityError(
+            f"{file.path} cannot be imported: {found}, which was found first, is a module of the "
+            f"same name, {file.module}."
+        )
+    return modules(file.module)
+
+
+def _empty_lists(names: Sequence[str]) -> str:
+    """What is said of modules whose lists are empty; "" if none has a list."""
+    empty = [name for name in names if hasattr(import_module(name), "CASES")]
+    lists = " and ".join(f"{name}.CASES" for name in empty)
+    end = "holds no case, so there is nothing to prove."
+    return f"{lists} {end}" if empty else ""
 
 
 def _read(names: Sequence[str], results: Sequence[list[Listed] | Failure]) -> _Package:

@@ -42,6 +42,7 @@ class Case:
     Attributes:
       eager: whether float64 runs eagerly too, not only under jit.
       home: where it was written, which is where its golden belongs.
+      tells_class: whether its text has the Flax class, without which another would have the same.
 
     Raises:
       ParityError: by `check`, with the report, unless all is equal.
@@ -75,7 +76,7 @@ class Case:
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
         self.constants = (constants,) if isinstance(constants, str) else tuple(constants)
-        self.name, self.eager = name, True
+        self.name, self.eager, self.tells_class = name, True, False
         self.home, self._first_seed = caller_of(self), seed
 
     @property
@@ -99,8 +100,17 @@ class Case:
         seed = [] if self.seed == self._first_seed else ["--seed", str(self.seed)]
         return " ".join([*line, quoted(str(self)), *seed])
 
+    @property
+    def titles(self) -> tuple[str, str]:
+        """Its text as it may have been recorded: as it is now, and with the Flax class."""
+        return str(self), self._title(tells_class=True)
+
     def __str__(self) -> str:
+        return self._title(self.tells_class)
+
+    def _title(self, tells_class: bool) -> str:
         parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _given(self.config).items())
+        parts = ",".join(filter(None, (self.flax_class.__name__ * tells_class, parts)))
         inputs = ",".join(
             f"{k}={'x'.join(map(str, v if isinstance(v, tuple) else v.shape))}"
             for k, v in self.inputs.items()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness
+from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, plural, times
 
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "params", "float64", "grads", "float32", "bfloat16", "")
@@ -50,7 +50,7 @@ class Line:
     def _ratio(self, dtype: str) -> str:
         found = [report.ratio(dtype) for report in self.reports]
         found = [ratio for ratio in found if ratio is not None]
-        return f"{max(found, key=badness):.1f}x" if found else "-"
+        return times(max(found, key=badness)) if found else "-"
 
 
 def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
@@ -114,8 +114,9 @@ def footer(
     variants = len({line.variant for line in found})
     told = [report.verdict for line in found for report in line.reports]
     different = told.count(DIFFERENT) + told.count(UNSURE) * strict
+    counts = f"{plural(variants, 'variant')}, {plural(len(told), 'case')}"
     nothing = f", {told.count(NOTHING)} not proven" if NOTHING in told else ""
     return (
-        f"{variants} variants, {len(told)} cases, {different} different{nothing}; "
+        f"{counts}, {different} different{nothing}; "
         f"torch {versions.get('torch', 'missing')}, jax {versions.get('jax')}, {seconds:.0f} s"
     )

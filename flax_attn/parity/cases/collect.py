@@ -1,14 +1,15 @@
 """Finding cases: every module of a package that has a list `CASES`."""
 
-import ast
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple
 
+from ...errors import ParityError
 from .case import Case
 from .home import Home
+from .traces import may_have_cases
 
 
 class Listed(NamedTuple):
@@ -17,6 +18,8 @@ class Listed(NamedTuple):
     Attributes:
       package, module, at: whose list it is, and the place there.
       variant, witness, title: of the case; the title is its text.
+      name: that was given to it, or "".
+      of: the name of its Flax class.
     """
 
     package: str
@@ -25,39 +28,33 @@ class Listed(NamedTuple):
     variant: str
     witness: str
     title: str
-
-    def __str__(self) -> str:
-        return self.title
-
-
-@runtime_checkable
-class Named(Protocol):
-    """A case, or what is known of one."""
-
-    @property
-    def variant(self) -> str: ...
-
-
-C = TypeVar("C", bound=Named)
+    name: str = ""
+    of: str = ""
 
 
 def collect(package: str) -> list[Case]:
     """The cases of a package or module, in order of its modules' names.
 
-    Only modules that have `CASES` at their top level are imported.
+    Only modules that name `CASES`, or take all names of a module that does, are imported.
 
     Raises:
       ModuleNotFoundError: if there is no such package.
       ValueError: if it has no cases, or a list holds something else.
+      ParityError: if two cases of a list have one name.
     """
-    found = [case for name in modules(package) for case in cases_in(package, name)]
+    found = [
+        case
+        for name in modules(package)
+        for case in cases_in(package, name)
+        if case.home.module == name
+    ]
     if not found:
         raise ValueError(nothing_in(package))
     return found
 
 
 def modules(package: str) -> list[str]:
-    """The names of a package's modules that have `CASES` at their top level, or cannot be read.
+    """The names of a package's modules that may have `CASES`, told from their text.
 
     Raises:
       ModuleNotFoundError: if there is no such package.
@@ -66,35 +63,51 @@ def modules(package: str) -> list[str]:
 
 
 def cases_in(package: str, module: str) -> list[Case]:
-    """The list of one module; the package is the one that was asked for.
+    """The list of one module, empty if it has none; the package is the one that was asked for.
+
+    A case that another module of the package has in its list too stays at home there.
 
     Raises:
       ValueError: if it holds something else than cases.
+      ParityError: if two cases have one name.
     """
     held = import_module(module)
-    cases = getattr(held, "CASES", None)
+    cases = getattr(held, "CASES", [])
     if not isinstance(cases, list | tuple) or not all(isinstance(case, Case) for case in cases):
         raise ValueError(f"{module}.CASES must be a list of flax_attn.parity.Case objects only.")
     for case in cases:
-        case.home = Home(module, getattr(held, "__file__", None) or "", package)
+        if case.home.package != package:
+            case.home = Home(module, getattr(held, "__file__", None) or "", package)
+    _tell_apart(module, cases)
     return list(cases)
 
 
 def listed(place: tuple[str, str]) -> list[Listed]:
     """What is known of the cases of one module, by its package and its name."""
     package, module = place
-    return [
-        Listed(package, module, at, case.variant, case.proven_equal_to, str(case))
-        for at, case in enumerate(cases_in(package, module))
-    ]
+    found = []
+    for at, case in enumerate(cases_in(package, module)):
+        if case.home.module == module:
+            facts = case.variant, case.proven_equal_to, str(case), case.name
+            found.append(Listed(package, module, at, *facts, case.flax_class.__name__))
+    return found
 
 
-def select(cases: Sequence[C], names: Sequence[str]) -> list[C]:
-    """The cases whose variant is, or whose text is or holds, one of `names`; all without names."""
+def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False) -> list[Listed]:
+    """The cases that `names` mean: all without names.
+
+    A name is a case's whole text; else a variant; else a case's own name, or its Flax class; else
+    it has a bracket and is part of a text.
+
+    Args:
+      cases: to choose from.
+      names: of them.
+      loosely: whether a variant or a class is meant by its letters and digits alone.
+    """
     if not names:
         return list(cases)
-    whole = {str(case) for case in cases}
-    return [case for case in cases if any(_is_meant(case, name, whole) for name in names)]
+    chosen = {case for name in names for case in _meant(cases, name, loosely)}
+    return [case for case in cases if case in chosen]
 
 
 def nothing_in(package: str) -> str:
@@ -102,10 +115,44 @@ def nothing_in(package: str) -> str:
     return f"{package} has no module with a list CASES of flax_attn.parity.Case."
 
 
-def _is_meant(case: Named, name: str, whole: set[str]) -> bool:
-    if name in whole:
-        return name == str(case)
-    return name == case.variant or ("[" in name and name in str(case))
+def letters(name: str) -> str:
+    """What is left of a name without dashes, underscores and capitals.
+
+    >>> letters("CausalAttention") == letters("causal-attention") == letters("causal_attention")
+    True
+    """
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _meant(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
+    if not letters(name):
+        return []
+    ways = [
+        lambda case: name == case.title,
+        lambda case: name == case.variant,
+        lambda case: name in (case.name, case.of),
+        lambda case: "[" in name and name in case.title,
+        lambda case: loosely and letters(name) in (letters(case.variant), letters(case.of)),
+    ]
+    found = ([case for case in cases if way(case)] for way in ways)
+    return next((some for some in found if some), [])
+
+
+def _tell_apart(module: str, cases: Sequence[Case]) -> None:
+    """Of cases with one name the Flax classes are told, if they are different."""
+    for told in (False, True):
+        by_title: dict[str, list[Case]] = {}
+        for case in cases:
+            by_title.setdefault(str(case), []).append(case)
+        for title, same in by_title.items():
+            names = [case.flax_class.__name__ for case in same]
+            if len(same) > 1 and (told or len({*names}) < len(names)):
+                raise ParityError(
+                    f"{module}.CASES holds {len(same)} cases with one name, {title} (of the Flax "
+                    f"classes {', '.join(names)}): give each a name of its own, Case(name=...)."
+                )
+            for case in same:
+                case.tells_class = case.tells_class or len(same) > 1
 
 
 def _modules(package: str) -> Iterator[str]:
@@ -113,30 +160,10 @@ def _modules(package: str) -> Iterator[str]:
     if spec is None:
         raise ModuleNotFoundError(f"There is no package {package!r} to take cases from.")
     if spec.submodule_search_locations is None:
-        yield from [package] if spec.origin and _has_cases(Path(spec.origin)) else []
+        file = Path(spec.origin or "")
+        yield from [package] if file.suffix == ".py" and may_have_cases(file) else []
     for root in spec.submodule_search_locations or ():
         for path in sorted(Path(root).rglob("*.py")):
-            if _has_cases(path):
+            if may_have_cases(path):
                 inside = path.relative_to(root).with_suffix("").parts
                 yield ".".join((package, *(part for part in inside if part != "__init__")))
-
-
-def _has_cases(path: Path) -> bool:
-    """Whether a file assigns `CASES` at its top level; it is not imported to find out.
-
-    True of a file that names them and cannot be read: importing it says why.
-    """
-    source = path.read_bytes()
-    if b"CASES" not in source:
-        return False
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
-    assigned = (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign))
-    targets = (
-        target
-        for node in assigned
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    )
-    return any(isinstance(target, ast.Name) and target.id == "CASES" for target in targets)

@@ -4,6 +4,7 @@ Weights and inputs are drawn again. A small result is kept as it is; of a large 
 projections are kept, each of a random part of it, so that a wrong result cannot meet them.
 """
 
+import hashlib
 import json
 import os
 import shlex
@@ -34,7 +35,9 @@ from .home import LIBRARY, Home
 
 Call = Callable[..., Any]
 SKETCH = 48
+SMALLER = 2.0**-64  # times the largest number there is leaves room for a sum
 FORMAT = 1  # of what is written; a file that does not say is of this one
+CHANGED = "what it holds is not what was recorded"
 # What a file that was cut off, mixed up or written by others may raise when it is read.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
@@ -57,6 +60,8 @@ class Recorded(Protocol):
     def variant(self) -> str: ...
     @property
     def reproduce(self) -> str: ...
+    @property
+    def titles(self) -> tuple[str, str]: ...
     def arrays(self) -> dict[str, np.ndarray]: ...
     def flax_module(self) -> nnx.Module: ...
     def torch_module(self) -> Any: ...
@@ -80,9 +85,16 @@ def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
 
 
 def _sums(name: str, flat: np.ndarray) -> np.ndarray:
+    """The sums, of numbers made smaller where a sum would be too large for a number."""
     if flat.size <= SKETCH:
         return flat
-    flat = flat * draw.normal(0, f"sketch/{name}", flat.shape)
+    drawn = draw.normal(0, f"sketch/{name}", flat.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _columns(flat * drawn)
+    return found if np.isfinite(found).all() else _columns(flat * SMALLER * drawn)
+
+
+def _columns(flat: np.ndarray) -> np.ndarray:
     return np.pad(flat, (0, -flat.size % SKETCH)).reshape(-1, SKETCH).sum(axis=0)
 
 
@@ -104,16 +116,14 @@ def record(cases: Sequence[Recorded]) -> Path:
     Raises:
       ParityError: if two cases have one name, one cannot be compared, or the file not be written.
     """
-    names = [str(case) for case in cases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ParityError(f"Cases need names of their own (name=...): {', '.join(twice)}.")
+    _check_names(cases)
     arrays, entries, path = {}, {}, path_of(cases[0])
     for i, case in enumerate(cases):
         entry, pieces = _record(case)
         entries[str(case)] = {**entry, "at": i}
         arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
-    text = json.dumps({"format": FORMAT, "versions": versions(), "cases": entries}).encode()
+    meta = {"format": FORMAT, "versions": versions(), "cases": entries}
+    text = json.dumps({**meta, "digest": _digest(arrays, meta)}).encode()
     arrays["meta"] = np.frombuffer(zlib.compress(text, 9), np.uint8)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -126,6 +136,18 @@ def record(cases: Sequence[Recorded]) -> Path:
     return path
 
 
+def _check_names(cases: Sequence[Recorded]) -> None:
+    modules: dict[str, list[str]] = {}
+    for case in cases:
+        modules.setdefault(str(case), []).append(case.home.module)
+    for name, holders in modules.items():
+        if len(holders) > 1:
+            raise ParityError(
+                f"{len(holders)} cases have one name, {name} (of {', '.join(holders)}): give each "
+                "a name of its own, Case(name=...)."
+            )
+
+
 def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     """The Flax side of a case against its golden.
 
@@ -134,9 +156,10 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     """
     path, again = path_of(case), f"`{_record_command(case)}` where torch is installed"
     stored, meta = _load(path, again)
-    if str(case) not in meta["cases"]:
+    title = next((title for title in case.titles if title in meta["cases"]), None)
+    if title is None:
         raise ParityError(f"{case} is not recorded in {path.name}: run {again}.")
-    entry = meta["cases"][str(case)]
+    entry = meta["cases"][title]
     sources = _checked(entry, stored, f"{path}, the record of {case},", again)
     missing = [dtype for dtype in dtypes if dtype not in entry["results"]]
     if missing:
@@ -187,7 +210,22 @@ def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
             f"{path} is {what}, written by another version of flax_attn; this one reads format "
             f"{FORMAT}: run {again}."
         )
+    if meta.get("digest", "none") not in ("none", _digest(stored, meta)):
+        raise ParityError(_damaged(str(path), ValueError(CHANGED), again))
     return stored, meta
+
+
+def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
+    """What changes with every array of a file, and with all that is written about them.
+
+    Files of before have none.
+    """
+    told = {key: value for key, value in meta.items() if key != "digest"}
+    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name in sorted(arrays.keys() - {"meta"}):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
 
 
 def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -> list[Source]:
@@ -202,6 +240,8 @@ def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -
                 raise ValueError(f"it holds {strange}")
             if numbers.shape != (sum(sizes),) or numbers.dtype != np.float64:
                 raise ValueError(f"{numbers.shape} numbers of {dtype} where {sum(sizes)} belong")
+            if not np.isfinite(numbers).all():
+                raise ValueError(f"NaN or Inf is among its numbers of {dtype}")
             _ = result["keeps"], result["outputs"]
     except DAMAGE as error:
         raise ParityError(_damaged(what, error, again)) from error

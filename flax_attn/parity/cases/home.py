@@ -1,6 +1,7 @@
 """Where a case was written: the package that holds it, and with it its goldens."""
 
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,43 @@ class Home(NamedTuple):
         if flax_class.__module__.partition(".")[0] != "flax_attn" or not self.file:
             return False
         return self.folder == LIBRARY / "parity_tests"
+
+
+class File(NamedTuple):
+    """A file, or the folder of a package, by its path.
+
+    Attributes:
+      path: of it.
+      folder: where it is imported from.
+      module: its name there.
+    """
+
+    path: Path
+    folder: Path
+    module: str
+
+
+def file_of(name: str) -> File | None:
+    """What a path names; None if `name` is no path of a Python file or a package.
+
+    Raises:
+      ValueError: if there is no such file, or its name cannot be a module's.
+    """
+    path = Path(name).resolve()
+    if path.name == "__init__.py":
+        path = path.parent
+    is_file = name.endswith(".py") and path.suffix == ".py"
+    if not is_file and not (Path(name).name != name and _is_package(path)):
+        return None
+    if is_file and not path.is_file():
+        near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], 1)
+        raise ValueError(f"There is no file {name}{f': did you mean {near[0]}?' if near else '.'}")
+    folder, parts = path.parent, [path.stem if is_file else path.name]
+    while _is_package(folder):
+        folder, parts = folder.parent, [folder.name, *parts]
+    if not all(map(str.isidentifier, parts)):
+        raise ValueError(f"{name} cannot be imported: {'.'.join(parts)} is no module's name.")
+    return File(path, folder, ".".join(parts))
 
 
 def caller_of(case: object) -> Home:

@@ -1,5 +1,6 @@
 """Workers: processes that work for the command, so that no case can end it or another case."""
 
+import importlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from ...errors import ParityError
 A = TypeVar("A")
 B = TypeVar("B")
 HOME = os.path.dirname(sys.modules[__name__.partition(".")[0]].__file__ or "")
+IMPORTS = os.path.dirname(importlib.__file__)
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,12 @@ class Workers:
 
     Attributes:
       most: how many there may be.
+      folders: where they look for modules first.
     """
 
     def __init__(self, most: int = 1):
         self.most = most
+        self.folders: tuple[str, ...] = ()
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, int] = {}
 
@@ -62,6 +66,11 @@ class Workers:
         for worker in (*self._idle, *self._busy):
             worker.end()
         self._idle, self._busy = [], {}
+
+    def look_in(self, folder: str) -> None:
+        """Modules are looked for in a folder first, by those who start from now on."""
+        self.folders = (folder, *self.folders)
+        self._drop_idle()
 
     def call(self, work: Callable[[A], B], item: A) -> B | Failure:
         """One piece of work."""
@@ -89,12 +98,12 @@ class Workers:
             yield done.pop(at)
 
     def _give(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
-        worker = self._idle.pop() if self._idle else _Worker()
+        worker = self._idle.pop() if self._idle else _Worker(self.folders)
         try:
             worker.give(work, items[i])
         except OSError:  # it died while it waited
             worker.end()
-            worker = _Worker()
+            worker = _Worker(self.folders)
             worker.give(work, items[i])
         self._busy[worker] = i
 
@@ -120,10 +129,10 @@ class _Death:
 class _Worker:
     """One process; Ctrl-C does not reach it, whoever started it ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: tuple[str, ...]) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process = context.Process(target=_serve, args=(theirs, folders))
         self.served = 0
         blocks = hasattr(signal, "pthread_sigmask")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
@@ -159,8 +168,9 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, folders: tuple[str, ...]) -> None:
     """Works until nobody asks any more."""
+    sys.path[:0] = folders
     _one_thread()
     while True:
         try:
@@ -186,12 +196,14 @@ def _one_thread() -> None:
 def _told(error: BaseException) -> str:
     """What was raised and where, in one line: the last place that is not of this library."""
     said = " ".join(str(error).split())
+    if isinstance(error, SyntaxError) and error.filename:  # which is no place of a traceback
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     if isinstance(error, SystemExit):
         text = f"it exited: sys.exit({error.code!r})"
     else:
         text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith((HOME, "<frozen"))]
+    outside = [f for f in frames if not f.filename.startswith((HOME, IMPORTS, "<frozen"))]
     theirs = [f for f in outside if "site-packages" not in f.filename] or outside
     return text + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..cases import certificate
-from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, unproven
+from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, effects, plural, unproven
 from . import chart as page_chart
 from .heat import heat_map
-from .html import Html, code, el, join, number, plural
+from .html import Html, code, el, join, number
 from .table import summary, tables, where
 
 MAPS = 12  # taps drawn for one report
@@ -130,12 +130,14 @@ def _short(report: Report) -> list[Html]:
 
 
 def _differs(report: Report, heading: str) -> list[Html]:
-    """The places at fault, and the command that shows them again."""
+    """The places at fault, what they do to the results, and the command that shows it again."""
     places = [] if report.ok else [*report.divergences] or [report.first]
     parts = [_place(place) for place in places[:PLACES] if place]
     left = len(places) - PLACES
     parts += [el("li", f"and {plural(left, 'place')} more", class_="quiet")] if left > 0 else []
     found = [el(heading, "What differs"), el("ol", *parts, class_="places")] if parts else []
+    effect = [] if report.ok else effects(report)
+    found += [el(heading, "What it does"), el("pre", "\n".join(effect))] if effect else []
     again = [el(heading, "See it again"), el("pre", report.reproduce)] if report.reproduce else []
     return found + again
 

@@ -60,12 +60,3 @@ def badness(error: float) -> float:
 def code(text: Any) -> Html:
     """A name, a value or a command, in fixed width."""
     return el("code", text)
-
-
-def plural(count: int, word: str) -> str:
-    """A count and its word.
-
-    >>> plural(1, "place"), plural(3, "place")
-    ('1 place', '3 places')
-    """
-    return f"{count:,} {word}" + ("" if count == 1 else "s")

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..report import Row
-from .html import Html, badness, el, number, plural
+from ..report import Row, plural
+from .html import Html, badness, el, number
 
 
 def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flax_attn.cli import main
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, run, text_of
 
@@ -42,8 +43,19 @@ def test_its_blocks_run_and_print_what_it_shows():
         assert shape(got) == shape(want)
 
 
+@pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
+def test_its_file_of_cases_is_one_that_the_command_takes(tmp_path, monkeypatch, capsys):
+    (text,) = [block for block in blocks(TEXT) if "\nCASES = [" in block]
+    assert text.count("\n") <= 6
+    (tmp_path / "my_cases.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["parity", "my_cases.py"]) == 0
+    told = capsys.readouterr().out
+    assert "1 variant, 1 case, 0 different" in told and "torch.nn.LayerNorm" in told
+
+
 def test_it_is_short():
-    assert len(TEXT.splitlines()) <= 220
+    assert len(TEXT.splitlines()) <= 230
     assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 110
 
 

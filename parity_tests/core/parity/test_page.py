@@ -202,6 +202,17 @@ def test_a_failure_is_told_whole(write):
     assert all(row.name in text for row in (*report.rows, *report.local))
 
 
+@pytest.mark.parametrize("write", [page, lambda report: pages([report])], ids=["page", "pages"])
+def test_a_failure_says_what_it_does_as_the_text_does(write):
+    for report in (different(), UNPLACED, NO_ELEMENTS):
+        lines = str(report).partition("  what it does:\n")[2].splitlines()
+        lines = [line[4:] for line in lines if line.startswith("    ")]
+        assert lines and "\n".join(lines) in Reader(write(report)).text
+    many = [*(equal() for _ in range(30)), *(different() for _ in range(30))]
+    assert Reader(pages(many)).text.count("What it does") == 30
+    assert "What it does" not in Reader(write(equal())).text
+
+
 def test_a_failure_that_could_not_be_placed_names_its_row():
     found = Reader(page(UNPLACED))
     assert "Different at output (value)" in found.text and len(found.of("li")) == 1

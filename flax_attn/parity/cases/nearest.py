@@ -1,0 +1,54 @@
+"""What is said of a name that means nothing: the name it is nearest to."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from .case import quoted
+from .collect import Listed, letters
+
+FEW = 6
+
+
+def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Listed]]) -> str:
+    """That a name is none of a case, and which one may be meant.
+
+    Args:
+      name: that means nothing.
+      packages: those that were named before it.
+      lists: the cases of each of them, and of this library.
+    """
+    *theirs, mine = lists
+    theirs = [case for cases in theirs for case in cases]
+    near = _nearest(name, _names(theirs)) or _nearest(name, [*_names(mine), *_modules_here()])
+    if packages:
+        titles = [quoted(case.title) for case in theirs]
+        rest = len(titles) - FEW
+        has = ", ".join(titles[:FEW]) + (f" and {rest} more" if rest > 0 else "")
+        told = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
+        return f"{told}: did you mean {near}?" if near else f"{told}; the cases are: {has}."
+    told = (
+        f"{name!r} is neither a package, nor a variant, nor a case of one that is named before it"
+    )
+    variants = ", ".join(dict.fromkeys(case.variant for case in mine))
+    return f"{told}: did you mean {near}?" if near else f"{told}; the variants are: {variants}."
+
+
+def _names(cases: Sequence[Listed]) -> list[str]:
+    """All that a case can be asked for by."""
+    names = [n for case in cases for n in (case.variant, case.name, case.of, case.title) if n]
+    return list(dict.fromkeys(names))
+
+
+def _modules_here() -> list[str]:
+    """Modules and packages of the folder where one stands."""
+    found = [path.stem for path in Path.cwd().glob("*.py")]
+    return found + [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """The name that is most alike, as a shell takes it; "" if none is."""
+    alike = {letters(known): known for known in reversed(names)}
+    found = get_close_matches(letters(name), list(alike), 1, cutoff=0.7)
+    near = alike[found[0]] if found else ""
+    return quoted(near) if "[" in near else near

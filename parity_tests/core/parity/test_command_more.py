@@ -1,0 +1,259 @@
+"""What the command finds by its names: every way to have a list, every way to ask for a case."""
+
+import sys
+from importlib import invalidate_caches
+
+import pytest
+
+from flax_attn import cli
+from flax_attn.parity import ParityError, Report
+from flax_attn.parity.cases import certificate, golden
+from flax_attn.parity.cases.asked import ask
+from flax_attn.parity.cases.collect import collect, modules
+from flax_attn.parity.cases.workers import Workers, attempt
+from flax_attn.parity.report import times
+
+LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
+MINE = """
+from flax import nnx
+
+
+class HalfOfIt(nnx.Module):
+    pass
+
+
+class Other(nnx.Module):
+    pass
+"""
+HELD = """
+from flax_attn.parity import Case
+from somebody.half_module import *
+
+
+def case(of=HalfOfIt, **more):
+    return Case(of, more.pop("config", {}), witness="somebody.theirs.Half", x=(3, 4), **more)
+
+"""
+ONE = f"{HELD}{LIST} = [case(name='good'), case(name='bad')]"
+WAYS = {
+    "plain": f"{HELD}{LIST} = [case()]",
+    "annotated": f"{HELD}{LIST}: list = [case()]",
+    "in_a_branch": f"{HELD}if True:\n    {LIST} = [case()]",
+    "in_a_pair": f"{HELD}other, {LIST} = 1, [case()]",
+    "by_globals": f"{HELD}globals()['{LIST}'] = [case()]",
+    "by_pieces": f"{HELD}globals()['CAS' + 'ES'] = [case()]",
+    "by_update": f"{HELD}globals().update({LIST}=[case()])",
+    "by_setattr": f"{HELD}import sys\nsetattr(sys.modules[__name__], '{LIST}', [case()])",
+    "by_attribute": f"{HELD}import sys\nsys.modules[__name__].{LIST} = [case()]",
+    "by_function": f"{HELD}def fill():\n    global {LIST}\n    {LIST} = [case()]\nfill()",
+    "by_name": f"from elsewhere.held import {LIST}",
+    "by_star": "from elsewhere.held import *",
+    "by_two_stars": "from elsewhere.on import *",
+}
+LEFT = {
+    "untouched": "raise RuntimeError",
+    "star_of_nothing": "from somebody.half_module import *\nraise RuntimeError",
+    "of_another": f"import other\nother.{LIST}\nraise RuntimeError",
+}
+
+
+class Here(Workers):
+    """Works in this process."""
+
+    def look_in(self, folder):
+        sys.path.insert(0, folder)
+
+    def map(self, work, items):
+        return (attempt(work, item) for item in items)
+
+
+@pytest.fixture
+def somewhere(tmp_path, monkeypatch):
+    """Writes packages where one stands; each test forgets them."""
+    known, path = {*sys.modules}, list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(**packages):
+        for package, files in packages.items():
+            (tmp_path / package).mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (tmp_path / package / f"{name}.py").write_text(text)
+        invalidate_caches()
+        return tmp_path
+
+    yield write
+    sys.path[:] = path
+    for name in {*sys.modules} - known:
+        if name.partition(".")[0] in ("somebody", "elsewhere", "held_cases"):
+            del sys.modules[name]
+
+
+def package(**files):
+    return {"__init__": "", "half_module": MINE, **files}
+
+
+def titles(*names):
+    return [case.title for case in ask("parity_tests", names, Here()).cases]
+
+
+def whats_wrong(*names):
+    with pytest.raises(ValueError) as caught:
+        titles(*names)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_list_is_found_whichever_way_a_module_has_it(way, somewhere):
+    elsewhere = {"__init__": "", "held": ONE, "on": "from .held import *"}
+    somewhere(somebody=package(cases=WAYS[way]), elsewhere=elsewhere)
+    assert modules("somebody") == ["somebody.cases"]
+    assert len(collect("somebody")) in (1, 2)
+
+
+@pytest.mark.parametrize("way", LEFT)
+def test_a_file_without_a_trace_of_a_list_stays_unread(way, somewhere):
+    somewhere(somebody=package(cases=ONE, left=LEFT[way]))
+    assert modules("somebody") == ["somebody.cases"]
+
+
+def test_a_list_that_two_modules_have_is_proven_once(somewhere):
+    more = f"from .cases import *\n{LIST} = [*{LIST}, case(name='third')]"
+    somewhere(somebody=package(cases=ONE, also="from .cases import *", more=more))
+    assert len(modules("somebody")) == 3
+    assert [case.name for case in collect("somebody")] == ["good", "bad", "third"]
+    assert len(titles("somebody")) == 3
+
+
+def test_the_suite_reads_the_files_of_its_variants_alone():
+    files = [name.removeprefix("parity_tests.test_") for name in modules("parity_tests")]
+    assert {*files} == {case.variant for case in collect("parity_tests")}
+
+
+def test_a_path_is_the_module_that_it_names(somewhere):
+    root = somewhere(somebody=package(cases=ONE, inside=ONE.replace("bad", "worse")))
+    (root / "held_cases.py").write_text(ONE)
+    both = ["half_module[good|x=3x4|somebody.theirs.Half]"]
+    both += [both[0].replace("good", "bad")]
+    assert titles("held_cases.py") == titles("somebody/cases.py") == both
+    assert titles(str(root / "held_cases.py"), "good") == both[:1]
+    assert len(titles("somebody/")) == 4
+    (case, *_) = collect("held_cases")
+    case.home = case.home._replace(package="./held_cases.py")
+    assert case.reproduce == f"flax-attn parity ./held_cases.py '{both[0]}'"
+
+
+def test_a_path_that_is_none_says_so(somewhere):
+    root = somewhere(somebody=package(cases=ONE))
+    (root / "held_cases.py").write_text(ONE)
+    (root / "held-cases-2.py").write_text(ONE)
+    assert whats_wrong("held_case.py") == (
+        "There is no file held_case.py: did you mean held_cases.py?"
+    )
+    assert "held-cases-2 is no module's name" in whats_wrong("held-cases-2.py")
+    (root / "json.py").write_text(ONE)  # another json is imported already
+    (failed,) = ask("parity_tests", ["json.py"], Here()).failed
+    assert failed[0] == "json" and "is a module of the same name, json." in failed[1].text
+
+
+def test_a_case_is_asked_for_by_its_variant_its_class_or_its_name(somewhere):
+    somewhere(somebody=package(cases=f"{ONE}\n{LIST} += [case(Other, name='other')]"))
+    good, bad, other = titles("somebody")
+    assert titles("somebody", "good") == [good]
+    assert titles("somebody", "good", "Other") == [good, other]
+    assert titles("somebody", "half-module") == [good, bad, other]
+    causal = titles("causal_attention")
+    assert causal and titles("causal-attention") == titles("CausalAttention") == causal
+    assert titles("somebody", "good", "causal-attention") == [good, *causal]
+
+
+NEAR = {
+    ("causal_atention",): "did you mean causal_attention?",
+    ("CausalAtention",): "did you mean causal_attention?",
+    ("somebdy",): "did you mean somebody?",
+    ("somebody", "goood"): "did you mean good?",
+    ("somebody", "half_modul"): "did you mean half_module?",
+    ("somebody", "half_module[god|x=3x4|somebody.theirs.Half]"): (
+        "did you mean 'half_module[good|x=3x4|somebody.theirs.Half]'?"
+    ),
+    ("somebody", "linaer"): "did you mean linear?",
+    ("somebody", "zzzz"): "the cases are: 'half_module[good|x=3x4|somebody.theirs.Half]', 'half_",
+    ("zzzz",): "the variants are: bahdanau, causal_attention, ",
+}
+
+
+@pytest.mark.parametrize("names", NEAR, ids=" ".join)
+def test_a_name_that_means_nothing_is_told_the_nearest(names, somewhere):
+    somewhere(somebody=package(cases=ONE))
+    text = whats_wrong(*names)
+    assert text.startswith(f"{names[-1]!r} is neither a ") and NEAR[names] in text
+
+
+def test_a_broken_module_is_told_whatever_else_is_asked_for(somewhere):
+    somewhere(somebody=package(cases=ONE, broken=f"{LIST} = ["))
+    for names in (["somebody"], ["somebody", "linear"], ["somebody", "nothing"]):
+        found = ask("parity_tests", names, Here())
+        ((name, failure),) = found.failed
+        assert name == "somebody.broken"
+        assert failure.text.startswith("SyntaxError: '[' was never closed (")
+        assert failure.text.endswith("broken.py, line 1)") and failure.text.count("line") == 1
+    assert not ask("parity_tests", ["somebody", "good"], Here()).failed
+
+
+@pytest.mark.parametrize("text", ["[]", "()"])
+def test_a_list_of_nothing_is_told(text, somewhere):
+    somewhere(somebody=package(cases=f"{LIST} = {text}"), elsewhere={"__init__": f"# {LIST}"})
+    said = "somebody.cases.CASES holds no case, so there is nothing to prove."
+    assert whats_wrong("somebody") == said
+    assert "elsewhere has no module with a list CASES" in whats_wrong("elsewhere")
+
+
+def test_cases_of_several_classes_are_told_apart(somewhere):
+    more = "case(), case(Other), case(Other, name='third'), case(Other, config={'n': 1})"
+    somewhere(somebody=package(cases=f"{HELD}{LIST} = [{more}]"))
+    end = "|x=3x4|somebody.theirs.Half]"
+    wanted = [f"half_module[{part}{end}" for part in ("HalfOfIt", "Other", "third", "n=1")]
+    assert titles("somebody") == wanted == [str(case) for case in collect("somebody")]
+    assert titles("somebody", wanted[1]) == wanted[1:2]
+    case = collect("somebody")[1]
+    case.tells_class = False  # as pytest has it, which knows no list
+    assert case.titles == (f"half_module[{end}", wanted[1])
+
+
+def test_two_cases_with_one_name_are_refused_by_it(somewhere):
+    somewhere(somebody=package(cases=f"{HELD}{LIST} = [case(seed=0), case(seed=1), case(Other)]"))
+    ((name, failure),) = ask("parity_tests", ["somebody"], Here()).failed
+    assert name == "somebody.cases"
+    assert failure.text == (
+        "somebody.cases.CASES holds 3 cases with one name, half_module[|x=3x4|somebody.theirs.Half]"
+        " (of the Flax classes HalfOfIt, HalfOfIt, Other): give each a name of its own, "
+        "Case(name=...)."
+    )
+
+
+def test_two_modules_with_one_name_are_not_recorded(somewhere):
+    one = f"{HELD}{LIST} = [case()]"
+    somewhere(somebody=package(cases=one, more=one))
+    with pytest.raises(ParityError, match=r"2 cases have one name, .*somebody.cases, somebody.mor"):
+        golden.record(collect("somebody"))
+
+
+def test_what_is_told_of_a_case_has_its_name_once():
+    about = "half[good|x=3x4|somebody.theirs.Half]"
+    for note in (f"{about} is not recorded in half.npz.", "KeyError: 'x'", "half is not here."):
+        text = cli._told(Report(about, (), notes=(note,)))
+        assert text.count(about) == 1 and text.startswith(about) and text.endswith(note)
+
+
+def test_one_is_no_plural():
+    reports = [("half", "theirs", Report(f"half[{i}]", ())) for i in range(2)]
+    feet = [certificate.footer(certificate.lines(some), {}, 1.0) for some in (reports[:1], reports)]
+    assert feet[0].startswith("1 variant, 1 case, 0 ") and feet[1].startswith("1 variant, 2 cases")
+
+
+def test_a_large_ratio_is_read_at_a_glance():
+    ratios = (0.0, 1.04, 999.0, 1000.0, 3666431.0, 1e300, float("inf"), float("nan"))
+    told = ["0.0x", "1.0x", "999.0x", "1e3x", "4e6x", "1e300x", "infx", "nanx"]
+    assert [times(ratio) for ratio in ratios] == told
