@@ -270,8 +270,9 @@ def _text(report: Report) -> str:
         lines.append(f"  {report.summary()}")
     else:
         lines += [*_first(report), *_others(report), *_results(report)]
+    states = {row.name for row in report.rows if row.kind == "state"}
     told = (
-        ("constant, not carried", report.constants),
+        ("constant, not carried", tuple(x for x in report.constants if x not in states)),
         ("seen on one side only", report.unpaired),
         ("computed another way inside, with the same result", report.rewritten),
         (
