@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ... import judge
 from ...sides.run import Step
 from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
@@ -36,7 +37,7 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
         one = apply(steps[at], np.ones(steps[at].shape)).flat[0]
         scale = float(one)
     sizes = evidence.sizes()
-    factors = {"not scaled": 1.0}
+    factors = {"the other sign": -scale, "not scaled": 1.0}
     for what, size in sizes.items():
         factors |= {
             f"scaled by the root of {what}": size**-0.5,
@@ -171,11 +172,7 @@ def weights(evidence: Evidence) -> Guesses:
         return
     yield from rows_of_weights(evidence, score)
     yield from without_sinks(evidence.plain)
-    finite = np.where(np.isfinite(score), score, -1e30)
-    for back in range(1, score.ndim + 1):
-        if back != 1:
-            what = {2: "queries", 3: "heads", 4: "the batch"}.get(back, f"axis -{back}")
-            yield f"a softmax over the wrong axis, {what}", softmax(finite, -back)
+    yield from _other_axes(evidence.plain, score)
     narrow = softmax(score.astype(np.float32), -1)
     yield "a softmax in float32", narrow.astype(np.float64)
     yield "a softmax in base 2", softmax(score * np.log(2), -1)
@@ -196,13 +193,27 @@ def weights(evidence: Evidence) -> Guesses:
         yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))
         yield "a log-softmax", np.log(softmax(score, -1))
         yield "scores divided by their sum, no softmax", score / score.sum(-1, keepdims=True)
-        yield "softmax of unmasked scores", softmax(np.where(np.isfinite(score), score, 0.0), -1)
+        seen = np.isfinite(score)
+        if not seen.all():
+            yield "softmax of unmasked scores", softmax(np.where(seen, score, 0.0), -1)
     yield "weights squared", softmax(score, -1) ** 2
-    seen = np.isfinite(score)
     yield (
         "uniform weights: the scores do not arrive",
         seen / np.maximum(seen.sum(-1, keepdims=True), 1),
     )
+
+
+def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
+    """A softmax over another axis than torch's, which is the first that gives torch's weights."""
+    finite = np.where(np.isfinite(score), score, -1e30)
+    made = {}
+    for back in range(1, score.ndim + 1):
+        axes = {1: "keys", 2: "queries", 3: "heads", 4: "the batch"}
+        made[axes.get(back, f"axis -{back}")] = softmax(finite, -back)
+    own = next((what for what, x in made.items() if judge.same_function(x, plain).ok), "keys")
+    for what, value in made.items():
+        if what != own:
+            yield f"a softmax over the wrong axis, {what}, torch's over {own}", value
 
 
 def context(evidence: Evidence) -> Guesses:

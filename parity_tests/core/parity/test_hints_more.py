@@ -1,0 +1,162 @@
+"""Hints that an outsider found wrong: causal masks of other ends, signs, axes, huge numbers."""
+
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn.parity import ParityError, compare
+from flax_attn.taps import tap
+
+torch = pytest.importorskip("torch", reason="the harness compares with torch")
+
+R, D = np.random.RandomState, 6
+QUICK = {"dtypes": ("float64",), "jit": False, "grads": False}
+
+
+def tril(length, keys, by=0):
+    return np.tril(np.ones((length, keys), bool), by)
+
+
+class Theirs(torch.nn.Module):
+    """One head of attention: a mask by sizes, a fill, a scale, a softmax over an axis."""
+
+    def __init__(self, seen=lambda t, s: np.ones((t, s), bool), scale=1.0, axis=-1):
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(D, D), torch.nn.Linear(D, D)
+        self.seen, self.scale, self.axis = seen, scale, axis
+
+    def forward(self, x, y):
+        seen = torch.tensor(self.seen(x.shape[-2], y.shape[-2]))
+        scores = self.q(x) @ self.k(y).mT * self.scale
+        scores = scores.masked_fill(~seen, -torch.inf)
+        return torch.softmax(scores, self.axis) @ y
+
+
+class Ours(nnx.Module):
+    def __init__(self, seen=None, scale=1.0, axis=-1, fill=-jnp.inf, taps=True):
+        self.q, self.k = (nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in range(2))
+        self.seen, self.scale, self.axis, self.fill = seen, scale, axis, fill
+        self.tap = tap if taps else lambda _, value: value
+
+    def __call__(self, x, y):
+        scores = self.q(x) @ self.k(y).mT * self.scale
+        if self.seen is not None:
+            scores = jnp.where(self.seen(x.shape[-2], y.shape[-2]), scores, self.fill)
+        return self.tap("weights", jax.nn.softmax(self.tap("scores", scores), self.axis)) @ y
+
+
+def said(theirs, ours, keys=7, **options):
+    x, y = R(1).standard_normal((2, 5, D)), R(2).standard_normal((2, keys, D))
+    report = compare(Theirs(**theirs), Ours(**ours), x, y, **QUICK, **options)
+    assert not report.ok
+    return report.first.hint
+
+
+def to_first(length, keys):
+    return tril(length, keys)
+
+
+def to_last(length, keys):
+    return tril(length, keys, keys - length)
+
+
+FIRST, LAST = "the first key (top left)", "the last key (bottom right)"
+
+
+@pytest.mark.parametrize("taps", [True, False])
+@pytest.mark.parametrize("keys", [6, 7, 11])
+def test_a_causal_mask_aligned_to_the_other_end_is_named(keys, taps):
+    both = {LAST: to_last, FIRST: to_first}
+    for (one, theirs), (other, ours) in permutations(both.items(), 2):
+        told = said(dict(seen=theirs), dict(seen=ours, taps=taps), keys)
+        assert f"mask aligned to {other}, torch's to {one}: shifted by {keys - 5}" in told
+
+
+def test_with_fewer_keys_too():
+    told = said(dict(seen=to_first), dict(seen=to_last), 3)
+    assert f"aligned to {LAST}, torch's to {FIRST}: shifted by 2" in told
+
+
+def test_a_padded_causal_mask_aligned_to_the_other_end_is_named():
+    def padded(causal):
+        return lambda t, s: causal(t, s) & (np.arange(s) != 1)
+
+    told = said(dict(seen=padded(to_first)), dict(seen=padded(to_last)))
+    assert f"aligned to {LAST}, torch's to {FIRST}: shifted by 2" in told
+
+
+def test_a_causal_mask_shifted_by_another_number_is_not_aligned_to_the_other_end():
+    assert "aligned" not in said(dict(seen=to_first), dict(seen=lambda t, s: tril(t, s, 1)))
+
+
+@pytest.mark.parametrize("scale", [-0.5, -1.0, 0.3])
+def test_a_scale_with_the_other_sign_is_named(scale):
+    assert said(dict(scale=scale), dict(scale=-scale)) == "another scale: the other sign"
+
+
+AXES = {"keys": -1, "queries": -2}
+
+
+@pytest.mark.parametrize(("one", "other"), [("keys", "queries"), ("queries", "keys")])
+def test_a_softmax_over_another_axis_is_named(one, other):
+    told = said(dict(axis=AXES[one]), dict(axis=AXES[other]))
+    assert told == f"a softmax over the wrong axis, {other}, torch's over {one}"
+
+
+def test_scores_are_only_called_unmasked_where_there_is_a_mask():
+    masked = dict(seen=to_last, fill=0.0, taps=True)
+    assert "unmasked" not in said(dict(axis=0), dict(axis=-1))
+    assert "mask" in said(dict(seen=to_last), masked)
+
+
+class Counts(torch.nn.Module):
+    """A norm with running statistics, and buffers that a call changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn = torch.nn.BatchNorm1d(D)
+        self.register_buffer("mean", torch.zeros(D))
+        self.register_buffer("table", torch.ones(D))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.bn(x) * self.table
+
+
+class CountsPort(nnx.Module):
+    def __init__(self):
+        self.bn = nnx.BatchNorm(D, momentum=0.9, epsilon=1e-5, rngs=nnx.Rngs(0))
+        self.mean = nnx.Variable(jnp.zeros(D))
+
+    def __call__(self, x):
+        self.mean[...] = 0.9 * self.mean[...] + 0.1 * jax.lax.stop_gradient(x).mean(0)
+        return self.bn(x)
+
+
+def test_state_that_is_compared_is_called_neither_left_out_nor_constant():
+    report = compare(Counts(), CountsPort(), R(1).standard_normal((4, D)), train=True, **QUICK)
+    assert report.ok and {r.name for r in report.rows if r.kind == "state"} >= {"bn.mean", "mean"}
+    assert not [note for note in report.notes if "not compared" in note]
+    assert "constant, not carried: table, bn.num_batches_tracked\n" in f"{report}\n"
+
+
+class Uniform(nnx.Module):
+    """A faithful port, whose masks nobody hears."""
+
+    def __init__(self):
+        self.up, self.rngs = nnx.Linear(D, D, rngs=nnx.Rngs(0)), nnx.Rngs(1)
+
+    def __call__(self, x):
+        keep = jax.random.uniform(self.rngs(), x.shape) < 0.9
+        return jnp.where(keep, self.up(x) / 0.9, 0.0)
+
+
+def test_a_missing_dropout_may_be_one_that_is_not_heard():
+    theirs = torch.nn.Sequential()
+    theirs.up, theirs.drop = torch.nn.Linear(D, D), torch.nn.Dropout(0.1)
+    with pytest.raises(ParityError, match=r"not drawn by jax\.random\.bernoulli"):
+        compare(theirs, Uniform(), R(1).standard_normal((4, D)), train=True, **QUICK)
