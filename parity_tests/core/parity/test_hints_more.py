@@ -160,3 +160,48 @@ def test_a_missing_dropout_may_be_one_that_is_not_heard():
     theirs.up, theirs.drop = torch.nn.Linear(D, D), torch.nn.Dropout(0.1)
     with pytest.raises(ParityError, match=r"not drawn by jax\.random\.bernoulli"):
         compare(theirs, Uniform(), R(1).standard_normal((4, D)), train=True, **QUICK)
+
+
+class Added(torch.nn.Module):
+    """Scores to which a mask has added a huge number."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.q, self.k, self.fill = torch.nn.Linear(D, D), torch.nn.Linear(D, D), fill
+
+    def forward(self, x, hide):
+        return self.q(x) @ self.k(x).mT + hide[:, None] * self.fill
+
+
+class AddedPort(nnx.Module):
+    def __init__(self, fill, wrong):
+        self.q, self.k = (nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in range(2))
+        self.fill, self.wrong = fill, wrong
+
+    def __call__(self, x, hide):
+        return self.wrong(self.q(x) @ self.k(x).mT) + hide[:, None] * self.fill
+
+
+HUGE = [-1e4, -1e6, -1.234567e7, -1e9, -1e12, -3.4e38]
+BESIDE = {
+    "scale": (lambda x: x / D**0.5, "another scale: 0.40824829 times torch's"),
+    "a little": (lambda x: x * (1 + 1e-9), "another scale: 1 + 1e-09 times torch's"),
+    "constant": (lambda x: x + 1.0, "a constant added, 1"),
+    "a little constant": (lambda x: x + 1e-7, "a constant added, 1e-07"),
+    "transposed": (lambda x: x.swapaxes(1, 2), "axes 1 and 2 swapped"),
+    "sign": (lambda x: -x, "the other sign"),
+    "no known one": (lambda x: x + jnp.sin(5 * x), ""),
+}
+
+
+@pytest.mark.parametrize("fill", HUGE)
+@pytest.mark.parametrize("name", BESIDE)
+def test_huge_numbers_hide_no_hint_and_make_none(name, fill):
+    wrong, words = BESIDE[name]
+    hide = np.array([[0.0, 0, 1, 0], [0, 0, 0, 1]])
+    x = R(1).standard_normal((2, 4, D))
+    report = compare(Added(fill), AddedPort(fill, wrong), x, hide, **QUICK)
+    if report.ok:  # too little for the judge, to whom these are numbers like all others
+        assert name.startswith("a little") and fill >= -1e6
+    else:
+        assert report.first.hint == words

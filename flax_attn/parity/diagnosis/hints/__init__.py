@@ -21,7 +21,7 @@ from .attention import context, heads_together, scores, weights
 from .between import between
 from .conditioning import conditioning
 from .conjugate import conjugate, is_complex
-from .evidence import Evidence, Guess, Guesses
+from .evidence import Evidence, Guess, Guesses, times
 from .filled import other_fills, without_fills
 from .fused import recut, recut_together
 from .kept import changed_alone
@@ -129,7 +129,7 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
-        return f"a gradient times {factor:.6g}"
+        return f"a gradient times {times(factor)}"
     in_float32 = want.astype(np.float32).astype(np.float64)
     if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"

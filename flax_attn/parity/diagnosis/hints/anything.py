@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from .evidence import Evidence, Guesses
+from .evidence import Evidence, Guesses, times
 from .likeness import differing
 from .masks import only_blind
 
@@ -64,7 +64,7 @@ def _factor(evidence: Evidence) -> Guesses:
     ratios = evidence.got[apart] / evidence.want[apart]
     factor = float(np.median(ratios))
     if np.isfinite(factor):
-        yield f"another scale: {factor:.8g} times torch's", evidence.plain * factor
+        yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
     more = float(np.median((evidence.got - evidence.want)[apart]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
 

@@ -10,7 +10,7 @@ from ... import judge
 from ...sides.run import Step
 from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
-from .evidence import Evidence, Guesses
+from .evidence import Evidence, Guesses, times
 from .masks import hidden_otherwise, rows_of_weights
 from .sinks import without_sinks
 from .softcaps import other_caps
@@ -50,7 +50,7 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
             made = _family(raw, steps, at, factor / scale)(1.0)
             yield f"another scale: {what}", _whole(made)
     family = _family(raw, steps, at, 2.0)
-    yield lambda share: f"another scale: {1 + share:.8g} times torch's", family
+    yield lambda share: f"another scale: {times(1 + share)} times torch's", family
 
 
 def _whole(value: np.ndarray):
@@ -179,7 +179,7 @@ def weights(evidence: Evidence) -> Guesses:
     for what, factor in {"half": 0.5, "double": 2.0, "1.1": 1 / 1.1, "0.9": 1 / 0.9}.items():
         yield f"a softmax at temperature {what}", softmax(score * factor, -1)
     yield (
-        lambda share: f"another temperature: scores times {1 + share:.8g}",
+        lambda share: f"another temperature: scores times {times(1 + share)}",
         lambda share: softmax(score * (1 + share), -1),
     )
     most = score.max(-1, keepdims=True)
