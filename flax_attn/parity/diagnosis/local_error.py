@@ -19,6 +19,7 @@ from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from .hints import backward_hint, hint, result_hint, state_hint
+from .hints.masks import blind
 from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -186,8 +187,17 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
         if is_floating(truth.taps[name]):
             own = _is_own_gradient(truth, name)
             behind = match.gradient(truth.tap_gradients[name]) if own else None
-            found[there] = Force(match.value, behind)
+            scores = truth.point(name) == "scores"
+            value = _with_own_fills(plain.taps[there], match.value) if scores else match.value
+            found[there] = Force(value, behind)
     return found
+
+
+def _with_own_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Torch's scores, with Flax's own in rows that see nothing on both sides: what a softmax makes
+    of -inf it does not make of -1e30, and no row of torch's tells what Flax would."""
+    nothing = blind(got) & blind(want) if got.shape == want.shape and got.size else False
+    return np.where(nothing, got, want)
 
 
 def _is_own_gradient(truth: Run, name: str) -> bool:

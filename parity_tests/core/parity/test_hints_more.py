@@ -205,3 +205,58 @@ def test_huge_numbers_hide_no_hint_and_make_none(name, fill):
         assert name.startswith("a little") and fill >= -1e6
     else:
         assert report.first.hint == words
+
+
+class Blind(torch.nn.Module):
+    """Torch's own attention, which gives zeros for a query that sees nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.o = torch.nn.Linear(D, D), torch.nn.Linear(D, D)
+
+    def forward(self, x, seen):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return self.o(attend(self.q(x)[:, None], x[:, None], x[:, None], attn_mask=seen)[:, 0])
+
+
+class BlindPort(nnx.Module):
+    def __init__(self, fill, taps, zeros=False):
+        self.q, self.o = (nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in range(2))
+        self.fill, self.zeros = fill, zeros
+        self.tap = tap if taps else lambda _, value: value
+
+    def __call__(self, x, seen):
+        scores = jnp.where(seen[:, 0], self.q(x) @ x.mT / D**0.5, self.fill)
+        weights = jax.nn.softmax(self.tap("scores", scores))
+        weights = jnp.where(
+            seen[:, 0].any(-1, keepdims=True), weights, 0.0 if self.zeros else weights
+        )
+        return self.o(self.tap("weights", weights) @ x)
+
+
+def blind_row(fill, taps, zeros=False):
+    seen = R(5).uniform(size=(2, 1, 4, 4)) > 0.4
+    seen[..., 0] = True
+    seen[1, 0, 2] = False
+    x = R(1).standard_normal((2, 4, D))
+    return compare(Blind(), BlindPort(fill, taps, zeros), x, seen, **QUICK)
+
+
+@pytest.mark.parametrize("taps", [True, False])
+@pytest.mark.parametrize(
+    ("fill", "does"),
+    [(-1e30, "averages"), (-1e9, "averages"), (-1e4, "averages"), (-jnp.inf, "gives NaN")],
+)
+def test_rows_that_see_nothing_do_what_they_do_in_flaxs_own_run(fill, does, taps):
+    report = blind_row(fill, taps)
+    assert not report.ok
+    if taps or does == "averages":
+        assert report.first.hint == f"rows that see nothing: torch gives zeros, Flax {does}"
+    if taps:
+        wrong = next(row for row in report.local if row.name == "weights")
+        assert np.isnan(wrong.verdict.got) == (does == "gives NaN")
+
+
+@pytest.mark.parametrize("fill", [-1e30, -jnp.inf])
+def test_rows_that_see_nothing_and_give_zeros_on_both_sides_agree(fill):
+    assert blind_row(fill, True, zeros=True).ok
