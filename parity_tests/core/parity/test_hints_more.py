@@ -260,3 +260,50 @@ def test_rows_that_see_nothing_do_what_they_do_in_flaxs_own_run(fill, does, taps
 @pytest.mark.parametrize("fill", [-1e30, -jnp.inf])
 def test_rows_that_see_nothing_and_give_zeros_on_both_sides_agree(fill):
     assert blind_row(fill, True, zeros=True).ok
+
+
+class Chain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x, y):
+        return self.c(torch.tanh(self.b(torch.sigmoid(self.a(x))) * y))
+
+
+class ChainPort(nnx.Module):
+    """Calls its first layer twice, the first time for nothing."""
+
+    def __init__(self, wrong):
+        self.a, self.b, self.c = (nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in range(3))
+        self.wrong = wrong
+
+    def __call__(self, x, y):
+        self.a(x)
+        a = self.a(x)
+        y = jax.lax.stop_gradient(y) if self.wrong == "y" else y
+        b = self.b(jax.nn.sigmoid(halved(a) if self.wrong == "a" else a))
+        return self.c(jnp.tanh((halved(b) if self.wrong == "b" else b) * y))
+
+
+def halved(x):
+    return x / 2 + jax.lax.stop_gradient(x) / 2
+
+
+BACKWARD = {
+    "a": ["a.kernel", "a.bias", "input 0"],
+    "b": ["b"],
+    "y": ["input 1"],
+}
+
+
+@pytest.mark.parametrize("wrong", BACKWARD)
+def test_a_call_that_is_not_used_is_not_blamed(wrong):
+    x, y = R(1).standard_normal((2, 3, D))
+    report = compare(Chain(), ChainPort(wrong), x, y, **{**QUICK, "grads": True})
+    failed = {row.name for row in report.failed}
+    told = [place.tap for place in report.divergences]
+    assert sorted(told) == sorted(BACKWARD[wrong]), report
+    assert all(name in failed for name in told if "." in name or "input" in name)
+    hint = "a gradient that is stopped" if wrong == "y" else "a gradient times 0.5"
+    assert {place.hint for place in report.divergences} == {hint}
