@@ -307,3 +307,35 @@ def test_a_call_that_is_not_used_is_not_blamed(wrong):
     assert all(name in failed for name in told if "." in name or "input" in name)
     hint = "a gradient that is stopped" if wrong == "y" else "a gradient times 0.5"
     assert {place.hint for place in report.divergences} == {hint}
+
+
+class Drops(nnx.Module):
+    """A linear layer and dropout, that divides what it keeps by the rate it keeps, or not."""
+
+    def __init__(self, rate, divisor=None):
+        self.up, self.drop = (
+            nnx.Linear(D, 4 * D, rngs=nnx.Rngs(0)),
+            nnx.Dropout(rate, rngs=nnx.Rngs(1)),
+        )
+        self.times = 1.0 if divisor is None else (1 - rate) / divisor
+
+    def __call__(self, x):
+        return self.drop(self.up(x)) * self.times
+
+
+DROPS = {
+    "0.2 for 0.1": (0.1, Drops(0.2), "another dropout rate: 0.2, torch 0.1"),
+    "0.25 for 0.2": (0.2, Drops(0.25), "another dropout rate: 0.25, torch 0.2"),
+    "1 / 3 for 0.1": (0.1, Drops(1 / 3), "another dropout rate: 0.3333, torch 0.1"),
+    "not scaled up": (0.1, Drops(0.1, 1.0), "what dropout keeps not scaled up"),
+    "scaled otherwise": (0.1, Drops(0.1, 0.8), "another scale: 1.125 times torch's"),
+}
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_another_dropout_rate_is_named_where_it_was_heard(name):
+    rate, ours, words = DROPS[name]
+    theirs = torch.nn.Sequential()
+    theirs.up, theirs.drop = torch.nn.Linear(D, 4 * D), torch.nn.Dropout(rate)
+    report = compare(theirs, ours, R(1).standard_normal((9, D)), train=True, **QUICK)
+    assert not report.ok and report.first.hint == words

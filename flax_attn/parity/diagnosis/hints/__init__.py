@@ -152,8 +152,8 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         if point_of(tap) == "scores":
             got, want = hidden(got), hidden(want)
         call = truth.calls.get(name, Call("output"))
-        heard, before = _heard(run, truth, names), _before(name, want, truth)
-        return Evidence(name, got, match.value, want, match.layout, call, truth, heard, before)
+        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        return Evidence(name, got, match.value, want, match.layout, call, truth, *more)
     return None
 
 
@@ -170,9 +170,9 @@ def _given(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         owner, _, last = name.rpartition(".")
         count = last.partition("#")[2]
         here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
-        heard, before = _heard(run, truth, names), _before(name, want, truth)
-        facts = (Call("input"), truth, heard, before)
-        return Evidence(here, given[0], match.value, want, match.layout, *facts)
+        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        facts = (match.value, want, match.layout, Call("input"), truth, *more)
+        return Evidence(here, given[0], *facts)
     return None
 
 
@@ -186,6 +186,11 @@ def _before(name: str, want: np.ndarray, truth: Run) -> dict[str, np.ndarray]:
 
 def _heard(run: Run, truth: Run, names: Names) -> frozenset[str]:
     return frozenset(name for name in truth.taps if names.tap(name) in run.taps)
+
+
+def _kept(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
+    """What share each dropout mask was asked to keep, in Flax and in torch."""
+    return tuple(zip(run.rates, truth.rates, strict=False))
 
 
 def _guesses(evidence: Evidence) -> Iterator[Guess]:

@@ -38,6 +38,7 @@ class Evidence:
       truth: all that torch recorded.
       heard: torch's names of the taps that Flax has too; in a diagnosis these are torch's own.
       before: torch's taps that it may be computed from, the last of them first.
+      kept: what share each dropout mask was asked to keep, in Flax and in torch.
       masked: whether NaN in a guess is what nobody knows, behind a number that hides.
     """
 
@@ -50,6 +51,7 @@ class Evidence:
     truth: Run
     heard: frozenset[str] = frozenset()
     before: dict[str, np.ndarray] = field(default_factory=dict)
+    kept: tuple[tuple[float, float], ...] = ()
     masked: bool = False
 
     @property
