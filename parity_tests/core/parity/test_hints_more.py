@@ -37,16 +37,21 @@ class Theirs(torch.nn.Module):
 
 
 class Ours(nnx.Module):
-    def __init__(self, seen=None, scale=1.0, axis=-1, fill=-jnp.inf, taps=True):
+    def __init__(self, seen=None, scale=1.0, axis=-1, fill=-jnp.inf, taps=True, later=False):
+        self.later = later
         self.q, self.k = (nnx.Linear(D, D, rngs=nnx.Rngs(0)) for _ in range(2))
         self.seen, self.scale, self.axis, self.fill = seen, scale, axis, fill
         self.tap = tap if taps else lambda _, value: value
 
     def __call__(self, x, y):
         scores = self.q(x) @ self.k(y).mT * self.scale
-        if self.seen is not None:
-            scores = jnp.where(self.seen(x.shape[-2], y.shape[-2]), scores, self.fill)
-        return self.tap("weights", jax.nn.softmax(self.tap("scores", scores), self.axis)) @ y
+        scores = self.tap("scores", scores if self.later else self.masked(scores))
+        scores = self.masked(scores) if self.later else scores
+        return self.tap("weights", jax.nn.softmax(scores, self.axis)) @ y
+
+    def masked(self, scores):
+        seen = True if self.seen is None else self.seen(*scores.shape[-2:])
+        return jnp.where(seen, scores, self.fill)
 
 
 def said(theirs, ours, keys=7, **options):
@@ -111,6 +116,17 @@ def test_scores_are_only_called_unmasked_where_there_is_a_mask():
     masked = dict(seen=to_last, fill=0.0, taps=True)
     assert "unmasked" not in said(dict(axis=0), dict(axis=-1))
     assert "mask" in said(dict(seen=to_last), masked)
+
+
+def window(keys):
+    return lambda t, s: tril(t, s) & ~tril(t, s, -keys)
+
+
+def test_a_mask_behind_the_tap_of_scores_is_named_too():
+    told = said(dict(seen=window(4)), dict(seen=window(3), later=True), 5)
+    assert told == "a window 1 narrower back: 3 keys, torch 4, itself included"
+    told = said(dict(seen=to_last), dict(seen=to_first, later=True))
+    assert told == f"the causal mask aligned to {FIRST}, torch's to {LAST}: shifted by 2"
 
 
 class Counts(torch.nn.Module):

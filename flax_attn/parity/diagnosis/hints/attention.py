@@ -11,7 +11,7 @@ from ...sides.run import Step
 from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses, times
-from .masks import hidden_otherwise, rows_of_weights
+from .masks import hidden_later, hidden_otherwise, rows_of_weights
 from .sinks import without_sinks
 from .softcaps import other_caps
 
@@ -171,6 +171,7 @@ def weights(evidence: Evidence) -> Guesses:
     if score is None:
         return
     yield from rows_of_weights(evidence, score)
+    yield from hidden_later(score)
     yield from without_sinks(evidence.plain)
     yield from _other_axes(evidence.plain, score)
     narrow = softmax(score.astype(np.float32), -1)

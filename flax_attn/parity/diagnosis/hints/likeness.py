@@ -54,13 +54,18 @@ def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
 
 
 def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether a guess has the error of the ordinary numbers, not just numbers of their size."""
+    """Whether a guess has the error of the ordinary numbers, not just numbers of their size.
+
+    Where they have none, or one that is infinite, to be as near as the judge asks is enough.
+    """
+    if any((one(got) != one(want)).any() for one in (np.isfinite, np.isnan)):
+        return True
     seen = np.isfinite(got) & np.isfinite(want) & np.isfinite(made)
     made, got, want = (judge.real(x[seen]) for x in (made, got, want))
     ordinary = groups(got) == 0
     gap, apart = (np.linalg.norm((x - got)[ordinary]) for x in (made, want))
     rounding = judge.SAME_FUNCTION * np.linalg.norm(got[ordinary])
-    return bool(gap <= max(judge.LIKENESS * apart, min(rounding, LEFT * apart)))
+    return bool(gap <= max(judge.LIKENESS * apart, min(rounding, LEFT * apart)) or not apart)
 
 
 def partly(evidence: Evidence, guess: Guess) -> float | None:

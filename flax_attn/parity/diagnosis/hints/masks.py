@@ -66,6 +66,15 @@ def _aligned(seen: np.ndarray):
             yield said, np.broadcast_to(wrong, seen.shape) & unpadded
 
 
+def hidden_later(score: np.ndarray) -> Guesses:
+    """Weights of torch's scores, of which a mask that Flax applies behind them hides more."""
+    seen = np.isfinite(score)
+    for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
+        less = seen & other
+        if less.any() and (less != seen).any():
+            yield what, softmax(np.where(less, score, -np.inf))
+
+
 def windows(seen: np.ndarray):
     """A window that reaches one or two keys more, or fewer, back, ahead or both ways."""
     length, keys = seen.shape[-2:]
