@@ -294,8 +294,9 @@ def _text(report: Report) -> str:
     else:
         lines += [*_first(report), *_others(report), "  what it does:"]
         lines += [f"    {line}" for line in effects(report)]
+    states = {row.name for row in report.rows if row.kind == "state"}
     told = (
-        ("constant, not carried", report.constants),
+        ("constant, not carried", tuple(x for x in report.constants if x not in states)),
         ("seen on one side only", report.unpaired),
         ("computed another way inside, with the same result", report.rewritten),
         (

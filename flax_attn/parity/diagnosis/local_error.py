@@ -18,7 +18,9 @@ from ..sides.flax import Force
 from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
+from .backward import cleared, unused
 from .hints import backward_hint, hint, result_hint, state_hint
+from .hints.masks import blind
 from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -56,17 +58,17 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     valued = any(row.kind in ("output", "exact") for row in failed)
     other = set() if valued else rewritten(plain, truth, pair.names, force)
     local = Local.of(pair, mode, truth, {k: v for k, v in force.items() if k not in other})
-    if valued:
-        other = another_way(local)
-        local = local.without(other) if other else local
+    other = another_way(local) if valued else other
+    away = other if valued else unused(local)
+    local = local.without(away) if away else local
     wrong = [row for row in local.wrong() if row.name not in other] if valued else []
     odd = [row for row in failed if row.name == STRUCTURE]
     found = _values(local, [row for row in wrong if not odd or row.name not in truth.outputs])
     places = [place for _, place in found]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
-    backward = [
-        a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other
-    ]
+    arrived = [a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other]
+    innocent = cleared([a.row for a in arrived], local, report.rows)
+    backward = [a for a in arrived if a.row.name not in innocent]
     late = [arrived for arrived in backward if arrived.row.verdict.differs]
     notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_told(other))
     if not places:
@@ -186,8 +188,17 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
         if is_floating(truth.taps[name]):
             own = _is_own_gradient(truth, name)
             behind = match.gradient(truth.tap_gradients[name]) if own else None
-            found[there] = Force(match.value, behind)
+            scores = truth.point(name) == "scores"
+            value = _with_own_fills(plain.taps[there], match.value) if scores else match.value
+            found[there] = Force(value, behind)
     return found
+
+
+def _with_own_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Torch's scores, with Flax's own in rows that see nothing on both sides: what a softmax makes
+    of -inf it does not make of -1e30, and no row of torch's tells what Flax would."""
+    nothing = blind(got) & blind(want) if got.shape == want.shape and got.size else False
+    return np.where(nothing, got, want)
 
 
 def _is_own_gradient(truth: Run, name: str) -> bool:

@@ -35,7 +35,8 @@ def states(
         statistics(pair, got, own, dtype, mode, rows, notes)
     told = {path for path in got.changed if path not in carried and path not in there}
     notes |= {ALONE.format(path, "Flax", "torch"): None for path in sorted(told)}
-    for name in own.changed:
+    mapped = {name for move in moves for name in move.sources}
+    for name in (name for name in own.changed if name not in mapped):
         path = pair.names.tap(name)
         if path not in got.state and name.rpartition(".")[2] not in UNTOLD:
             if path not in carried:

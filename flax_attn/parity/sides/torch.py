@@ -319,7 +319,8 @@ class _Recorder:
         if self.drawn > len(self.keeps):
             raise ParityError(
                 f"torch draws dropout mask {self.drawn}, in {self.run.places[-1] or 'the module'}; "
-                f"Flax drew {len(self.keeps)}: a dropout is missing in Flax."
+                f"Flax drew {len(self.keeps)}: a dropout is missing in Flax, or its mask is not "
+                "drawn by jax.random.bernoulli, the one draw that is heard."
             )
         keep, shape = self.keeps[self.drawn - 1], tuple(like.shape)
         if keep.shape != shape and not _merges(keep.shape, shape):

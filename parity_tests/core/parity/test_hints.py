@@ -94,14 +94,18 @@ WRONG = {
         dict(base=1e4),
         "another base of the angles, 10000, where torch's is 500000",
     ),
-    "window wide": (Options(back=3), dict(back=4), "a window 1 wider back: 4 keys, torch 3"),
-    "window narrow": (Options(back=3), dict(back=2), "a window 1 narrower back: 2 keys, torch 3"),
+    "window wide": (
+        Options(back=3),
+        dict(back=4),
+        "a window 1 wider back: 5 keys, torch 4, itself included",
+    ),
+    "window narrow": (Options(back=3), dict(back=2), "a window 1 narrower back: 3 keys, torch 4"),
     "window wide ahead": (
         Options(back=2, ahead=2),
         dict(ahead=3),
-        "a window 1 wider ahead: 3 keys, torch 2",
+        "a window 1 wider ahead: 6 keys, torch 5",
     ),
-    "window two wide": (Options(back=2), dict(back=4), "a window 2 wider back: 4 keys, torch 2"),
+    "window two wide": (Options(back=2), dict(back=4), "a window 2 wider back: 5 keys, torch 3"),
     "torch averages": (
         Options(empty="average"),
         dict(empty="zeros"),

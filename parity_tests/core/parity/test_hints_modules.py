@@ -292,3 +292,70 @@ def test_scores_of_a_fused_call_have_steps_that_come_to_the_same(facts, bias):
     (scale,) = [step for step in steps if is_scalar(step)]
     assert judge.alike(np.array(scale.others[1]), np.array(0.5))
     assert [step for step in steps if is_mask(step)] == steps[-1:]
+
+
+class Scaled(torch.nn.Module):
+    """A norm written by hand, whose numbers have names of their own."""
+
+    def __init__(self, eps, names, centred=False):
+        super().__init__()
+        self.gain, self.shift, held = names
+        self.centred = centred
+        setattr(self, self.gain, torch.nn.Parameter(torch.ones(D)))
+        if self.shift:
+            setattr(self, self.shift, torch.nn.Parameter(torch.zeros(D)))
+        if held:
+            setattr(self, held, eps)
+        self.get = lambda: eps
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.get()) * getattr(self, self.gain)
+        return x + getattr(self, self.shift) if self.shift else x
+
+
+class ScaledPort(nnx.Module):
+    def __init__(self, eps, names, centred, offset=0.0):
+        self.gain, self.shift, _ = names
+        self.eps, self.centred, self.offset = eps, centred, offset
+        setattr(self, self.gain, nnx.Param(jnp.ones(D)))
+        if self.shift:
+            setattr(self, self.shift, nnx.Param(jnp.zeros(D)))
+
+    def __call__(self, x):
+        x = x - x.mean(-1, keepdims=True) if self.centred else x
+        gain = (getattr(self, self.gain)[...] + self.offset)[None, None]
+        x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + self.eps) * gain
+        return x + getattr(self, self.shift)[None, None] if self.shift else x
+
+
+class Holder(nnx.Module):
+    def __call__(self, x):
+        return self.norm(x)
+
+
+NAMED = [("gamma", "", "eps"), ("scale", "", "epsilon"), ("g", "b", "eps"), ("gamma", "beta", "")]
+
+
+def by_hand(names, centred, eps, wrong):
+    theirs, ours = torch.nn.Sequential(), Holder()
+    theirs.norm = Scaled(eps, names, centred)
+    ours.norm = ScaledPort(names=names, centred=centred, **wrong)
+    report = compare(theirs, ours, X / 10, **QUICK)
+    assert not report.ok and report.first.tap == "norm"
+    return report.first.hint
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("names", NAMED)
+def test_a_norm_that_is_written_by_hand_is_named(names, centred):
+    for wrong, words in ((1e-6, "1e-06"), (3.7e-4, "0.00037")):
+        said = by_hand(names, centred, 1e-5, dict(eps=wrong))
+        assert said == f"another epsilon: {words}, not 1e-05"
+    said = by_hand(names, centred, 1e-5, dict(eps=1e-5, offset=1.0))
+    assert said == "a gain of 1 + w, where torch's is w"
+
+
+def test_a_norm_with_an_epsilon_that_nobody_else_has_is_named():
+    said = by_hand(("gamma", "", "eps"), False, 2.3e-4, dict(eps=1e-5))
+    assert said == "another epsilon: 1e-05, not 0.00023"

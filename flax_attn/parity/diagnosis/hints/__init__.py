@@ -21,7 +21,7 @@ from .attention import context, heads_together, scores, weights
 from .between import between
 from .conditioning import conditioning
 from .conjugate import conjugate, is_complex
-from .evidence import Evidence, Guess, Guesses
+from .evidence import Evidence, Guess, Guesses, times
 from .filled import other_fills, without_fills
 from .fused import recut, recut_together
 from .kept import changed_alone
@@ -129,7 +129,7 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
-        return f"a gradient times {factor:.6g}"
+        return f"a gradient times {times(factor)}"
     in_float32 = want.astype(np.float32).astype(np.float64)
     if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"
@@ -152,8 +152,8 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         if point_of(tap) == "scores":
             got, want = hidden(got), hidden(want)
         call = truth.calls.get(name, Call("output"))
-        heard, before = _heard(run, truth, names), _before(name, want, truth)
-        return Evidence(name, got, match.value, want, match.layout, call, truth, heard, before)
+        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        return Evidence(name, got, match.value, want, match.layout, call, truth, *more)
     return None
 
 
@@ -170,9 +170,9 @@ def _given(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         owner, _, last = name.rpartition(".")
         count = last.partition("#")[2]
         here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
-        heard, before = _heard(run, truth, names), _before(name, want, truth)
-        facts = (Call("input"), truth, heard, before)
-        return Evidence(here, given[0], match.value, want, match.layout, *facts)
+        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        facts = (match.value, want, match.layout, Call("input"), truth, *more)
+        return Evidence(here, given[0], *facts)
     return None
 
 
@@ -186,6 +186,11 @@ def _before(name: str, want: np.ndarray, truth: Run) -> dict[str, np.ndarray]:
 
 def _heard(run: Run, truth: Run, names: Names) -> frozenset[str]:
     return frozenset(name for name in truth.taps if names.tap(name) in run.taps)
+
+
+def _kept(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
+    """What share each dropout mask was asked to keep, in Flax and in torch."""
+    return tuple(zip(run.rates, truth.rates, strict=False))
 
 
 def _guesses(evidence: Evidence) -> Iterator[Guess]:

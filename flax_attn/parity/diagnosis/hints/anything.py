@@ -3,17 +3,20 @@
 import ml_dtypes
 import numpy as np
 
-from .evidence import Evidence, Guesses
+from .evidence import Evidence, Guesses, times
 from .likeness import differing
 from .masks import only_blind
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
+# Shares that are kept are told in float32.
+SINGLE = 4 * float(np.finfo(np.float32).eps)
 
 
 def anything(evidence: Evidence) -> Guesses:
     """Guesses that need torch's value alone."""
     want = evidence.plain
     yield from _rates(evidence)
+    yield from _other_rates(evidence)
     yield "the other sign", -want
     for axis in range(want.ndim):
         if want.shape[axis] > 1:
@@ -25,6 +28,15 @@ def anything(evidence: Evidence) -> Guesses:
             if want.shape[first] == want.shape[second] > 1:
                 yield f"axes {first} and {second} swapped", np.swapaxes(want, first, second)
     yield from _factor(evidence)
+
+
+def _other_rates(evidence: Evidence) -> Guesses:
+    """What a dropout keeps divided by another share than torch's, as far as float32 tells it."""
+    factor = _median_ratio(evidence)
+    for flax, torch in dict.fromkeys(evidence.kept):
+        told, other = f"{1 - flax:.4g}", f"{1 - torch:.4g}"
+        if told != other and abs(factor * flax - torch) <= SINGLE * torch:
+            yield f"another dropout rate: {told}, torch {other}", evidence.plain * factor
 
 
 def _rates(evidence: Evidence) -> Guesses:
@@ -64,7 +76,7 @@ def _factor(evidence: Evidence) -> Guesses:
     ratios = evidence.got[apart] / evidence.want[apart]
     factor = float(np.median(ratios))
     if np.isfinite(factor):
-        yield f"another scale: {factor:.8g} times torch's", evidence.plain * factor
+        yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
     more = float(np.median((evidence.got - evidence.want)[apart]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
 

@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from ... import judge
 from ...sides.run import Step
 from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
-from .evidence import Evidence, Guesses
-from .masks import hidden_otherwise, rows_of_weights
+from .evidence import Evidence, Guesses, times
+from .masks import hidden_later, hidden_otherwise, rows_of_weights
 from .sinks import without_sinks
 from .softcaps import other_caps
 
@@ -36,7 +37,7 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
         one = apply(steps[at], np.ones(steps[at].shape)).flat[0]
         scale = float(one)
     sizes = evidence.sizes()
-    factors = {"not scaled": 1.0}
+    factors = {"the other sign": -scale, "not scaled": 1.0}
     for what, size in sizes.items():
         factors |= {
             f"scaled by the root of {what}": size**-0.5,
@@ -49,7 +50,7 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
             made = _family(raw, steps, at, factor / scale)(1.0)
             yield f"another scale: {what}", _whole(made)
     family = _family(raw, steps, at, 2.0)
-    yield lambda share: f"another scale: {1 + share:.8g} times torch's", family
+    yield lambda share: f"another scale: {times(1 + share)} times torch's", family
 
 
 def _whole(value: np.ndarray):
@@ -170,19 +171,16 @@ def weights(evidence: Evidence) -> Guesses:
     if score is None:
         return
     yield from rows_of_weights(evidence, score)
+    yield from hidden_later(score)
     yield from without_sinks(evidence.plain)
-    finite = np.where(np.isfinite(score), score, -1e30)
-    for back in range(1, score.ndim + 1):
-        if back != 1:
-            what = {2: "queries", 3: "heads", 4: "the batch"}.get(back, f"axis -{back}")
-            yield f"a softmax over the wrong axis, {what}", softmax(finite, -back)
+    yield from _other_axes(evidence.plain, score)
     narrow = softmax(score.astype(np.float32), -1)
     yield "a softmax in float32", narrow.astype(np.float64)
     yield "a softmax in base 2", softmax(score * np.log(2), -1)
     for what, factor in {"half": 0.5, "double": 2.0, "1.1": 1 / 1.1, "0.9": 1 / 0.9}.items():
         yield f"a softmax at temperature {what}", softmax(score * factor, -1)
     yield (
-        lambda share: f"another temperature: scores times {1 + share:.8g}",
+        lambda share: f"another temperature: scores times {times(1 + share)}",
         lambda share: softmax(score * (1 + share), -1),
     )
     most = score.max(-1, keepdims=True)
@@ -196,13 +194,27 @@ def weights(evidence: Evidence) -> Guesses:
         yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))
         yield "a log-softmax", np.log(softmax(score, -1))
         yield "scores divided by their sum, no softmax", score / score.sum(-1, keepdims=True)
-        yield "softmax of unmasked scores", softmax(np.where(np.isfinite(score), score, 0.0), -1)
+        seen = np.isfinite(score)
+        if not seen.all():
+            yield "softmax of unmasked scores", softmax(np.where(seen, score, 0.0), -1)
     yield "weights squared", softmax(score, -1) ** 2
-    seen = np.isfinite(score)
     yield (
         "uniform weights: the scores do not arrive",
         seen / np.maximum(seen.sum(-1, keepdims=True), 1),
     )
+
+
+def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
+    """A softmax over another axis than torch's, which is the first that gives torch's weights."""
+    finite = np.where(np.isfinite(score), score, -1e30)
+    made = {}
+    for back in range(1, score.ndim + 1):
+        axes = {1: "keys", 2: "queries", 3: "heads", 4: "the batch"}
+        made[axes.get(back, f"axis -{back}")] = softmax(finite, -back)
+    own = next((what for what, x in made.items() if judge.same_function(x, plain).ok), "keys")
+    for what, value in made.items():
+        if what != own:
+            yield f"a softmax over the wrong axis, {what}, torch's over {own}", value
 
 
 def context(evidence: Evidence) -> Guesses:

@@ -15,6 +15,16 @@ Guesses = Iterator[Guess]
 Values = Iterator[tuple[str, np.ndarray]]
 
 
+def times(factor: float) -> str:
+    """A factor as it is printed, never as a mere 1.
+
+    >>> times(1.25), times(1 - 2e-12)
+    ('1.25', '1 - 2e-12')
+    """
+    told, more = f"{factor:.8g}", factor - 1
+    return told if told != "1" else f"1 {'-' if more < 0 else '+'} {abs(more):.3g}"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """One tap that differs.
@@ -28,6 +38,8 @@ class Evidence:
       truth: all that torch recorded.
       heard: torch's names of the taps that Flax has too; in a diagnosis these are torch's own.
       before: torch's taps that it may be computed from, the last of them first.
+      kept: what share each dropout mask was asked to keep, in Flax and in torch.
+      masked: whether NaN in a guess is what nobody knows, behind a number that hides.
     """
 
     tap: str
@@ -39,6 +51,8 @@ class Evidence:
     truth: Run
     heard: frozenset[str] = frozenset()
     before: dict[str, np.ndarray] = field(default_factory=dict)
+    kept: tuple[tuple[float, float], ...] = ()
+    masked: bool = False
 
     @property
     def point(self) -> str:

@@ -1,15 +1,22 @@
-"""Values in which some places only hide: by -inf, finfo.min or -1e9, which are no results."""
+"""Values in which some places only hide: by -inf, finfo.min or -1e9, which are no results.
+
+Nor are those results to which a mask has added such a number, beside the ordinary ones.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ...groups import fills
+from ...groups import fills, groups
 from ...sides.match import Layout
 from .evidence import Evidence
+from .likeness import differing
+from .masks import LOW
 
 # Points whose places are hidden on purpose have hints of their own.
 POINTS = ("scores", "weights")
+# How many times as large as all others a number is to which a mask has added one.
+BESIDE = 100
 
 
 def other_fills(evidence: Evidence) -> str:
@@ -29,16 +36,42 @@ def other_fills(evidence: Evidence) -> str:
 
 
 def without_fills(evidence: Evidence) -> Evidence:
-    """The evidence with all places that both sides hide set to -inf, in every guess too."""
+    """The evidence with all places that both sides hide set to -inf, in every guess too.
+
+    Where a guess has such a number in another place, nobody knows what it would be there: NaN.
+    """
     if evidence.point in POINTS or evidence.got.shape != evidence.want.shape:
         return evidence
-    places = fills(evidence.want, "float64") != 0
+    places, more = fills(evidence.want, "float64") != 0, large(evidence.want)
+    if np.array_equal(more, large(evidence.got)):
+        others = differing(evidence.got[~more], evidence.want[~more]).any()
+        places = more if others else places
     if not places.any() or places.all():
         return evidence
+    least = np.abs(evidence.want[places]).min() / BESIDE**0.5
 
     def hide(x: np.ndarray) -> np.ndarray:
         laid = evidence.layout.value(x)
-        return np.where(places, -np.inf, laid) if laid.shape == places.shape else laid
+        if laid.shape != places.shape or laid.dtype.kind != "f":
+            return laid
+        unknown = np.abs(laid) >= least
+        return np.where(places, -np.inf, np.where(unknown, np.nan, laid))
 
     got, want = (np.where(places, -np.inf, x) for x in (evidence.got, evidence.want))
-    return replace(evidence, got=got, want=want, layout=Layout.plain(hide))
+    return replace(evidence, got=got, want=want, layout=Layout.plain(hide), masked=True)
+
+
+def large(x: np.ndarray) -> np.ndarray:
+    """Where numbers hide, or are huge beside the ordinary ones, as a mask that is added makes them.
+
+    >>> large(np.asarray([-np.inf, 3.0, -1e6 + 3, -1e4])).tolist()
+    [True, False, True, True]
+    """
+    found = fills(x, "float64") != 0
+    left = np.isfinite(x) & ~found
+    found[left] = groups(x[left]) > 0
+    low = left & ~found & (x < LOW)
+    rest = np.abs(x[left & ~found & ~low])
+    if low.any() and rest.size and np.abs(x[low]).min() > BESIDE * rest.max():
+        found |= low
+    return found

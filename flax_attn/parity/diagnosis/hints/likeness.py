@@ -5,9 +5,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import judge
+from ...groups import groups
 from .evidence import Evidence, Guess
 
 FEW = 3
+# How much of an error may be left unexplained where rounding tells no more of it, and how much of
+# what differs a guess must say something of.
+LEFT, TOLD = 1e-3, 0.5
 # How many of Newton's steps a share takes, and how near the first must bring it.
 NEWTON, FAR = 8, 0.5
 
@@ -15,16 +19,53 @@ NEWTON, FAR = 8, 0.5
 def throughout(evidence: Evidence, guess: Guess) -> bool:
     """Whether Flax's value is the guess."""
     value = _laid(evidence, guess)(1.0)
-    return value is not None and judge.error(value, evidence.got) <= judge.SAME_FUNCTION
+    return value is not None and _explains(evidence, value, np.ones(evidence.got.shape, bool))
 
 
 def where_it_differs(evidence: Evidence, guess: Guess) -> bool:
     """Whether Flax's value is the guess wherever it differs from torch's."""
     value = _laid(evidence, guess)(1.0)
-    if value is None or value.shape != evidence.got.shape:
-        return False
     apart = differing(evidence.got, evidence.want)
-    return judge.error(value[apart], evidence.got[apart]) <= judge.SAME_FUNCTION
+    return value is not None and _explains(evidence, value, apart)
+
+
+def _explains(evidence: Evidence, value: np.ndarray, places: np.ndarray) -> bool:
+    """Whether Flax's value is this in these places, huge and ordinary numbers each by themselves,
+    as the judge has it, and so that it explains their error and is not merely as near."""
+    if value.shape != evidence.got.shape:
+        return False
+    known = _known(evidence, value)
+    if known is None:
+        return False
+    places = places & known
+    got, want, made = evidence.got[places], evidence.want[places], value[places]
+    if not judge.error(made, got) <= judge.SAME_FUNCTION:
+        return False
+    return judge.same_function(made, got, zero=True).ok and _accounts(made, got, want)
+
+
+def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
+    """Where a guess says something; None if it says too little of what differs."""
+    if not evidence.masked:
+        return np.ones(value.shape, bool)
+    known = np.isfinite(value) | ~np.isfinite(evidence.got)
+    apart = differing(evidence.got, evidence.want)
+    return known if known[apart].mean() >= TOLD else None
+
+
+def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether a guess has the error of the ordinary numbers, not just numbers of their size.
+
+    Where they have none, or one that is infinite, to be as near as the judge asks is enough.
+    """
+    if any((one(got) != one(want)).any() for one in (np.isfinite, np.isnan)):
+        return True
+    seen = np.isfinite(got) & np.isfinite(want) & np.isfinite(made)
+    made, got, want = (judge.real(x[seen]) for x in (made, got, want))
+    ordinary = groups(got) == 0
+    gap, apart = (np.linalg.norm((x - got)[ordinary]) for x in (made, want))
+    rounding = judge.SAME_FUNCTION * np.linalg.norm(got[ordinary])
+    return bool(gap <= max(judge.LIKENESS * apart, min(rounding, LEFT * apart)) or not apart)
 
 
 def partly(evidence: Evidence, guess: Guess) -> float | None:
@@ -33,10 +74,11 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
     start = laid(0.0)
     if start is None or start.shape != evidence.got.shape:
         return None
+    known, apart = _known(evidence, start), differing(evidence.got, evidence.want)
     finite = np.isfinite(evidence.got) & np.isfinite(evidence.want) & np.isfinite(start)
-    seen = differing(evidence.got, evidence.want) & finite
-    if seen.sum() < FEW or (differing(evidence.got, evidence.want) & ~finite).any():
+    if known is None or (apart & known & ~finite).any() or (apart & finite).sum() < FEW:
         return None
+    seen = apart & finite
     delta = (evidence.got - evidence.want)[seen]
     share = 0.0
     for step in (1e-3, *(1e-5,) * (NEWTON - 1)):

@@ -1,6 +1,7 @@
 """Faults of masks: what is hidden, with which number, and rows in which everything is."""
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step])
     bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
     seen = np.isfinite(evidence.plain)
     yield from _rows(evidence, bare)
-    for what, other in (*windows(seen), *_masks(seen)):
+    for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
         yield what, np.where(other, bare, -np.inf)
     flax = evidence.got
     there = evidence.layout.value(np.where(seen, 1.0, 0.0))
@@ -42,13 +43,36 @@ def _masks(seen: np.ndarray):
     yield "the mask inverted: True and False are exchanged", ~seen
     yield "the mask shifted by one key", seen | np.roll(seen, 1, -1) & (column > 0)
     yield "the mask shifted back by one key", seen & np.roll(seen, -1, -1)
-    yield "a mask aligned to the first key, not the last", seen | (row >= column)
     if length == keys:
         yield "the mask transposed: queries and keys exchanged", np.swapaxes(seen, -1, -2)
     somewhere = seen.any(-2, keepdims=True)
     yield "a mask without causality", seen | np.broadcast_to(somewhere, seen.shape)
     causal = row + (keys - length) >= column
     yield "a mask without padding", seen | np.broadcast_to(causal, seen.shape)
+
+
+def _aligned(seen: np.ndarray):
+    """A causal mask with its last query at the last key where torch has its first at the first, or
+    the other way round, as two ways to say "causal" do where queries and keys differ in number."""
+    length, keys = seen.shape[-2:]
+    shift = keys - length
+    first = np.arange(length)[:, None] >= np.arange(keys)
+    last = np.arange(length)[:, None] + shift >= np.arange(keys)
+    ends = {"the first key (top left)": first, "the last key (bottom right)": last}
+    for (own, causal), (other, wrong) in permutations(ends.items(), 2):
+        unpadded = seen.any(-2, keepdims=True) | ~causal.any(0)
+        if shift and seen.any() and not (seen ^ (causal & unpadded)).any():
+            said = f"the causal mask aligned to {other}, torch's to {own}: shifted by {abs(shift)}"
+            yield said, np.broadcast_to(wrong, seen.shape) & unpadded
+
+
+def hidden_later(score: np.ndarray) -> Guesses:
+    """Weights of torch's scores, of which a mask that Flax applies behind them hides more."""
+    seen = np.isfinite(score)
+    for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
+        less = seen & other
+        if less.any() and (less != seen).any():
+            yield what, softmax(np.where(less, score, -np.inf))
 
 
 def windows(seen: np.ndarray):
@@ -72,9 +96,9 @@ def windows(seen: np.ndarray):
             inside = (back <= most) & (back >= least)
             beyond = (back > far) | (back < near)
             other = inside & (seen | there & beyond)
-            size = {"back": far, "ahead": -near}.get(way, far)
-            wider = f"{abs(by)} {'wider' if by > 0 else 'narrower'}"
-            yield f"a window {wider} {way}: {size + by} keys, torch {size}", other
+            wider = f"{abs(by)} {'wider' if by > 0 else 'narrower'} {way}"
+            keys, torchs = (end - start + 1 for end, start in ((most, least), (far, near)))
+            yield f"a window {wider}: {keys} keys, torch {torchs}, itself included", other
 
 
 def blind(scores: np.ndarray) -> np.ndarray:

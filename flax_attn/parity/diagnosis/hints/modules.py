@@ -5,7 +5,7 @@ import numpy as np
 
 from .activations import ACTIVATIONS
 from .evidence import Evidence, Guesses
-from .norms import norm
+from .norms import by_hand, norm
 from .others import alike, other_inputs
 
 
@@ -15,13 +15,16 @@ def submodule(evidence: Evidence) -> Guesses:
     x, weight = call.inputs.get("0"), call.params.get("weight")
     if x is None:
         return
-    if weight is None and ("Norm" in call.kind or "eps" in call.facts) and x.ndim:
+    named = by_hand(evidence, x)
+    if named is not None:
+        yield from norm(named, x, named.call.params["weight"])
+    elif weight is None and ("Norm" in call.kind or "eps" in call.facts) and x.ndim:
         yield from norm(evidence, x, np.ones(x.shape[-1]))
     if weight is None:
         yield from _activation(evidence) if x.shape == evidence.plain.shape else ()
         yield from _parts(evidence)
     elif "eps" in call.facts or "variance_epsilon" in call.facts or weight.ndim == 1:
-        yield from norm(evidence, x, weight)
+        yield from norm(evidence, x, weight) if named is None else ()
     elif x.dtype.kind in "iu":
         yield from _embedding(evidence, x, weight)
     elif weight.ndim == 2:

@@ -15,6 +15,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "nothing": lambda x: x,
 }
+# Above this no number of a class is its epsilon, and larger arrays are not tried on every formula.
+SMALL, LARGE = 0.1, 1 << 18
 # No author means an epsilon this near to torch's: it is another one in part.
 NEAR = 1e-2
 BEFORE, AFTER = "before the gate", "after the gate"
@@ -93,12 +95,33 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     yield from _axes(form, x, gain, bias)
 
 
+def by_hand(evidence: Evidence, x: np.ndarray) -> Evidence | None:
+    """The evidence with the gain and the bias of a norm by their usual names, whatever a class
+    calls itself and them; None if no norm of the input with any of its parameters is its value."""
+    call = evidence.call
+    params = {name: p for name, p in call.params.items() if p.size > 1}
+    vectors = [p.ravel() for p in params.values() if x.ndim and p.size == x.shape[-1]]
+    known = x.dtype.kind == "f" and x.shape == evidence.plain.shape
+    if not known or len(vectors) < len(params) or len(vectors) > 3 or x.size > LARGE:
+        return None
+    ones, none = np.ones(x.shape[-1]), np.zeros(x.shape[-1])
+    facts = call.facts | {k: float(p.ravel()[0]) for k, p in call.params.items() if p.size == 1}
+    for gain in (*vectors, ones):
+        for bias in (*(p for p in vectors if p is not gain), none):
+            plain = replace(call, params={"weight": gain, "bias": bias}, facts=facts)
+            named = replace(evidence, call=plain)
+            if form_of(named, x, gain) is not None:
+                return named
+    return None
+
+
 def _told(evidence: Evidence) -> Form:
     """What the class's name and its numbers tell of torch's formula."""
     call = evidence.call
-    facts = (v for k, v in call.facts.items() if k in ("eps", "variance_epsilon"))
+    small = {k: v for k, v in call.facts.items() if 0 <= v < SMALL}
+    named = [k for k in small if "eps" in k] or [k for k, v in small.items() if v]
     centred = "RMS" not in call.kind and "T5" not in call.kind
-    return Form(next(facts, float(np.finfo(np.float64).eps)), centred)
+    return Form(small[named[0]] if named else float(np.finfo(np.float64).eps), centred)
 
 
 def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | None:
@@ -220,7 +243,8 @@ def _gains(
     call = evidence.call
     for name, other in evidence.truth.calls.items():
         gain = other.params.get("weight")
-        if other is not call and gain is not None and gain.shape == weight.shape:
+        own = other is call or name == evidence.tap
+        if not own and gain is not None and gain.shape == weight.shape:
             yield f"the weights of {name}", right * gain + other.params.get("bias", bias)
     yield "one taken from the gain", right * (weight - 1) + bias
     yield "the gain missing", right + bias
