@@ -11,7 +11,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
@@ -43,6 +43,7 @@ DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, In
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
 
 
+@runtime_checkable
 class Recorded(Protocol):
     """What a golden asks of a case, which knows goldens and not the other way round."""
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import Dense, Full, modify, reference, softcap
+from flax_attn import CAUSAL, Dense, Full, modify, reference, softcap
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
@@ -134,3 +134,20 @@ def test_nothing_infinite_is_met_by_one_who_looks_for_it():
             q, k = given()
             found = reference.attention(q, k, k, Rules(mask).bind(SIZES, H))
             assert np.isfinite(found[0]).all()
+
+
+def test_lengths_that_are_left_open_are_asked_of_the_mask_when_they_are_known():
+    for lengths in ("t, 5", "6, s", "t, s"):
+        open_t, open_s = jax.export.symbolic_shape(lengths)
+        q, k = (
+            jax.ShapeDtypeStruct((1, n, m, 3), "float32") for n, m in ((open_t, 4), (open_s, 2))
+        )
+        rules = Rules(CAUSAL).bind(Sizes((1,), 4, open_t, open_s), 3)
+        run = jax.jit(lambda q, k, rules=rules: reference.zero_unseen(q, k, k, rules))
+        sizes = {"t": 6, "s": 5}
+        given = [
+            jnp.ones((1, *(sizes.get(str(n), n) for n in x.shape[1:2]), *x.shape[2:]))
+            for x in (q, k)
+        ]
+        for a, b in zip(jax.export.export(run)(q, k).call(*given), (*given, given[1]), strict=True):
+            assert np.array_equal(a, b)
