@@ -336,6 +336,6 @@ def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
 
 def test_two_cases_of_one_name_are_not_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "none.npz")
-    with pytest.raises(ParityError, match="names of their own"):
+    with pytest.raises(ParityError, match="a name of its own"):
         golden.record([recorded(Faithful), recorded(NoScale)])
     assert not list(tmp_path.iterdir())
