@@ -190,7 +190,7 @@ class Report:
         """The first divergence in torch's call order, or None."""
         if self.divergences or not self.failed:
             return next(iter(self.divergences), None)
-        row = self.failed[0]
+        row = next(x for x in self.rows if x.verdict.differs and x.kind in (*DECIDING, "tap"))
         return Divergence.of(row, "value" if row.kind in ("tap", "output") else row.kind)
 
     def worst(self, dtype: str, *kinds: str) -> float | None:

@@ -24,6 +24,11 @@ class Home(NamedTuple):
     package: str = ""
 
     @property
+    def stands(self) -> bool:
+        """Whether there is such a file; a notebook's cells have none."""
+        return bool(self.file) and Path(self.file).resolve().parent.is_dir()
+
+    @property
     def folder(self) -> Path:
         """The outermost package around the file, or the folder of a file in no package.
 
@@ -31,7 +36,7 @@ class Home(NamedTuple):
           ParityError: if the case stands in no file.
         """
         here = Path(self.file).resolve().parent
-        if not self.file or not here.is_dir():
+        if not self.stands:
             raise ParityError(
                 f"Cases of {self.module} stand in no file, so that they have no folder for "
                 "goldens: write their list CASES into a module."
