@@ -6,7 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from flax_attn.parity import ParityError, judge
+from flax_attn import GroupedQueryAttention, Rotary
+from flax_attn.parity import Case, ParityError, judge
 from flax_attn.parity.cases import golden
 from flax_attn.parity.cases.collect import collect
 
@@ -113,3 +114,18 @@ def test_a_recording_holds_numbers_alone_however_large_the_results(worst, size):
     kept, again, off = (golden.sketch("scores", array) for array in (x, x.copy(), other))
     assert np.isfinite(kept).all()
     assert judge.exact(kept, again).ok and not judge.same_function(off, kept).ok
+
+
+def test_a_case_of_a_notebook_reads_the_librarys_golden():
+    asked = {"config": {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}}
+    cell = "made = Case(layer, lambda: {**config, 'rotary': r}, name=name, x=(2, 34, 11))"
+    given = {"Case": Case, "layer": GroupedQueryAttention, "name": "rotary,layout=half", **asked}
+    found = {}
+    for layout in ("half", "interleaved"):
+        names = {**given, "r": Rotary(layout=layout), "__name__": "__main__"}
+        exec(compile(cell, "/nowhere/of/a/kernel/1.py", "exec"), names)
+        found[layout] = names["made"].report(live=False, eager=False)
+    assert found["half"].ok
+    assert not found["interleaved"].ok and found["interleaved"].first.tap in ("query", "scores")
+    with pytest.raises(ParityError, match="stand in no file"):
+        golden.record([names["made"]])
