@@ -10,6 +10,7 @@ from flax import nnx
 
 from ..errors import ParityError
 from ..weights.described import Source
+from ..weights.mapping import some
 from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
 from . import draw, judge
@@ -172,10 +173,10 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
     """A sentence on torch's dropouts that eval mode leaves out and that Flax shows nowhere."""
     if pair.request.train:
         return []
-    rates = {f"{n} (torch)": getattr(m, "p", 0) for n, m in pair.torch_module.named_modules()}
-    kinds = {f"{n} (torch)": type(m).__name__ for n, m in pair.torch_module.named_modules()}
-    found = [n.partition(" ")[0] for n in alone if rates.get(n) and "Dropout" in kinds[n]]
-    told = f"torch has dropout ({', '.join(found)}) that Flax does not show: it is off in eval mode"
+    modules = pair.torch_module.named_modules()
+    drops = {n for n, m in modules if "Dropout" in type(m).__name__ and getattr(m, "p", 0)}
+    found = [name for name in (n.removesuffix(" (torch)") for n in alone) if name in drops]
+    told = f"torch has dropout ({some(found)}) that Flax does not show: it is off in eval mode"
     return [f"{told}, train=True compares it"] if found else []
 
 

@@ -31,7 +31,7 @@ from ..sides.match import hidden
 from ..sides.pair import Names, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..torch_module import describe
-from .home import LIBRARY, Home
+from .home import LIBRARY, Home, is_ours
 
 Call = Callable[..., Any]
 SKETCH = 48
@@ -113,8 +113,7 @@ def path_of(case: Recorded) -> Path:
 
 def _read_from(case: Recorded) -> Path:
     """The file that is read: this library's own for its layers in a case that stands in no file."""
-    ours = case.flax_class.__module__.partition(".")[0] == "flax_attn"
-    if ours and not case.home.stands:
+    if is_ours(case.flax_class) and not case.home.stands:
         return LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
     return path_of(case)
 

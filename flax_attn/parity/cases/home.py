@@ -35,12 +35,12 @@ class Home(NamedTuple):
         Raises:
           ParityError: if the case stands in no file.
         """
-        here = Path(self.file).resolve().parent
         if not self.stands:
             raise ParityError(
                 f"Cases of {self.module} stand in no file, so that they have no folder for "
                 "goldens: write their list CASES into a module."
             )
+        here = Path(self.file).resolve().parent
         while _is_package(here) and _is_package(here.parent):
             here = here.parent
         return here
@@ -61,9 +61,13 @@ class Home(NamedTuple):
 
     def is_own(self, flax_class: type) -> bool:
         """Whether this library's own tests hold the case, and the library its class."""
-        if flax_class.__module__.partition(".")[0] != "flax_attn" or not self.file:
-            return False
-        return self.folder == LIBRARY / "parity_tests"
+        ours = is_ours(flax_class) and self.stands
+        return ours and self.folder == LIBRARY / "parity_tests"
+
+
+def is_ours(flax_class: type) -> bool:
+    """Whether a class is one of this library's."""
+    return flax_class.__module__.partition(".")[0] == "flax_attn"
 
 
 class File(NamedTuple):

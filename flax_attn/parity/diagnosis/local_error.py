@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import judge
-from ..report import Divergence, Report, Row
+from ..report import Divergence, Report, Row, plural
 from ..rows.values import STRUCTURE
 from ..sides.flax import Force
 from ..sides.match import as_in
@@ -74,7 +74,8 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     if not places:
         places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
     elif late:
-        notes += (f"{_also(len(late))}: mend the values first",)
+        also = plural(len(late), "place")
+        notes += (f"gradients are also off at {also}: mend the values first",)
     rows = [*_with_places(local, other, found), *(arrived.row for arrived in backward)]
     return replace(
         report,
@@ -132,10 +133,6 @@ def _with_places(
             yield lies[row.name]
         if row.name not in other:
             yield row
-
-
-def _also(count: int) -> str:
-    return f"gradients are also off at {count} place{'s' * (count > 1)}"
 
 
 def _told(other: set[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...weights.known_layers import flax_path
-from ...weights.mapping import nearest
+from ...weights.mapping import nearest, some
 from .. import judge
 from ..report import Row
 from ..sides.match import TURNED, as_in
@@ -133,8 +133,7 @@ def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
         and not got.gradients[name].any()
     ]
     if idle:
-        few = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-        yield f"this input does not test {few}: their gradients are zero on both sides"
+        yield f"this input does not test {some(idle)}: their gradients are zero on both sides"
 
 
 def _value(

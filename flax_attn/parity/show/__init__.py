@@ -77,7 +77,7 @@ def _document(title: str, *body: Html | None) -> str:
 def _verdict(report: Report) -> Html:
     """The answer in one sentence."""
     first = report.first
-    if report.verdict == NOTHING or (first is None and not report.ok):
+    if report.verdict == NOTHING:
         return _answer(False, f"{_sentence(unproven(report))}.")
     if report.ok or first is None:
         return join([_answer(True, _equal(report)), el("p", report.summary(), class_="quiet")])

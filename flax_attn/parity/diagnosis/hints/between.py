@@ -4,7 +4,7 @@ Torch's own function is found first, as the one that gives its value from the ta
 Flax has in its place is another of the same kind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 
 import numpy as np
@@ -52,13 +52,17 @@ def _one(evidence: Evidence) -> Guesses:
             return
 
 
+def _of_its_size(values: Mapping[str, np.ndarray], plain: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: x.reshape(plain.shape) for name, x in values.items() if x.size == plain.size}
+
+
 def _another(evidence: Evidence) -> Guesses:
     """Another value that torch had by then, in place of the one that it takes."""
     plain, had = evidence.plain, dict(evidence.before)
     for name, call in evidence.truth.calls.items():
         if name in evidence.before and "0" in call.inputs:
             had.setdefault(f"what {name} is given", call.inputs["0"])
-    alike = {name: x.reshape(plain.shape) for name, x in had.items() if x.size == plain.size}
+    alike = _of_its_size(had, plain)
     own = next((name for name, x in alike.items() if _same(x, plain)), "")
     for name, x in alike.items() if own else ():
         if name != own and not _same(x, plain):
@@ -68,7 +72,7 @@ def _another(evidence: Evidence) -> Guesses:
 def _parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Two arrays that may be a gate and what it opens: two taps, or two halves of one."""
     plain = evidence.plain
-    alike = {n: x.reshape(plain.shape) for n, x in evidence.before.items() if x.size == plain.size}
+    alike = _of_its_size(evidence.before, plain)
     for one, two in permutations(alike, 2):
         yield f"{one} as the gate of {two}", alike[one], alike[two]
     for name, x in evidence.before.items():
