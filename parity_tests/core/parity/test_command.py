@@ -204,11 +204,12 @@ def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
 def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(tmp_path, monkeypatch):
     package(tmp_path, cases=SLOW)
     monkeypatch.chdir(tmp_path)
-    line = [sys.executable, "-m", "flax_attn", "parity", "somebody"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A shell's background jobs ignore SIGINT, and so would all that they start.
-    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    run = subprocess.Popen(line, **pipes, **heard, start_new_session=True)
+    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    line = [sys.executable, "-m", "flax_attn", "parity", "somebody"]
+    line = [sys.executable, "-c", f"{heard}; os.execv(sys.argv[1], sys.argv[1:])", *line]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(line, **pipes, start_new_session=True)
     while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
         assert run.poll() is None, run.communicate()
         time.sleep(0.1)
