@@ -54,7 +54,7 @@ def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
     """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled."""
     lo, hi = static_inner(rules.mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
-    few = sizes.T <= (512 if hides else 256) or (hides and _band(rules, sizes, 128))
+    few = sizes.T <= 256 or (hides and _band(rules, sizes, 128))
     return max(32, min(128 if few else 256, 512 // G))
 
 
