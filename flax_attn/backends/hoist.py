@@ -6,6 +6,7 @@ logit and four indices, and runs on a block by mapping over its rows and columns
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import singledispatch
 from typing import Any
@@ -33,12 +34,13 @@ class Run:
 
     def __init__(self, fn: Callable[..., jax.Array], trace: Callable, *element: Any):
         self.fn = fn
+        self.axes = jax.typeof(jax.tree.leaves(element)[-1]).manual_axis_type.varying
+        # A program keeps the mesh in which it was traced; a shard_map made later has another.
+        mesh = nullcontext() if self.axes else jax.sharding.use_abstract_mesh(NO_MESH)
         # Indices are numpy arrays in the reference, which may be mixed with anything.
-        # A program keeps the mesh in which it was traced, which is another inside a shard_map.
-        with jax.numpy_dtype_promotion("standard"), jax.sharding.use_abstract_mesh(NO_MESH):
+        with jax.numpy_dtype_promotion("standard"), mesh:
             closed = jax.make_jaxpr(lambda *xs: trace(*xs))(*element)
         self.jaxpr, self.consts = closed.jaxpr, tuple(closed.consts)
-        self.axes = jax.typeof(jax.tree.leaves(element)[-1]).manual_axis_type.varying
         if any(self.axes - jax.typeof(x).manual_axis_type.varying for x in self.consts):
             raise NotImplementedError(
                 "attention in blocks cannot take a function that closes over arrays inside a "

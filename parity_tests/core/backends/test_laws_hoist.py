@@ -19,8 +19,6 @@ from flax_attn.scores import IDENTITY, Chain, Modify, additive, alibi, modify, s
 
 from .law_cases import normal
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
-
 B, N, T, S = 3, 4, 5, 6
 SIZES = Sizes((B,), N, T, S)
 GRID = SIZES.grid()
