@@ -5,10 +5,10 @@ from .attend import attend as attend
 from .attend import attention_weights as attention_weights
 from .attend import explain as explain
 from .attend import use_backend as use_backend
-from .backends.platform import aim as aim
+from .backends.platform import assume_platform as assume_platform
 from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
-from .dropout import Keep as Keep
+from .dropout import DropoutMask as DropoutMask
 from .flax_drop_in import flax_attention as flax_attention
 from .layers import BahdanauAttention as BahdanauAttention
 from .layers import CausalAttention as CausalAttention
@@ -31,10 +31,10 @@ from .masks import FULL as FULL
 from .masks import Causal as Causal
 from .masks import Chunked as Chunked
 from .masks import Dense as Dense
-from .masks import Fn as Fn
 from .masks import Full as Full
 from .masks import Lengths as Lengths
 from .masks import Mask as Mask
+from .masks import MaskFn as MaskFn
 from .masks import Prefix as Prefix
 from .masks import Segments as Segments
 from .masks import Window as Window
@@ -43,7 +43,7 @@ from .positions import Rotary as Rotary
 from .positions import alibi_slopes as alibi_slopes
 from .rules import Rules as Rules
 from .scores import IDENTITY as IDENTITY
-from .scores import additive as additive
-from .scores import alibi as alibi
-from .scores import modify as modify
-from .scores import softcap as softcap
+from .scores import Additive as Additive
+from .scores import Alibi as Alibi
+from .scores import ScoreFn as ScoreFn
+from .scores import Softcap as Softcap

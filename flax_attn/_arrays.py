@@ -38,7 +38,7 @@ def per_entry(what: str, array: Any, sizes: Sizes, *length: int) -> jax.Array:
 
 
 def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
-    """Ids of queries and keys, `B T` and `B S`, in one dtype, so that they can be compared.
+    """Ids of queries, `B T`, and of keys if given, `B S`, in one dtype to be compared.
 
     Raises:
       ValueError: if their shapes do not fit, or for numpy's ids that 32 bits do not hold.
@@ -54,7 +54,7 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
     lengths = (sizes.T, sizes.S)
     rows = [
         per_entry(f"{who}.{name}", x, sizes, length)
-        for (name, x), length in zip(ids.items(), lengths, strict=True)
+        for (name, x), length in zip(ids.items(), lengths, strict=False)
     ]
     kind = np.int64 if any(x.dtype.itemsize == 8 for x in rows) else np.int32
     return tuple(x.astype(kind) for x in rows)
@@ -89,7 +89,7 @@ def check_boolean(array: Any) -> None:
         given = type(array).__name__ if kind is None else kind
         raise TypeError(
             "A mask must be a flax_attn mask or a boolean array in which True means 'may look'; "
-            f"got {given}. An additive mask (0 and -inf) goes to score=additive(array); "
+            f"got {given}. An additive mask (0 and -inf) goes to score=Additive(array); "
             "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned by ~array."
         )
 

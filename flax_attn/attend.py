@@ -58,7 +58,7 @@ def attend(
       score: what happens to the scaled logits, from `flax_attn.scores`. None is IDENTITY.
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
       sinks: one logit a query head.
-      dropout: `Dropout(rate, key)` or `Keep(mask, rate)`.
+      dropout: `Dropout(rate, key)` or `DropoutMask(mask, rate)`.
       places: inside a `jax.shard_map` of the caller's, where batch entries and heads of this shard
         stand in the whole, so that dropout and functions of b and n are those of the whole.
         Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
@@ -283,11 +283,11 @@ def _check_rules(rules: Rules) -> None:
     if not isinstance(rules.score, Score):
         raise TypeError(
             f"score must be one of flax_attn's scores; got {type(rules.score).__name__}. "
-            "A bias goes to score=additive(array)."
+            "A bias goes to score=Additive(array)."
         )
     if not isinstance(rules.dropout, Drop | None):
         raise TypeError(
-            "dropout must be Dropout(rate, key), Keep(mask, rate) or None; "
+            "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None; "
             f"got {type(rules.dropout).__name__}."
         )
     if rules.scale is not None:

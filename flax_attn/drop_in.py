@@ -16,7 +16,7 @@ from .attend import attend
 from .masks import CAUSAL, FULL, Dense, Lengths, Mask, Window
 from .masks.algebra import check_array
 from .rules import sizes_of
-from .scores import IDENTITY, Score, additive
+from .scores import IDENTITY, Additive, Score
 
 BACKEND_OF = {None: "auto", "xla": "reference", "cudnn": "cudnn"}
 
@@ -164,7 +164,7 @@ def _score(bias: Any, q: jax.Array, sizes: Sizes) -> Score:
         raise TypeError(
             f"bias must hold real numbers; got {bias.dtype}. A boolean mask goes to mask=."
         )
-    return additive(to_grid("bias", bias, sizes))
+    return Additive(to_grid("bias", bias, sizes))
 
 
 def _batched(name: str, x: Any) -> Float[Array, "B L M W"]:
@@ -204,7 +204,7 @@ def _lengths(query: Any, key_value: Any, sizes: Sizes) -> Lengths | None:
         return None
     return Lengths(
         sizes.S if key_value is None else _per_entry("key_value_seq_lengths", key_value, sizes),
-        None if query is None else _per_entry("query_seq_lengths", query, sizes),
+        q=None if query is None else _per_entry("query_seq_lengths", query, sizes),
     )
 
 

@@ -93,7 +93,7 @@ class Dropout(Drop):
 
 
 @frozen
-class Keep(Drop):
+class DropoutMask(Drop):
     """Keeps what `mask` says and divides by `1 - rate`: a recorded draw, for comparisons.
 
     Args:
@@ -107,7 +107,7 @@ class Keep(Drop):
     Source: Srivastava et al., "Dropout", 2014, with a draw that is given.
 
     >>> keep = jnp.asarray([[[[True, False]]]])
-    >>> Keep(keep, 0.5).apply(jnp.ones((1, 1, 1, 2)), keep).ravel().tolist()
+    >>> DropoutMask(keep, 0.5).apply(jnp.ones((1, 1, 1, 2)), keep).ravel().tolist()
     [2.0, 0.0]
     """
 
@@ -117,11 +117,11 @@ class Keep(Drop):
     AXES: ClassVar = {"mask": "bnqk"}
 
     def __post_init__(self):
-        check_rate("Keep.rate", self.rate)
+        check_rate("DropoutMask.rate", self.rate)
         check_boolean(self.mask)
 
     def bind(self, sizes):
-        return Keep(to_grid("Keep.mask", self.mask, sizes), self.rate)
+        return DropoutMask(to_grid("DropoutMask.mask", self.mask, sizes), self.rate)
 
     def keep(self, b, n, q, k):
         return look_up(self.mask, b, n, q, k)

@@ -15,11 +15,11 @@ from jaxtyping import Array, Float
 from ._checks import check_rate
 from ._types import Sizes, wide
 from .attend import attend, attention_weights
-from .dropout import Keep
+from .dropout import DropoutMask
 from .masks import CAUSAL, FULL, Dense, Mask
 from .masks.algebra import check_array
 from .rules import sizes_of
-from .scores import IDENTITY, Score, additive
+from .scores import IDENTITY, Additive, Score
 
 
 def flax_attention(
@@ -165,10 +165,10 @@ def _score(bias: Any, dtype: Any) -> Score:
             "pass mask=."
         )
     whole = jnp.issubdtype(bias.dtype, jnp.integer)
-    return additive(bias.astype(wide(dtype)) if whole else bias)
+    return Additive(bias.astype(wide(dtype)) if whole else bias)
 
 
-def _drop(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> Keep | None:
+def _drop(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> DropoutMask | None:
     """What flax keeps, drawn as flax draws it."""
     if rate == 0:
         return None
@@ -178,7 +178,9 @@ def _drop(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> Keep | None:
             "Pass deterministic=True to drop nothing."
         )
     batch = (1,) * (len(sizes.batch) + 1) if broadcast else (*sizes.batch, sizes.N)
-    return Keep(jax.random.bernoulli(key, 1.0 - rate, (*batch, sizes.T, sizes.S)), float(rate))
+    return DropoutMask(
+        jax.random.bernoulli(key, 1.0 - rate, (*batch, sizes.T, sizes.S)), float(rate)
+    )
 
 
 def _sow(module: Any, weights: Float[Array, "*B N T S"]) -> None:

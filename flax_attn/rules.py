@@ -24,13 +24,13 @@ class Rules:
       score: what happens to a scaled logit before the mask.
       scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
       sinks: one logit a query head that joins the softmax's denominator, shape N, or None.
-      dropout: `Dropout`, `Keep` or None.
+      dropout: `Dropout`, `DropoutMask` or None.
 
     Raises:
       ValueError: by `bind`, where a part does not fit the sizes.
 
-    >>> from flax_attn import CAUSAL, softcap
-    >>> Rules(CAUSAL, softcap(30.0)) == Rules(CAUSAL, softcap(30.0))
+    >>> from flax_attn import CAUSAL, Softcap
+    >>> Rules(CAUSAL, Softcap(30.0)) == Rules(CAUSAL, Softcap(30.0))
     True
     """
 

@@ -1,6 +1,6 @@
 """Scores: what happens to a logit between scaled dot product and mask. Data, chained by `>>`.
 
-`softcap(30.0) >> alibi(slopes)` caps first and adds the bias then. A score is a frozen pytree: its
+`Softcap(30.0) >> Alibi(slopes)` caps first and adds the bias then. A score is a frozen pytree: its
 arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)`
 on the block's index arrays, so nothing of size T x S is made on its behalf.
 """
@@ -76,7 +76,7 @@ class Chain(Score):
         if not isinstance(self.then, Score):
             raise TypeError(
                 f"A score is chained with a score; got {type(self.then).__name__}. "
-                "A bias goes to additive(array)."
+                "A bias goes to Additive(array)."
             )
 
     def bind(self, sizes):
@@ -94,9 +94,27 @@ class Chain(Score):
 
 @frozen
 class Softcap(Score):
-    """`cap * tanh(logit / cap)`."""
+    """`cap * tanh(logit / cap)`: logits kept within +-cap.
+
+    Args:
+      cap: the bound, above zero.
+
+    Raises:
+      TypeError: if `cap` is no number.
+      ValueError: if it is not one finite number above zero.
+
+    Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
+
+    >>> float(Softcap(2.0)(jnp.asarray(100.0), 0, 0, 0, 0))
+    2.0
+    """
 
     cap: Any
+
+    def __post_init__(self):
+        check_number("Softcap.cap", self.cap)
+        if not isinstance(self.cap, Tracer) and not 0 < float(self.cap) < math.inf:
+            raise ValueError(f"Softcap.cap must be finite and above zero; got {self.cap}.")
 
     def __call__(self, logits, b, n, q, k):
         cap = jnp.asarray(self.cap, logits.dtype)
@@ -105,7 +123,23 @@ class Softcap(Score):
 
 @frozen
 class Alibi(Score):
-    """`logit - slopes[n] * |q + offset - k|`; slopes are N, or B N where entries differ."""
+    """`logit - slopes[n] * |q + offset - k|`: attention with linear biases.
+
+    Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
+
+    Args:
+      slopes: one slope a query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
+      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
+        array of integers that broadcasts to `*B` gives every batch entry its own.
+
+    Raises:
+      ValueError: if `offset` is neither of integers nor "end"; in use, unless the shapes fit.
+
+    Source: Press et al., "Train Short, Test Long", 2022.
+
+    >>> float(Alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
+    0.0
+    """
 
     slopes: Any
     offset: Any = 0
@@ -114,17 +148,17 @@ class Alibi(Score):
 
     def __post_init__(self):
         numbers_in_lists(self, "slopes", "offset")
-        check_offset("alibi", self.offset)
+        check_offset("Alibi", self.offset)
 
     def bind(self, sizes):
         slopes = jnp.asarray(self.slopes)
         if slopes.shape not in ((sizes.N,), (*sizes.batch, sizes.N)):
             raise ValueError(
-                f"alibi needs one slope a query head, shape ({sizes.N},), or one a batch entry and "
+                f"Alibi needs one slope a query head, shape ({sizes.N},), or one a batch entry and "
                 f"head, shape {(*sizes.batch, sizes.N)}; got shape {slopes.shape}."
             )
         slopes = slopes if slopes.ndim == 1 else slopes.reshape(sizes.B, sizes.N)
-        return Alibi(slopes, bound_offset("alibi", self.offset, sizes))
+        return Alibi(slopes, bound_offset("Alibi", self.offset, sizes))
 
     def __call__(self, logits, b, n, q, k):
         slopes = self.slopes[n] if self.slopes.ndim == 1 else self.slopes[b, n]
@@ -143,11 +177,31 @@ class Alibi(Score):
 
 @frozen
 class Additive(Score):
-    """`logit + array`, the array broadcasting to `*B N T S`."""
+    """`logit + array`: a bias, or the additive mask of other libraries (0 and -inf).
+
+    Args:
+      array: floating, broadcasts to `*B N T S`. A row of -inf gives zero output, as a mask does.
+
+    Raises:
+      TypeError: if `array` is not floating.
+      ValueError: in use, if it does not broadcast to `*B N T S`.
+
+    Source: Raffel et al., 2020, whose position bias it carries; `attn_mask` of torch's functions.
+
+    >>> float(Additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
+    2.0
+    """
 
     array: Any
 
     AXES: ClassVar = {"array": "bnqk"}
+
+    def __post_init__(self):
+        kind = dtype_of(self.array)
+        if not jnp.issubdtype(kind, jnp.floating):
+            raise TypeError(
+                f"Additive needs a floating array; got {kind}. A boolean mask goes to mask=."
+            )
 
     def bind(self, sizes):
         return Additive(to_grid("An additive score", self.array, sizes))
@@ -160,15 +214,37 @@ class Additive(Score):
 
 
 @frozen
-class Modify(Score):
-    """`fn(params, logits, b, n, q, k)`, or without `params` if there are none."""
+class ScoreFn(Score):
+    """`fn(logits, b, n, q, k)`: any function of a logit and its place.
+
+    Args:
+      fn: from logits and four integer arrays that broadcast against them to logits of the same
+        shape and dtype. Functions are told apart by identity: define one once, outside the call.
+      params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
+      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
+
+    Raises:
+      TypeError: if `fn` is no function.
+      ValueError: in use, if `fn` changes the shape or the dtype.
+
+    Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.
+
+    >>> float(ScoreFn(lambda x, b, n, q, k: 2 * x)(jnp.asarray(3.0), 0, 0, 0, 0))
+    6.0
+    """
 
     fn: Callable[..., jax.Array]
     params: Any = None
     places: Places | None = None
 
+    def __post_init__(self):
+        if not callable(self.fn):
+            raise TypeError(
+                f"ScoreFn needs a function fn(logits, b, n, q, k); got {type(self.fn).__name__}."
+            )
+
     def at(self, places):
-        return Modify(self.fn, self.params, places)
+        return ScoreFn(self.fn, self.params, places)
 
     def __call__(self, logits, b, n, q, k):
         fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)
@@ -176,94 +252,10 @@ class Modify(Score):
             changed = fn(logits, *in_whole(self.places, b, n), q, k)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(
-                "modify's function must keep the logits' shape and dtype, "
+                "ScoreFn's function must keep the logits' shape and dtype, "
                 f"{logits.shape} {logits.dtype}; it returned {changed.shape} {changed.dtype}."
             )
         return changed
 
 
 IDENTITY = Identity()
-
-
-def softcap(cap: float | jax.Array) -> Score:
-    """`cap * tanh(logit / cap)`: logits kept within +-cap.
-
-    Args:
-      cap: the bound, above zero.
-
-    Raises:
-      TypeError: if `cap` is no number.
-      ValueError: if it is not one finite number above zero.
-
-    Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
-
-    >>> float(softcap(2.0)(jnp.asarray(100.0), 0, 0, 0, 0))
-    2.0
-    """
-    check_number("softcap's bound", cap)
-    if not isinstance(cap, Tracer) and not 0 < float(cap) < math.inf:
-        raise ValueError(f"softcap needs a finite bound above zero; got {cap}.")
-    return Softcap(cap)
-
-
-def alibi(slopes: jax.Array, offset: int | str = 0) -> Score:
-    """`logit - slope * |q + offset - k|`: attention with linear biases.
-
-    Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
-
-    Args:
-      slopes: one slope a query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
-      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
-        array of integers that broadcasts to `*B` gives every batch entry its own.
-
-    Raises:
-      ValueError: if `offset` is neither of integers nor "end"; in use, unless the shapes fit.
-
-    Source: Press et al., "Train Short, Test Long", 2022.
-
-    >>> float(alibi(jnp.asarray([0.5]))(jnp.asarray(1.0), 0, 0, 3, 1))
-    0.0
-    """
-    return Alibi(slopes, offset)
-
-
-def additive(array: jax.Array) -> Score:
-    """`logit + array`: a bias, or the additive mask of other libraries (0 and -inf).
-
-    Args:
-      array: floating, broadcasts to `*B N T S`. A row of -inf gives zero output, as a mask does.
-
-    Raises:
-      TypeError: if `array` is not floating.
-      ValueError: in use, if it does not broadcast to `*B N T S`.
-
-    Source: Raffel et al., 2020, whose position bias it carries; `attn_mask` of torch's functions.
-
-    >>> float(additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
-    2.0
-    """
-    kind = dtype_of(array)
-    if not jnp.issubdtype(kind, jnp.floating):
-        raise TypeError(
-            f"additive needs a floating array; got {kind}. A boolean mask goes to mask=."
-        )
-    return Additive(array)
-
-
-def modify(fn: Callable[..., jax.Array], params: Any = None) -> Score:
-    """Any function of a logit and its place: `fn(logits, b, n, q, k)`.
-
-    Args:
-      fn: from logits and four integer arrays that broadcast against them to logits of the same
-        shape and dtype. Functions are told apart by identity: define one once, outside the call.
-      params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
-
-    Raises:
-      ValueError: in use, if `fn` changes the shape or the dtype.
-
-    Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.
-
-    >>> float(modify(lambda x, b, n, q, k: 2 * x)(jnp.asarray(3.0), 0, 0, 0, 0))
-    6.0
-    """
-    return Modify(fn, params)

@@ -36,13 +36,13 @@ from flax_attn import (
     CAUSAL,
     FULL,
     Segments,
+    Softcap,
     TransformerMultiHeadAttention,
     Window,
-    aim,
+    assume_platform,
     attend,
     attention_weights,
     explain,
-    softcap,
     use_backend,
 )
 
@@ -430,12 +430,12 @@ if jax.default_backend() == "cpu":
 #
 # `attend` has more backends than these two. All are held to the same answers, and each says for
 # itself what it can serve. `explain` takes the arguments of `attend`, computes nothing, and prints
-# what every backend says, in the order in which they are tried. (`aim` asks as if for another
-# machine, so that this page reads alike on all.)
+# what every backend says, in the order in which they are tried. (`assume_platform` asks as if for
+# another machine, so that this page reads alike on all.)
 
 # %%
 small, long = jnp.ones((6, 4, 64)), jnp.ones((1024, 4, 64))
-with aim("cpu"):
+with assume_platform("cpu"):
     print(explain(small, small, small, mask=CAUSAL))
     print()
     print(explain(long, long, long, mask=CAUSAL))
@@ -458,7 +458,7 @@ with aim("cpu"):
 
 # %%
 half = long.astype(jnp.bfloat16)
-with aim("gpu", (9, 0)):
+with assume_platform("gpu", (9, 0)):
     print(explain(half, half, half, mask=CAUSAL))
 
 # %% [markdown]
@@ -466,8 +466,8 @@ with aim("gpu", (9, 0)):
 # $c \tanh(s / c)$, so that none is larger than $c$. The second has plain float32 numbers.
 
 # %%
-with aim("gpu", (9, 0)):
-    capped = explain(half, half, half, mask=CAUSAL, score=softcap(30.0))
+with assume_platform("gpu", (9, 0)):
+    capped = explain(half, half, half, mask=CAUSAL, score=Softcap(30.0))
     exact = explain(long, long, long, mask=CAUSAL)
 print(capped, exact, sep="\n\n")
 assert capped.chosen != "cudnn" and exact.chosen != "cudnn"
@@ -491,7 +491,7 @@ with use_backend("blockwise"):
     second = layer(tokens, mask=CAUSAL)
 np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
 
-with aim("cpu"), use_backend("cudnn"):
+with assume_platform("cpu"), use_backend("cudnn"):
     try:
         layer(tokens)
     except NotImplementedError as refusal:

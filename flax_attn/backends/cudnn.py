@@ -124,7 +124,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
 
 def _of_rules(rules: Rules, T: int, S: int) -> str | None:
     if rules.dropout is not None:
-        return "drops other elements than Dropout and Keep say; blockwise and reference drop theirs"
+        return "drops other elements than Dropout says; blockwise and reference drop those"
     if not isinstance(rules.score, Identity):
         return f"takes no score; {type(rules.score).__name__} is asked for"
     if not is_number(rules.scale):

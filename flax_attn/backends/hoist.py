@@ -19,9 +19,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._arrays import varying, varying_alike
 from .._types import frozen
-from ..masks import Fn, Mask
+from ..masks import Mask, MaskFn
 from ..places import Places, in_whole
-from ..scores import Modify
+from ..scores import ScoreFn
 
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -44,7 +44,7 @@ class Run:
         if any(self.axes - jax.typeof(x).manual_axis_type.varying for x in self.consts):
             raise NotImplementedError(
                 "attention in blocks cannot take a function that closes over arrays inside a "
-                "jax.shard_map that checks its axes. Hand them in as modify(fn, params), give the "
+                "jax.shard_map that checks its axes. Hand them in as ScoreFn(fn, params), give the "
                 'shard_map check_vma=False, or ask for backend="reference".'
             )
         self.text = str(self.jaxpr)
@@ -135,26 +135,26 @@ def _pure(node: Any, logit: jax.Array) -> Any:
 
 
 @_pure.register
-def _(node: Fn, logit):
-    run = Run(node.mask_mod, Fn(node.mask_mod), *_index(logit))
+def _(node: MaskFn, logit):
+    run = Run(node.fn, MaskFn(node.fn), *_index(logit))
     return Traced(run, run.consts, node.places)
 
 
 @_pure.register
-def _(node: Modify, logit):
+def _(node: ScoreFn, logit):
     if isinstance(node.fn, _OnBlock):
         return node
     params = () if node.params is None else node.params
 
     def one(params, x, b, n, q, k):
-        return Modify(node.fn, None if node.params is None else params)(x, b, n, q, k)
+        return ScoreFn(node.fn, None if node.params is None else params)(x, b, n, q, k)
 
     run = Run(node.fn, one, params, logit, *_index(logit))
-    return Modify(_OnBlock(run), (params, run.consts), node.places)
+    return ScoreFn(_OnBlock(run), (params, run.consts), node.places)
 
 
 class _OnBlock:
-    """A score function, traced, as `modify` calls it: on a block's logits and open indices."""
+    """A score function, traced, as `ScoreFn` calls it: on a block's logits and open indices."""
 
     def __init__(self, run: Run):
         self.run = run

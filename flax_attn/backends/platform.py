@@ -1,4 +1,4 @@
-"""The machine that a request is for: the one at hand, unless another is aimed at."""
+"""The machine that a request is for: the one at hand, unless another is assumed."""
 
 from typing import Any, NamedTuple
 
@@ -6,22 +6,22 @@ import jax
 from jax.core import Tracer
 
 
-class Aim(NamedTuple):
+class Assumed(NamedTuple):
     """A machine to compile for: "cpu", "gpu" or "tpu", and of a GPU its compute capability."""
 
     platform: str
     capability: tuple[int, int] | None = None
 
 
-_aimed = jax.make_user_context(None)
+_assumed = jax.make_user_context(None)
 
 
-def aim(platform: str, capability: tuple[int, int] | None = None) -> Any:
+def assume_platform(platform: str, capability: tuple[int, int] | None = None) -> Any:
     """A context in which `attend` chooses and refuses as on another machine.
 
     The choice of a backend is made while a function is traced, for the machine at hand. What is
     traced inside, by `jax.jit(f).lower(...)`, by `jax.export` or ahead of time for a topology, is
-    traced for `platform` instead; `jax.jit` traces anew for every aim.
+    traced for `platform` instead; `jax.jit` traces anew for every assumed platform.
 
     Args:
       platform: "cpu", "gpu" or "tpu".
@@ -31,13 +31,13 @@ def aim(platform: str, capability: tuple[int, int] | None = None) -> Any:
       ValueError: for another platform.
 
     >>> import jax.numpy as jnp
-    >>> with aim("tpu"):
+    >>> with assume_platform("tpu"):
     ...     platform_of(jnp.ones(3))
     'tpu'
     """
     if platform not in ("cpu", "gpu", "tpu"):
         raise ValueError(f"platform must be 'cpu', 'gpu' or 'tpu'; got {platform!r}.")
-    return _aimed(Aim(platform, capability))
+    return _assumed(Assumed(platform, capability))
 
 
 def mesh_of(x: Any) -> Any:
@@ -48,9 +48,9 @@ def mesh_of(x: Any) -> Any:
 
 
 def platform_of(x: jax.Array) -> str:
-    """Where `x` lies; of a traced array, what is compiled for unless told otherwise: see `aim`."""
-    if _aimed.value is not None:
-        return _aimed.value.platform
+    """Where `x` lies; of a traced array, the assumed platform, or what is compiled for."""
+    if _assumed.value is not None:
+        return _assumed.value.platform
     if not isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return next(iter(x.devices())).platform
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,8 +63,8 @@ def capability_of(x: jax.Array) -> tuple[int, int] | None:
     """The compute capability of the NVIDIA GPU that `x` is for; None if it is for none."""
     if platform_of(x) != "gpu":
         return None
-    if _aimed.value is not None:
-        return _aimed.value.capability or (8, 0)
+    if _assumed.value is not None:
+        return _assumed.value.capability or (8, 0)
     device = jax.devices("gpu")[0]
     if "cuda" not in device.client.platform_version:
         return None

@@ -264,11 +264,11 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
     if q.dtype not in KINDS:
         return f"needs float32 or bfloat16; q is {q.dtype}"
     if rules.dropout is not None:
-        return "has no dropout; blockwise and reference drop what Dropout and Keep say"
+        return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
     if not isinstance(rules.score, Identity | Softcap):
-        return f"takes softcap alone as a score; {type(rules.score).__name__} is asked for"
+        return f"takes Softcap alone as a score; {type(rules.score).__name__} is asked for"
     if isinstance(rules.score, Softcap) and not is_number(rules.score.cap):
-        return "needs the bound of softcap as a number, not as an array"
+        return "needs the cap of Softcap as a number, not as an array"
     return _of_mask(rules.mask, sizes_of(q, k)) or of_mesh(q) or _of_version()
 
 

@@ -188,11 +188,11 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
             f"keys are {q.shape[-1]} and values {v.shape[-1]} wide"
         )
     if rules.dropout is not None:
-        return "has no dropout; blockwise and reference drop what Dropout and Keep say"
+        return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
     if _bias_and_cap(rules.score) is None:
-        return "takes additive, softcap by a number, or additive >> softcap as a score"
+        return "takes Additive, Softcap by a number, or Additive >> Softcap as a score"
     parts = parts_of(rules.mask)
     others = [type(x).__name__ for x in parts if not isinstance(x, Chunked) and band_of(x) is None]
     if others:

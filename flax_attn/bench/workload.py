@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..masks import CAUSAL, FULL, Mask, Window
-from ..scores import softcap
+from ..scores import Softcap
 
 FORWARD, BOTH = "fwd", "fwd+bwd"
 PASSES = (FORWARD, BOTH)
@@ -64,7 +64,7 @@ class Workload:
     def options(self) -> dict[str, Any]:
         """What `attend` takes beside the mask."""
         if self.extra == "softcap":
-            return {"score": softcap(50.0)}
+            return {"score": Softcap(50.0)}
         return {"sinks": jnp.linspace(-1.0, 1.0, self.heads)} if self.extra == "sinks" else {}
 
     @property

@@ -10,9 +10,9 @@ from .nodes import CAUSAL as CAUSAL
 from .nodes import FULL as FULL
 from .nodes import Causal as Causal
 from .nodes import Chunked as Chunked
-from .nodes import Fn as Fn
 from .nodes import Full as Full
 from .nodes import Lengths as Lengths
+from .nodes import MaskFn as MaskFn
 from .nodes import Prefix as Prefix
 from .nodes import Segments as Segments
 from .nodes import Window as Window

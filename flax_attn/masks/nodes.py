@@ -14,6 +14,7 @@ flash-attention does.
 """
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -256,7 +257,7 @@ class Lengths(Mask):
     """
 
     kv: Any
-    q: Any = None
+    q: Any = field(default=None, kw_only=True)
 
     AXES: ClassVar = {"kv": "b", "q": "b"}
 
@@ -270,7 +271,9 @@ class Lengths(Mask):
 
     def bind(self, sizes):
         kv = per_entry("Lengths.kv", near(self.kv), sizes)
-        return Lengths(kv, None if self.q is None else per_entry("Lengths.q", near(self.q), sizes))
+        return Lengths(
+            kv, q=None if self.q is None else per_entry("Lengths.q", near(self.q), sizes)
+        )
 
     def __call__(self, b, n, q, k):
         seen = k < of_entry(self.kv, b)
@@ -287,57 +290,68 @@ class Lengths(Mask):
 
 @frozen
 class Segments(Mask):
-    """`q_ids[q] == kv_ids[k]`: packed documents see only themselves.
+    """`ids[q] == ids[k]`, or `q_ids[q] == kv_ids[k]`: packed documents see only themselves.
 
     Args:
-      q_ids, kv_ids: the document of each token, integers, `*B T` and `*B S`; `kv_ids` is `q_ids`
-        unless given. Padding with an id of its own sees itself: add `Lengths` to hide it.
+      ids: the document of each token, integers, `*B T`, where T equals S. Padding with an id of its
+        own sees itself: add `Lengths` to hide it.
+      q_ids, kv_ids: in place of `ids`, those of the queries, `*B T`, and of the keys, `*B S`.
 
     Raises:
-      TypeError: if they are no integers.
+      TypeError: if they are no integers; unless either `ids` or both others are given.
       ValueError: in use, if their shapes do not fit.
 
     Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
 
     >>> ids = jnp.asarray([[7, 7, 8, 8]])
-    >>> Segments(ids, ids)(0, 0, 2, np.arange(4)).tolist()
+    >>> Segments(ids)(0, 0, 2, np.arange(4)).tolist()
     [False, False, True, True]
     """
 
-    q_ids: Any
-    kv_ids: Any = None
+    ids: Any = None
+    q_ids: Any = field(default=None, kw_only=True)
+    kv_ids: Any = field(default=None, kw_only=True)
 
-    AXES: ClassVar = {"q_ids": "bq", "kv_ids": "bk"}
+    AXES: ClassVar = {"ids": "bq", "q_ids": "bq", "kv_ids": "bk"}
 
     def __post_init__(self):
-        numbers_in_lists(self, "q_ids", "kv_ids")
-        check_integers("Segments", q_ids=self.q_ids, kv_ids=self.kv_ids)
+        names = [name for name in ("ids", "q_ids", "kv_ids") if getattr(self, name) is not None]
+        if names not in (["ids"], ["q_ids", "kv_ids"]):
+            given = " and ".join(names) or "no ids"
+            raise TypeError(
+                "Segments takes one array for queries and keys, Segments(ids), or one for each, "
+                f"Segments(q_ids=..., kv_ids=...); got {given}."
+            )
+        numbers_in_lists(self, *names)
+        check_integers("Segments", **{name: getattr(self, name) for name in names})
 
     def bind(self, sizes):
-        kv_ids = self.q_ids if self.kv_ids is None else self.kv_ids
-        if self.kv_ids is None and sizes.T != sizes.S:
+        if self.ids is not None and sizes.T != sizes.S:
             raise ValueError(
                 f"Segments(ids) is for queries and keys of one length; got T={sizes.T} and "
-                f"S={sizes.S}: say Segments(q_ids, kv_ids)."
+                f"S={sizes.S}: say Segments(q_ids=..., kv_ids=...)."
             )
-        return Segments(*ids_per_entry("Segments", sizes, q_ids=self.q_ids, kv_ids=kv_ids))
+        both = {"q_ids": self.q_ids, "kv_ids": self.kv_ids}
+        ids = ids_per_entry("Segments", sizes, **(both if self.ids is None else {"ids": self.ids}))
+        return Segments(q_ids=ids[0], kv_ids=ids[-1])
 
     def __call__(self, b, n, q, k):
-        return jnp.asarray(self.q_ids)[b, q] == jnp.asarray(self.kv_ids)[b, k]
+        q_ids, kv_ids = (self.q_ids, self.kv_ids) if self.ids is None else (self.ids, self.ids)
+        return jnp.asarray(q_ids)[b, q] == jnp.asarray(kv_ids)[b, k]
 
     def grid(self, sizes):
         return self.q_ids[:, None, :, None] == self.kv_ids[:, None, None, :]
 
 
 @frozen
-class Fn(Mask):
-    """`mask_mod(b, n, q, k)` on index arrays, as torch's flex attention writes it.
+class MaskFn(Mask):
+    """`fn(b, n, q, k)` on index arrays, which torch's flex attention calls `mask_mod`.
 
     Batch entries are numbered through when there are several batch axes. Functions are told apart
     by identity: define one once, outside the call, or every call traces anew.
 
     Args:
-      mask_mod: from four integer arrays that broadcast against each other to booleans.
+      fn: from four integer arrays that broadcast against each other to booleans.
       places: where batch entries and heads stand in the whole; `attend` sets it for shards.
 
     Raises:
@@ -345,11 +359,11 @@ class Fn(Mask):
 
     Source: Dong et al., "Flex Attention", 2024.
 
-    >>> Fn(lambda b, n, q, k: (q + k) % 2 == 0)(0, 0, 1, np.arange(4)).tolist()
+    >>> MaskFn(lambda b, n, q, k: (q + k) % 2 == 0)(0, 0, 1, np.arange(4)).tolist()
     [False, True, False, True]
     """
 
-    mask_mod: Callable[[Any, Any, Any, Any], Any]
+    fn: Callable[[Any, Any, Any, Any], Any]
     places: Places | None = None
 
     @property
@@ -357,11 +371,11 @@ class Fn(Mask):
         return False
 
     def at(self, places):
-        return Fn(self.mask_mod, places)
+        return MaskFn(self.fn, places)
 
     def __call__(self, b, n, q, k):
         with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
-            seen = self.mask_mod(*in_whole(self.places, b, n), q, k)
+            seen = self.fn(*in_whole(self.places, b, n), q, k)
         check_boolean(np.asarray(seen) if isinstance(seen, bool) else seen)
         return seen
 

@@ -16,7 +16,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.topologies import get_topology_desc
 
-from flax_attn.backends.platform import aim
+from flax_attn.backends.platform import assume_platform
 
 TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}  # as libtpu spells them
 GPUS = ("h200",)
@@ -83,7 +83,7 @@ def lower(name: str, f: Callable[..., Any], *avals: Any) -> jax.stages.Lowered:
     """`f` on arrays of these shapes and dtypes, lowered for a target as it would be on it."""
     there = jax.sharding.SingleDeviceSharding(device(name))
     platform = device(name).platform
-    with aim(platform, (9, 0) if platform == "gpu" else None):
+    with assume_platform(platform, (9, 0) if platform == "gpu" else None):
         return jax.jit(f, in_shardings=there, out_shardings=there).lower(*avals)
 
 

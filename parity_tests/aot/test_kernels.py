@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, Segments, Window, attend, softcap
+from flax_attn import CAUSAL, Segments, Softcap, Window, attend
 
 from .programs import both_ways, largest
 from .targets import GPUS, TPUS, compiled, lower
@@ -42,7 +42,7 @@ def test_splash_is_chosen_on_a_tpu(target):
 
 @pytest.mark.parametrize("target", ["v5e"], indirect=True)
 def test_splash_with_its_rules(target):
-    how = {"mask": MASKS["window"] & SEGMENTS, "score": softcap(30.0)}
+    how = {"mask": MASKS["window"] & SEGMENTS, "score": Softcap(30.0)}
     check(code_of(target, backend="splash", **how), "splash")
 
 

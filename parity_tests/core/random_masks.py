@@ -227,7 +227,7 @@ def lengths(drawn: Random, sizes: Sizes) -> Node:
     return Node(
         f"Lengths({', '.join(f'traced{list(s)}' for s in shapes)})",
         lambda drawn: [_counts(drawn, n, s) for n, s in zip(whole, shapes, strict=False)],
-        lambda xs: fa.Lengths(*xs),
+        lambda xs: fa.Lengths(xs[0], **dict(zip("q", xs[1:], strict=False))),
         seen,
     )
 
@@ -255,7 +255,12 @@ def segments(drawn: Random, sizes: Sizes) -> Node:
         return ~(rows[0][at[0], at[2]] != rows[1][at[0], at[3]])
 
     order = "in order" if ordered else "shuffled"
-    return Node(f"Segments({order}{list(lead)})", draw, lambda xs: fa.Segments(*xs), seen)
+    return Node(
+        f"Segments({order}{list(lead)})",
+        draw,
+        lambda xs: fa.Segments(*xs) if shared else fa.Segments(q_ids=xs[0], kv_ids=xs[1]),
+        seen,
+    )
 
 
 def dense(drawn: Random, sizes: Sizes) -> Node:
@@ -292,11 +297,11 @@ def function(drawn: Random, sizes: Sizes) -> Node:
     """A function of the places; at times one that looks into an array of the request."""
     if drawn.rand() < 0.6:
         words, ours, truth = FUNCTIONS[drawn.randint(len(FUNCTIONS))]
-        return static(f"Fn({words})", fa.Fn(ours), lambda at: truth(*at))
+        return static(f"MaskFn({words})", fa.MaskFn(ours), lambda at: truth(*at))
     return Node(
-        "Fn(table[n, k])",
+        "MaskFn(table[n, k])",
         lambda drawn: [drawn.rand(sizes.N, sizes.S) < 0.7],
-        lambda xs: fa.Fn(lambda b, n, q, k: jnp.asarray(xs[0])[n, k] | (b == 1)),
+        lambda xs: fa.MaskFn(lambda b, n, q, k: jnp.asarray(xs[0])[n, k] | (b == 1)),
         lambda xs, at: xs[0][at[1], at[3]] | (at[0] == 1),
     )
 

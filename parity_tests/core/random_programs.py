@@ -29,7 +29,7 @@ class Program(NamedTuple):
     Attributes:
       fixed: whether the mask's arrays are constants of the program, not handed in.
       scale: None, a number or "traced".
-      dropout: "none", "Dropout" or "Keep".
+      dropout: "none", "Dropout" or "DropoutMask".
       amplitude: by which the queries are multiplied.
       poison: whether what nobody sees holds NaN and Inf.
       plan: how `blockwise` is to walk: its name and what overrules its choices.
@@ -101,7 +101,7 @@ def program(seed: int) -> Program:
         score=score_chain(drawn, sizes, dtype),
         scale=scale,
         sinks=bool(drawn.rand() < 0.3),
-        dropout=str(drawn.choice(["none", "Dropout", "Keep"], p=[0.7, 0.18, 0.12])),
+        dropout=str(drawn.choice(["none", "Dropout", "DropoutMask"], p=[0.7, 0.18, 0.12])),
         rate=float(drawn.choice([0.1, 0.5, 0.0, 1.0], p=[0.45, 0.45, 0.05, 0.05])),
         amplitude=float(drawn.choice([1e-3, 1.0, 3.0, 30.0], p=[0.1, 0.5, 0.3, 0.1])),
         poison=bool(drawn.rand() < 0.2),
@@ -220,7 +220,7 @@ def _dropout(given: Program, drawn: Random) -> tuple[dict[str, Any], np.ndarray 
     if given.dropout == "Dropout":
         key = drawn.randint(0, 2**31, 2).astype(np.uint32)
         return {"key": key}, None if given.rate == 0 else kept(key, given.rate, s)
-    if given.dropout == "Keep":
+    if given.dropout == "DropoutMask":
         spread = Random([given.seed, 1, 1]).rand(len(whole)) < 0.8  # one shape a program
         shape = tuple(n if full else 1 for n, full in zip(whole, spread, strict=True))
         keep = drawn.rand(*shape) >= given.rate

@@ -102,8 +102,8 @@ def softcap(drawn: Random, sizes: Sizes, dtype: str) -> Step:
 
         return rnd(cap * tanh), back
 
-    words = f"softcap({'traced' if traced else number})"
-    return Step(words, draw, lambda fs, xs: fa.softcap(fs[0] if traced else number), apply)
+    words = f"Softcap({'traced' if traced else number})"
+    return Step(words, draw, lambda fs, xs: fa.Softcap(fs[0] if traced else number), apply)
 
 
 def alibi(drawn: Random, sizes: Sizes, dtype: str) -> Step:
@@ -125,8 +125,8 @@ def alibi(drawn: Random, sizes: Sizes, dtype: str) -> Step:
 
         return rnd(x - rnd(slopes * distance)), back
 
-    words = f"alibi({list(shape)}, {by.words})"
-    return Step(words, draw, lambda fs, xs: fa.alibi(fs[0], by.build(xs)), apply)
+    words = f"Alibi({list(shape)}, {by.words})"
+    return Step(words, draw, lambda fs, xs: fa.Alibi(fs[0], by.build(xs)), apply)
 
 
 def additive(drawn: Random, sizes: Sizes, dtype: str) -> Step:
@@ -158,8 +158,8 @@ def additive(drawn: Random, sizes: Sizes, dtype: str) -> Step:
 
         return rnd(x + array), back
 
-    words = f"additive({list(shape)}{f', {fill} in {layout}' if fill else ''})"
-    return Step(words, draw, lambda fs, xs: fa.additive(fs[0]), apply, last=bool(fill))
+    words = f"Additive({list(shape)}{f', {fill} in {layout}' if fill else ''})"
+    return Step(words, draw, lambda fs, xs: fa.Additive(fs[0]), apply, last=bool(fill))
 
 
 def _hidden(drawn: Random, shape: tuple[int, ...], layout: str) -> np.ndarray:
@@ -198,8 +198,8 @@ def relative(drawn: Random, sizes: Sizes, dtype: str) -> Step:
     def draw(drawn):
         return [drawn.standard_normal((sizes.N, 2 * R + 1))], []
 
-    words = f"modify(table of {2 * R + 1})"
-    return Step(words, draw, lambda fs, xs: fa.modify(ours, fs[0]), apply)
+    words = f"ScoreFn(table of {2 * R + 1})"
+    return Step(words, draw, lambda fs, xs: fa.ScoreFn(ours, fs[0]), apply)
 
 
 def _gate(params, x, b, n, q, k):
@@ -226,9 +226,9 @@ def gate(drawn: Random, sizes: Sizes, dtype: str) -> Step:
         return [np.asarray(drawn.standard_normal()), drawn.standard_normal(sizes.N)], []
 
     def build(fs, xs):
-        return fa.modify(_gate, {"a": fs[0], "w": fs[1]})
+        return fa.ScoreFn(_gate, {"a": fs[0], "w": fs[1]})
 
-    return Step("modify(gate)", draw, build, apply)
+    return Step("ScoreFn(gate)", draw, build, apply)
 
 
 def _by_distance(x, b, n, q, k):
@@ -243,7 +243,7 @@ def by_distance(drawn: Random, sizes: Sizes, dtype: str) -> Step:
         return rnd(x - distance / x.dtype.type(4)), lambda dy: (dy, [])
 
     return Step(
-        "modify(distance)", lambda d: ([], []), lambda fs, xs: fa.modify(_by_distance), apply
+        "ScoreFn(distance)", lambda d: ([], []), lambda fs, xs: fa.ScoreFn(_by_distance), apply
     )
 
 
@@ -254,7 +254,7 @@ def closure(drawn: Random, sizes: Sizes, dtype: str) -> Step:
         def ours(x, b, n, q, k):
             return x + fs[0][n].astype(x.dtype) * jnp.asarray(k % 3).astype(x.dtype)
 
-        return fa.modify(ours)
+        return fa.ScoreFn(ours)
 
     def apply(x, floats, ints, at, rnd):
         w, third = floats[0].reshape(1, -1, 1, 1), (at[3] % 3).astype(x.dtype)
@@ -264,7 +264,7 @@ def closure(drawn: Random, sizes: Sizes, dtype: str) -> Step:
 
         return rnd(x + rnd(w * third)), back
 
-    return Step("modify(closure)", lambda d: ([d.standard_normal(sizes.N)], []), build, apply)
+    return Step("ScoreFn(closure)", lambda d: ([d.standard_normal(sizes.N)], []), build, apply)
 
 
 def identity(x: np.ndarray, units: float = 1) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from flax_attn import Dense, Mask, additive, attend
+from flax_attn import Additive, Dense, Mask, attend
 from flax_attn.heads import merge_heads, split_heads
 from flax_attn.scores import Score
 from flax_attn.taps import tap
@@ -69,7 +69,7 @@ class SelfAttention(nnx.Module):
         c, at = self.c, np.arange(length)
         number, longest = c.relative_attention_num_buckets, c.relative_attention_max_distance
         table = self.relative_attention_bias(bucket(at - at[:, None], number, longest))  # T S N
-        return additive(table.transpose(2, 0, 1)[None])  # 1 N T S
+        return Additive(table.transpose(2, 0, 1)[None])  # 1 N T S
 
     def __call__(self, x: Float[Array, "B T D"], mask: Mask, bias: Score) -> Float[Array, "B T D"]:
         parts = self.q(x), self.k(x), self.v(x)

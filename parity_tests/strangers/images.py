@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from flax_attn import additive as bias_of
+from flax_attn import Additive as bias_of
 from flax_attn import attend
 from flax_attn.heads import merge_heads, split_heads
 from flax_attn.parity import Rule

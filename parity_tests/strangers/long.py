@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from flax import nnx
 
+from flax_attn import Additive as bias_of
 from flax_attn import Dense, Window, attend, attention_weights
-from flax_attn import additive as bias_of
 from flax_attn.heads import merge_heads, split_heads
 
 from .stranger import Stranger, linear, normal, padded

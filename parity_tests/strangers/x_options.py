@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from flax_attn import IDENTITY, attend, softcap
-from flax_attn import additive as bias_of
+from flax_attn import IDENTITY, Softcap, attend
+from flax_attn import Additive as bias_of
 from flax_attn.heads import merge_heads, split_heads
 from flax_attn.parity import Rule
 from flax_attn.scores import Score
@@ -228,7 +228,7 @@ class Sunk(Core):
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
         sinks = self.head_attn_sink[...]
-        return attend(q, k, v, mask=mask, score=softcap(2.5), scale=SCALE, sinks=sinks)
+        return attend(q, k, v, mask=mask, score=Softcap(2.5), scale=SCALE, sinks=sinks)
 
 
 class SoftclampAndSink(Plain):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ...dropout import Drop, Keep
+from ...dropout import Drop, DropoutMask
 from ...masks import And, Dense, Mask, Not, Or
 from ...scores import Additive, Chain, Score
 
@@ -103,7 +103,7 @@ def quiet(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]
 
 def kept(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
     """Which of the block's elements survive the dropout."""
-    keep = at.cut(dropout.mask) if isinstance(dropout, Keep) else dropout.keep(*at.indices())
+    keep = at.cut(dropout.mask) if isinstance(dropout, DropoutMask) else dropout.keep(*at.indices())
     return jnp.broadcast_to(keep, (at.G, at.rows, at.cols))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, FULL, IDENTITY, Dense, additive, attend
+from flax_attn import CAUSAL, FULL, IDENTITY, Additive, Dense, attend
 from flax_attn.parity import judge
 
 torch = pytest.importorskip("torch", reason="torch is the witness here")
@@ -52,7 +52,7 @@ def by_flax(arrays, extra, cotangent, mask, scale, dtype):
         if mask == "boolean":
             given["mask"] = Dense(extra)
         if mask == "bias":
-            given["score"] = additive(arrays["bias"])
+            given["score"] = Additive(arrays["bias"])
         return attend(arrays["q"], arrays["k"], arrays["v"], scale=scale, **given)
 
     @jax.jit

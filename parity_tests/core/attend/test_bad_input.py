@@ -78,7 +78,7 @@ def narrowed(logits, b, n, q, k):
 
 
 GRID = "(2, 6, 5, 9)"
-POLARITY = ["True means 'may look'", "score=additive(array)", "torch.nn.MultiheadAttention"]
+POLARITY = ["True means 'may look'", "score=Additive(array)", "torch.nn.MultiheadAttention"]
 WRONG_RULES = {
     "float mask": (lambda: {"mask": jnp.ones((T, S))}, TypeError, [*POLARITY, "got float32"]),
     "integer mask": (lambda: {"mask": np.ones((T, S), int)}, TypeError, [*POLARITY, "got int64"]),
@@ -86,7 +86,7 @@ WRONG_RULES = {
     "a number for a mask": (lambda: {"mask": 3}, TypeError, [*POLARITY, "got int"]),
     "float in a mask": (lambda: {"mask": fa.CAUSAL & jnp.ones((T, S))}, TypeError, POLARITY),
     "float from a mask_mod": (
-        lambda: {"mask": fa.Fn(lambda b, n, q, k: 1.0 * (q >= k))},
+        lambda: {"mask": fa.MaskFn(lambda b, n, q, k: 1.0 * (q >= k))},
         TypeError,
         POLARITY,
     ),
@@ -108,7 +108,7 @@ WRONG_RULES = {
     "segments": (
         lambda: {"mask": fa.Segments(np.ones((B, T), int))},
         ValueError,
-        ["Segments(ids)", "T=5 and S=9", "Segments(q_ids, kv_ids)"],
+        ["Segments(ids)", "T=5 and S=9", "Segments(q_ids=..., kv_ids=...)"],
     ),
     "window": (lambda: {"mask": fa.Window(-1, 0)}, ValueError, ["Window.left", "got -1"]),
     "chunk": (lambda: {"mask": fa.Chunked(0)}, ValueError, ["Chunked.size", "got 0"]),
@@ -121,37 +121,37 @@ WRONG_RULES = {
     ),
     "offset": (lambda: {"mask": fa.Causal("start")}, ValueError, ['"end"', "got 'start'"]),
     "bias turned": (
-        lambda: {"score": fa.additive(jnp.ones((S, T)))},
+        lambda: {"score": fa.Additive(jnp.ones((S, T)))},
         ValueError,
         ["An additive score must broadcast", GRID, "(9, 5)"],
     ),
     "bias by kv heads": (
-        lambda: {"score": fa.softcap(3.0) >> fa.additive(jnp.ones((K, T, S)))},
+        lambda: {"score": fa.Softcap(3.0) >> fa.Additive(jnp.ones((K, T, S)))},
         ValueError,
         [GRID, "(3, 5, 9)"],
     ),
     "boolean bias": (
-        lambda: {"score": fa.additive(boolean(T, S))},
+        lambda: {"score": fa.Additive(boolean(T, S))},
         TypeError,
         ["floating", "got bool", "mask="],
     ),
     "bare bias": (
         lambda: {"score": jnp.ones((T, S))},
         TypeError,
-        ["score must be one of", "score=additive(array)"],
+        ["score must be one of", "score=Additive(array)"],
     ),
     "slopes": (
-        lambda: {"score": fa.alibi(jnp.ones(K))},
+        lambda: {"score": fa.Alibi(jnp.ones(K))},
         ValueError,
         ["one slope a query head", "(6,)", "(3,)"],
     ),
-    "no cap": (lambda: {"score": fa.softcap(0.0)}, ValueError, ["above zero", "got 0.0"]),
-    "nan cap": (lambda: {"score": fa.softcap(float("nan"))}, ValueError, ["above zero", "nan"]),
-    "caps": (lambda: {"score": fa.softcap(jnp.ones(S))}, ValueError, ["one number", "(9,)"]),
+    "no cap": (lambda: {"score": fa.Softcap(0.0)}, ValueError, ["above zero", "got 0.0"]),
+    "nan cap": (lambda: {"score": fa.Softcap(float("nan"))}, ValueError, ["above zero", "nan"]),
+    "caps": (lambda: {"score": fa.Softcap(jnp.ones(S))}, ValueError, ["one number", "(9,)"]),
     "chain": (
-        lambda: {"score": fa.softcap(3.0) >> jnp.ones((T, S))},
+        lambda: {"score": fa.Softcap(3.0) >> jnp.ones((T, S))},
         TypeError,
-        ["chained with a score", "additive(array)"],
+        ["chained with a score", "Additive(array)"],
     ),
     "word for a scale": (lambda: {"scale": "full"}, TypeError, ["scale", "number", "'full'"]),
     "flag for a scale": (lambda: {"scale": True}, TypeError, ["scale", "number", "True"]),
@@ -160,17 +160,21 @@ WRONG_RULES = {
     "one sink": (lambda: {"sinks": 1.0}, ValueError, ["one logit a query head", "()"]),
     "bare rate": (lambda: {"dropout": 0.1}, TypeError, ["Dropout(rate, key)", "got float"]),
     "keep": (
-        lambda: {"dropout": fa.Keep(boolean(B, K, T, S), 0.5)},
+        lambda: {"dropout": fa.DropoutMask(boolean(B, K, T, S), 0.5)},
         ValueError,
-        ["Keep.mask", GRID],
+        ["DropoutMask.mask", GRID],
     ),
     "keep at a rate of zero": (
-        lambda: {"dropout": fa.Keep(boolean(S, T), 0.0)},
+        lambda: {"dropout": fa.DropoutMask(boolean(S, T), 0.0)},
         ValueError,
-        ["Keep.mask", GRID, "(9, 5)"],
+        ["DropoutMask.mask", GRID, "(9, 5)"],
     ),
     "seed for a key": (lambda: {"dropout": fa.Dropout(0.1, 0)}, TypeError, ["key(seed)", "int"]),
-    "float keep": (lambda: {"dropout": fa.Keep(np.ones((T, S)), 0.5)}, TypeError, ["boolean"]),
+    "float keep": (
+        lambda: {"dropout": fa.DropoutMask(np.ones((T, S)), 0.5)},
+        TypeError,
+        ["boolean"],
+    ),
     "backend": (lambda: {"backend": "flash"}, ValueError, ['"auto"', "reference", "got 'flash'"]),
     "no backend": (lambda: {"backend": None}, ValueError, ['"auto"', "got None"]),
 }
@@ -185,7 +189,7 @@ def test_attend_refuses_rules(name):
 
 def test_a_function_of_scores_keeps_shape_and_dtype():
     with told(ValueError, "keep the logits' shape and dtype", "returned (2, 6, 5, 9) bfloat16"):
-        attend(**qkv(), score=fa.modify(narrowed))
+        attend(**qkv(), score=fa.ScoreFn(narrowed))
 
 
 RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]
@@ -196,8 +200,8 @@ def test_rates_of_dropout(rate):
     words = "is the share dropped, from 0 to 1", repr(rate)
     with refused(ValueError, "Dropout.rate", *words):
         fa.Dropout(rate, jax.random.key(0))
-    with refused(ValueError, "Keep.rate", *words):
-        fa.Keep(boolean(T, S), rate)
+    with refused(ValueError, "DropoutMask.rate", *words):
+        fa.DropoutMask(boolean(T, S), rate)
 
 
 def test_a_backend_that_cannot_says_why():

@@ -14,26 +14,26 @@ import pytest
 from flax_attn import (
     CAUSAL,
     FULL,
+    Additive,
+    Alibi,
     Causal,
     Chunked,
     Dense,
     Dropout,
-    Fn,
-    Keep,
+    DropoutMask,
     Lengths,
+    MaskFn,
     Prefix,
+    ScoreFn,
     Segments,
+    Softcap,
     Window,
-    additive,
-    alibi,
     attend,
     explain,
-    modify,
     reference,
-    softcap,
 )
 from flax_attn.backends import BACKENDS, splash
-from flax_attn.backends.platform import aim
+from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome, widened
 
@@ -60,22 +60,22 @@ KNOBS = {
     "chunks": (Rules(Chunked(4)), {}),
     "prefix": (Rules(CAUSAL | Prefix(5)), {}),
     "prefix of each": (Rules(Prefix(np.asarray([4, 9]))), {}),
-    "lengths": (Rules(CAUSAL & Lengths(np.asarray([9, 4]), np.asarray([11, 7]))), {}),
-    "segments": (Rules(CAUSAL & Segments(np.arange(T) // 4, np.arange(S) // 5)), {}),
+    "lengths": (Rules(CAUSAL & Lengths(np.asarray([9, 4]), q=np.asarray([11, 7]))), {}),
+    "segments": (Rules(CAUSAL & Segments(q_ids=np.arange(T) // 4, kv_ids=np.arange(S) // 5)), {}),
     "dense": (Rules(Dense(drawn(B, N, T, S))), {}),
-    "mask function": (Rules(Fn(lambda b, n, q, k: (q + k + n) % 3 > 0)), {}),
+    "mask function": (Rules(MaskFn(lambda b, n, q, k: (q + k + n) % 3 > 0)), {}),
     "not": (Rules(~Window(1, 2)), {}),
-    "softcap": (Rules(score=softcap(1.5)), {}),
-    "softcap by an array": (Rules(score=softcap(np.asarray(1.5, np.float32))), {}),
-    "alibi": (Rules(score=alibi(f32(4, N))), {}),
-    "bias": (Rules(score=additive(f32(5, N, T, S))), {}),
-    "bias of few axes": (Rules(score=additive(f32(5, B, 1, 1, S)) >> softcap(2.0)), {}),
-    "score function": (Rules(score=modify(lambda x, b, n, q, k: jnp.where(k % 2, x, x / 2))), {}),
+    "softcap": (Rules(score=Softcap(1.5)), {}),
+    "softcap by an array": (Rules(score=Softcap(np.asarray(1.5, np.float32))), {}),
+    "alibi": (Rules(score=Alibi(f32(4, N))), {}),
+    "bias": (Rules(score=Additive(f32(5, N, T, S))), {}),
+    "bias of few axes": (Rules(score=Additive(f32(5, B, 1, 1, S)) >> Softcap(2.0)), {}),
+    "score function": (Rules(score=ScoreFn(lambda x, b, n, q, k: jnp.where(k % 2, x, x / 2))), {}),
     "scale": (Rules(scale=0.3), {}),
     "scale by an array": (Rules(scale=np.asarray(0.3, np.float32)), {}),
     "sinks": (Rules(sinks=f32(7, N)), {}),
     "dropout": (Rules(dropout=Dropout(0.4, jax.random.key(1))), {}),
-    "keep": (Rules(dropout=Keep(drawn(N, T, S), 0.4)), {}),
+    "keep": (Rules(dropout=DropoutMask(drawn(N, T, S), 0.4)), {}),
     "one key head": (Rules(CAUSAL), {"K": 1}),
     "as many key heads": (Rules(CAUSAL), {"K": N}),
     "values as wide": (Rules(CAUSAL), {"h": H}),
@@ -125,7 +125,7 @@ def test_what_runs_here_is_the_reference(name, knob):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("name", OURS)
 def test_in_narrow_dtypes_too(name, dtype):
-    rules = Rules(CAUSAL, softcap(3.0), sinks=f32(7, N))
+    rules = Rules(CAUSAL, Softcap(3.0), sinks=f32(7, N))
     check_precision(by(name), *arrays(dtype), rules)
 
 
@@ -149,7 +149,7 @@ def test_every_knob_is_refused_by_name_or_traced(name, dtype, machine):
     traced = []
     for knob, (rules, shape) in KNOBS.items():
         given = arrays(dtype, **shape)
-        with aim(*MACHINES[machine]):
+        with assume_platform(*MACHINES[machine]):
             reason = verdict(name, *given, rules)
             run = partial(jax.eval_shape, partial(outline, by(name)), *given, rules)
             if reason is None:

@@ -121,7 +121,7 @@ def test_drawn_dropout_reaches_the_arithmetic():
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_a_mask_that_is_not_boolean_is_refused_with_both_conventions(dtype):
     q, k, v = qkv()
-    with pytest.raises(TypeError, match=r"may look.*additive.*MultiheadAttention"):
+    with pytest.raises(TypeError, match=r"may look.*Additive.*MultiheadAttention"):
         attend(q, k, v, mask=jnp.ones((T, S), dtype))
 
 

@@ -272,8 +272,11 @@ def test_the_residual_is_wide(dtype):
         ({"local_window_size": np.int64(2)}, fa.Window(2, 2)),
         ({"local_window_size": [2, 0], "is_causal": np.True_}, fa.CAUSAL & fa.Window(2, 0)),
         ({"key_value_seq_lengths": KEYS}, fa.Lengths(KEYS)),
-        ({"query_seq_lengths": QUERIES}, fa.Lengths(S, QUERIES)),
-        ({"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS}, fa.Lengths(KEYS, QUERIES)),
+        ({"query_seq_lengths": QUERIES}, fa.Lengths(S, q=QUERIES)),
+        (
+            {"query_seq_lengths": QUERIES, "key_value_seq_lengths": KEYS},
+            fa.Lengths(KEYS, q=QUERIES),
+        ),
     ],
 )
 @pytest.mark.parametrize(

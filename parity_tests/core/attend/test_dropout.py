@@ -10,7 +10,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flax_attn import Dropout, Keep, attend, attention_weights
+from flax_attn import Dropout, DropoutMask, attend, attention_weights
 from flax_attn._types import Sizes
 from flax_attn.dropout import AttentionDropout
 from flax_attn.parity import judge
@@ -122,16 +122,16 @@ def test_rates_of_zero_and_one():
     assert judge.exact(attend(q, k, v, dropout=none), attend(q, k, v)).ok
     out, back = jax.vjp(lambda *x: attend(*x, dropout=all_of_it), q, k, v)
     assert not out.any() and not any(x.any() for x in back(jnp.ones_like(out)))
-    assert not attend(q, k, v, dropout=Keep(np.ones((T, S), bool), 1.0)).any()
-    kept = Keep(np.ones((T, S), bool), 0.0)
+    assert not attend(q, k, v, dropout=DropoutMask(np.ones((T, S), bool), 1.0)).any()
+    kept = DropoutMask(np.ones((T, S), bool), 0.0)
     assert judge.exact(attend(q, k, v, dropout=kept), attend(q, k, v)).ok
-    assert not attend(q, k, v, dropout=Keep(np.zeros((T, S), bool), 0.0)).any()
+    assert not attend(q, k, v, dropout=DropoutMask(np.zeros((T, S), bool), 0.0)).any()
 
 
 # What it does to weights and gradients.
 
 
-@pytest.mark.parametrize("drop", [DRAW, Keep(WHOLE, 0.4)], ids=["drawn", "kept"])
+@pytest.mark.parametrize("drop", [DRAW, DropoutMask(WHOLE, 0.4)], ids=["drawn", "kept"])
 def test_survivors_are_divided_by_their_share(drop, float64):
     q, k, v = qkv()
     weights = attention_weights(q, k)
@@ -146,7 +146,7 @@ def test_gradients_flow_through_what_is_kept_alone(float64):
     keep[1, 2, 4] = False  # a query that gets nothing
     c = normal(6, B, T, N, H)
     by_q, by_k, by_v = jax.grad(
-        lambda *x: jnp.sum(c * attend(*x, dropout=Keep(keep, 0.25))), (0, 1, 2)
+        lambda *x: jnp.sum(c * attend(*x, dropout=DropoutMask(keep, 0.25))), (0, 1, 2)
     )(q, k, v)
     assert not by_v[0, 3].any() and not by_q[1, 4, 2].any()
     assert by_k[0, 3].any() and by_v[1, 3].any()  # a dropped weight still counts in the softmax
@@ -189,8 +189,8 @@ def test_a_rate_is_structure_and_a_key_is_a_leaf():
 def test_bad_rates_are_refused(rate):
     with pytest.raises(ValueError, match=r"Dropout\.rate .* from 0 to 1; got"):
         Dropout(rate, jax.random.key(0))
-    with pytest.raises(ValueError, match=r"Keep\.rate .* from 0 to 1; got"):
-        Keep(np.ones((T, S), bool), rate)
+    with pytest.raises(ValueError, match=r"DropoutMask\.rate .* from 0 to 1; got"):
+        DropoutMask(np.ones((T, S), bool), rate)
     with pytest.raises(ValueError, match=r"dropout .* from 0 to 1; got"):
         AttentionDropout(rate, rngs=nnx.Rngs(0))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import CAUSAL, Dropout, Lengths, additive, attend, attention_weights
+from flax_attn import CAUSAL, Additive, Dropout, Lengths, attend, attention_weights
 from flax_attn.layers.bahdanau import BahdanauAttention
 from flax_attn.layers.luong import LuongAttention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
@@ -105,7 +105,7 @@ RULES = {
     "causal": {"mask": CAUSAL},
     "all": {
         "mask": CAUSAL & Lengths(np.asarray(3)),
-        "score": additive(jnp.ones((1, 1))),
+        "score": Additive(jnp.ones((1, 1))),
         "dropout": Dropout(0.5, jax.random.key(0)),
     },
 }

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, attend, dot_product_attention, explain, modify, use_backend
+from flax_attn import CAUSAL, ScoreFn, attend, dot_product_attention, explain, use_backend
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
 
@@ -93,7 +93,7 @@ halved.defvjp(lambda x: (halved(x), None), lambda _, d: (d / 2,))
 def test_other_type_errors_are_left_as_they_are():
     """One of the caller's own function in a score, and one that is no matter of derivatives."""
     x, u = jnp.asarray(X[:5]), jnp.asarray(U[:5])
-    score = modify(lambda logits, b, n, q, k: halved(logits))
+    score = ScoreFn(lambda logits, b, n, q, k: halved(logits))
     with pytest.raises(TypeError, match="custom_vjp function"):
         jax.jvp(lambda x: attend(x, x, x, score=score), (x,), (u,))
 
@@ -101,4 +101,4 @@ def test_other_type_errors_are_left_as_they_are():
         raise TypeError("mine")
 
     with pytest.raises(TypeError, match=r"^mine"):
-        attend(x, x, x, score=modify(broken), backend="blockwise")
+        attend(x, x, x, score=ScoreFn(broken), backend="blockwise")

@@ -8,16 +8,16 @@ from flax import nnx
 
 from flax_attn import (
     CAUSAL,
+    Additive,
+    Alibi,
     Causal,
     Dense,
     Prefix,
     Rules,
+    ScoreFn,
+    Softcap,
     Window,
-    additive,
-    alibi,
     attend,
-    modify,
-    softcap,
 )
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
@@ -62,7 +62,7 @@ def test_a_cotangent_of_a_row_that_sees_nothing_goes_nowhere(backend, by):
     seen[3] = False
     how = {
         "mask": {"mask": Dense(seen), "sinks": drawn(3, N)},
-        "additive": {"score": additive(jnp.where(seen, 0.0, -jnp.inf))},
+        "additive": {"score": Additive(jnp.where(seen, 0.0, -jnp.inf))},
     }[by]
     _, back = jax.vjp(lambda *x: attend(*x, **how, backend=backend), *arrays())
     cotangent = drawn(4, B, T, N, H)
@@ -77,7 +77,7 @@ def test_a_bias_that_is_nan_where_nobody_looks_reaches_nothing(backend):
 
     def gradients(bias):
         def loss(q, k, v, bias):
-            score = additive(bias) >> softcap(2.0)
+            score = Additive(bias) >> Softcap(2.0)
             o, lse = attend(*(q, k, v), mask=CAUSAL, score=score, backend=backend, return_lse=True)
             return jnp.sum(jnp.sin(o)) + jnp.sum(jnp.cos(lse))
 
@@ -123,7 +123,7 @@ def test_offsets_for_each_entry(backend):
         (lambda o: {"mask": Causal(o)}),
         (lambda o: {"mask": Window(9, 2, o)}),
         (lambda o: {"mask": Window(30, None, o) & CAUSAL}),
-        (lambda o: {"score": alibi(np.asarray([0.5, 0.1]), o)}),
+        (lambda o: {"score": Alibi(np.asarray([0.5, 0.1]), o)}),
     ]
     with jax.numpy_rank_promotion("raise"):
         for make in makes:
@@ -134,8 +134,8 @@ def test_offsets_for_each_entry(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_slopes_for_each_entry(backend):
     q, slopes = drawn(0, 3, 9, 2, 4), drawn(6, 3, 2)
-    got = attend(q, q, q, score=alibi(slopes), backend=backend)
-    want = [attend(x, x, x, score=alibi(s)) for x, s in zip(q, slopes, strict=True)]
+    got = attend(q, q, q, score=Alibi(slopes), backend=backend)
+    want = [attend(x, x, x, score=Alibi(s)) for x, s in zip(q, slopes, strict=True)]
     assert judge.alike(got, jnp.stack(want))
 
 
@@ -148,16 +148,16 @@ def test_none_leaves_everything_as_it_is():
     "bound", [np.asarray(0.0), jnp.asarray(-1.0), np.nan, jnp.asarray(jnp.inf)]
 )
 def test_a_bound_that_is_none_is_refused(bound):
-    with pytest.raises(ValueError, match="softcap needs a finite bound above zero"):
-        softcap(bound)
+    with pytest.raises(ValueError, match=r"Softcap\.cap must be finite and above zero"):
+        Softcap(bound)
 
 
 def test_a_param_inside_a_frozen_object_is_refused():
     param = nnx.Param(jnp.ones(N))
     for make in (
-        lambda: alibi(param),
-        lambda: additive(param),
-        lambda: modify(lambda p, x, b, n, q, k: x, {"gain": param}),
+        lambda: Alibi(param),
+        lambda: Additive(param),
+        lambda: ScoreFn(lambda p, x, b, n, q, k: x, {"gain": param}),
         lambda: Rules(sinks=param),
     ):
         with pytest.raises(TypeError, match=r"nnx\.Param, which would never be trained"):

@@ -8,19 +8,19 @@ import pytest
 from flax_attn import (
     CAUSAL,
     FULL,
+    Alibi,
     Causal,
     Chunked,
-    Fn,
     Lengths,
+    MaskFn,
     Prefix,
+    ScoreFn,
     Segments,
     Window,
-    alibi,
     attend,
     attention_weights,
     dot_product_attention,
     flax_attention,
-    modify,
 )
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
@@ -65,7 +65,7 @@ MEANT = {
     "Window": (lambda x: {"mask": Window(2, 0, x)}, 2),
     "Prefix": (lambda x: {"mask": Prefix(x)}, 5),
     "Lengths": (lambda x: {"mask": Lengths(x)}, 4),
-    "alibi": (lambda x: {"score": alibi(SLOPES, x)}, 2),
+    "alibi": (lambda x: {"score": Alibi(SLOPES, x)}, 2),
 }
 
 
@@ -134,8 +134,8 @@ def test_documents_are_never_merged():
 def test_a_mask_may_be_one_truth_for_all(backend):
     everywhere = Window(None, None, jnp.asarray(3))
     for mask, meant in (
-        (Fn(lambda b, n, q, k: True), FULL),
-        (Fn(lambda b, n, q, k: jnp.asarray(1) > 0), FULL),
+        (MaskFn(lambda b, n, q, k: True), FULL),
+        (MaskFn(lambda b, n, q, k: jnp.asarray(1) > 0), FULL),
         (everywhere, FULL),
         (~everywhere, ~FULL),
     ):
@@ -156,7 +156,7 @@ def test_constants_inside_a_jitted_function_are_those_of_the_call():
 
     values = np.zeros(S), np.full(S, np.nan), np.arange(S), np.arange(S)[::-1].copy()
     for held[0] in (jnp.asarray(x, "float32") for x in values):
-        for rules in ({"score": modify(bent)}, {"mask": Fn(seen)}):
+        for rules in ({"score": ScoreFn(bent)}, {"mask": MaskFn(seen)}):
             same(rules, rules, "blockwise")
 
 
@@ -168,7 +168,7 @@ def test_keys_inside_a_jitted_function_are_those_of_the_call():
         return x * (1 + draw()).astype(x.dtype)
 
     for held[0] in map(jax.random.key, (0, 1, 0)):
-        same({"score": modify(noisy)}, {"score": modify(noisy)}, "blockwise")
+        same({"score": ScoreFn(noisy)}, {"score": ScoreFn(noisy)}, "blockwise")
 
 
 def test_mask_objects_are_no_arrays():
@@ -197,10 +197,10 @@ def test_a_mesh_of_one_device_is_a_mesh():
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     q, k, v = drawn(B, T, N, H)
     offsets, slopes = np.asarray([0, 3]), np.tile(SLOPES, (B, 1))
-    want = attend(q, k, v, mask=Causal(offsets), score=alibi(slopes))
+    want = attend(q, k, v, mask=Causal(offsets), score=Alibi(slopes))
     placed = [jax.device_put(x, cut) for x in (q, k, v)]
     mask = Causal(jax.device_put(offsets, rows))
-    score = alibi(jax.device_put(slopes, rows))
+    score = Alibi(jax.device_put(slopes, rows))
     for backend in BACKENDS:
         got = attend(*placed, mask=mask, score=score, backend=backend)
         assert got.sharding.is_equivalent_to(cut, 4)

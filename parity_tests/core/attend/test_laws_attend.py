@@ -14,12 +14,12 @@ from flax import nnx
 from flax_attn import taps
 from flax_attn.attend import FORWARD_MODE, attend, attention_weights, explain, use_backend
 from flax_attn.backends import choice
-from flax_attn.backends.platform import aim
-from flax_attn.dropout import Dropout, Keep
-from flax_attn.masks import CAUSAL, FULL, Fn, Lengths
+from flax_attn.backends.platform import assume_platform
+from flax_attn.dropout import Dropout, DropoutMask
+from flax_attn.masks import CAUSAL, FULL, Lengths, MaskFn
 from flax_attn.parity import judge
 from flax_attn.places import Places
-from flax_attn.scores import IDENTITY, additive, modify, softcap
+from flax_attn.scores import IDENTITY, Additive, ScoreFn, Softcap
 
 from ..backends.law_cases import eager64, normal
 from .numpy_attention import attention
@@ -55,14 +55,14 @@ def test_every_argument_reaches_the_arithmetic():
         ({"mask": CAUSAL}, {"seen": DIAGONAL}),
         ({"mask": TABLE}, {"seen": TABLE}),
         ({"mask": jnp.asarray(TABLE)}, {"seen": TABLE}),
-        ({"score": additive(BIAS)}, {"bias": BIAS}),
+        ({"score": Additive(BIAS)}, {"bias": BIAS}),
         ({"scale": 0.3}, {"scale": 0.3}),
         ({"scale": jnp.asarray(0.3)}, {"scale": 0.3}),
         ({"scale": nnx.Param(jnp.asarray(0.3))}, {"scale": 0.3}),
         ({"scale": 2}, {"scale": 2.0}),
-        ({"dropout": Keep(np.ones((T, S), bool), 0.0)}, {}),
+        ({"dropout": DropoutMask(np.ones((T, S), bool), 0.0)}, {}),
         (
-            {"mask": TABLE, "score": additive(BIAS), "scale": 0.5},
+            {"mask": TABLE, "score": Additive(BIAS), "scale": 0.5},
             {"seen": TABLE, "bias": BIAS, "scale": 0.5},
         ),
     ):
@@ -85,9 +85,9 @@ def test_sinks_and_dropout():
         same(got, (truth()[0] * share, np.logaddexp(lse, SINKS)))
         weights = attention_weights(Q, KEYS, sinks=sinks)
         assert judge.same_function(weights.sum(-1), np.swapaxes(share[..., 0], 1, 2)).ok
-    none = attend(Q, KEYS, V, dropout=Keep(np.zeros((T, S), bool), 0.5))
+    none = attend(Q, KEYS, V, dropout=DropoutMask(np.zeros((T, S), bool), 0.5))
     assert not none.any()
-    twice = attend(Q, KEYS, V, dropout=Keep(np.ones((T, S), bool), 0.5))
+    twice = attend(Q, KEYS, V, dropout=DropoutMask(np.ones((T, S), bool), 0.5))
     assert judge.same_function(twice, 2 * truth()[0]).ok
 
 
@@ -110,7 +110,7 @@ def test_any_batch_axes():
 def test_what_nobody_sees_reaches_nothing():
     q, k, v = Q.copy(), KEYS.copy(), V.copy()
     q[1, 2:], k[0, 3:], v[0, 3:] = np.nan, np.nan, np.nan
-    mask = Lengths(np.asarray([3, S]), np.asarray([T, 2]))
+    mask = Lengths(np.asarray([3, S]), q=np.asarray([T, 2]))
     clean = attend(Q, KEYS, V, mask=mask, return_lse=True)
     for backend in ("auto", "reference"):
         got = attend(q, k, v, mask=mask, return_lse=True, backend=backend)
@@ -121,7 +121,7 @@ def test_what_nobody_sees_reaches_nothing():
 
 @eager64
 def test_a_shard_is_a_part_of_the_whole():
-    drop, mask = Dropout(0.5, jax.random.key(1)), Fn(lambda b, n, q, k: (b + n + q + k) % 3 > 0)
+    drop, mask = Dropout(0.5, jax.random.key(1)), MaskFn(lambda b, n, q, k: (b + n + q + k) % 3 > 0)
     whole = attend(Q, KEYS, V, dropout=drop, mask=mask)
     places = Places(b=np.asarray([1]), n=np.arange(2, 6))
     shard = Q[1:, :, 2:], KEYS[1:, :, 1:], V[1:, :, 1:]
@@ -167,12 +167,16 @@ WRONG = [
     ({"mask": [[True]]}, TypeError, "True means 'may look'"),
     ({"mask": np.ones((S, T), bool)}, ValueError, "A mask must broadcast"),
     ({"score": np.ones((T, S))}, TypeError, "score must be one of flax_attn's scores; got ndarray"),
-    ({"score": additive(np.ones((S, T)))}, ValueError, "An additive score must broadcast"),
+    ({"score": Additive(np.ones((S, T)))}, ValueError, "An additive score must broadcast"),
     ({"scale": "1"}, TypeError, "scale must be a number; got '1'"),
     ({"scale": True}, TypeError, "scale must be a number"),
     ({"scale": np.ones(N)}, ValueError, "scale must be one number for all heads"),
     ({"sinks": np.ones(K)}, ValueError, "sinks needs one logit a query head"),
-    ({"dropout": 0.1}, TypeError, "dropout must be Dropout(rate, key), Keep(mask, rate) or None"),
+    (
+        {"dropout": 0.1},
+        TypeError,
+        "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None",
+    ),
     ({"backend": "flash"}, ValueError, f'must be "auto" or one of {", ".join(BACKENDS)}; got \'fl'),
     ({"backend": None}, ValueError, "got None"),
     # What is wrong twice is named once: rules, then dtypes, then shapes, then sizes, the backend.
@@ -225,13 +229,13 @@ def test_every_backend_says_what_it_thinks():
     with taps.listen():
         assert explain(*shapes(128)).chosen == "reference"
     q = jax.ShapeDtypeStruct((1, 512, 4, 64), jnp.bfloat16)
-    with aim("gpu", (9, 0)):
+    with assume_platform("gpu", (9, 0)):
         assert explain(q, q, q).chosen == "cudnn" and explain(q, q, q, scale=0.5).chosen == "cudnn"
         for refused in (
-            {"score": softcap(2.0)},
+            {"score": Softcap(2.0)},
             {"sinks": jnp.ones(4)},
             {"dropout": Dropout(0.5, jax.random.key(0))},
-            {"mask": Fn(lambda b, n, q, k: q > k)},
+            {"mask": MaskFn(lambda b, n, q, k: q > k)},
             {"scale": jnp.asarray(0.5)},
         ):
             before, after = explain(q, q, q)[0], explain(q, q, q, **refused)[0]
@@ -284,13 +288,13 @@ def test_a_slow_path_is_told_once():
     choice._warn.cache_clear()
 
     def run(**how):
-        with aim("gpu"):
+        with assume_platform("gpu"):
             jax.eval_shape(lambda q: attend(q, q, q, **how), q)
 
     run(backend="blockwise")
     with pytest.warns(UserWarning, match="slow on a gpu"):
-        run(score=modify(lambda x, *_: x))
-    run(score=modify(lambda x, *_: x))
+        run(score=ScoreFn(lambda x, *_: x))
+    run(score=ScoreFn(lambda x, *_: x))
     choice._warn.cache_clear()
 
 
@@ -318,4 +322,4 @@ def test_forward_mode_says_what_would_work():
         (False, "blockwise", "^of the"),
     ):
         with pytest.raises(TypeError, match=told):
-            attend(x, x, x, score=modify(broken), backend=backend)
+            attend(x, x, x, score=ScoreFn(broken), backend=backend)

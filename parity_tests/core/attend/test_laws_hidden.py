@@ -10,15 +10,15 @@ import numpy as np
 from flax_attn import (
     CAUSAL,
     FULL,
+    Additive,
+    Alibi,
     Causal,
     Dense,
-    Fn,
+    MaskFn,
+    ScoreFn,
+    Softcap,
     Window,
-    additive,
-    alibi,
-    modify,
     reference,
-    softcap,
     taps,
 )
 from flax_attn._types import Sizes
@@ -72,11 +72,11 @@ def outcome(make, bias, seen=SEEN):
 def test_a_score_that_is_hidden_reaches_nothing():
     clean = np.where(SEEN, normal(4, B, N, T, S), 0)
     for make in (
-        additive,
-        lambda x: additive(x) >> softcap(2.0),
-        lambda x: softcap(2.0) >> additive(x),
-        lambda x: alibi(np.ones(N)) >> (additive(x) >> softcap(3.0)),
-        lambda x: additive(x) >> alibi(np.arange(N) / 3),
+        Additive,
+        lambda x: Additive(x) >> Softcap(2.0),
+        lambda x: Softcap(2.0) >> Additive(x),
+        lambda x: Alibi(np.ones(N)) >> (Additive(x) >> Softcap(3.0)),
+        lambda x: Additive(x) >> Alibi(np.arange(N) / 3),
     ):
         want, got = outcome(make, clean), outcome(make, poisoned(clean))
         for a, b in zip(got, want, strict=True):
@@ -90,7 +90,7 @@ def test_a_score_of_logits_sees_them_where_they_are_shown():
         return jnp.tanh(x) + (n - k).astype(x.dtype)
 
     q, k, v = given()
-    for score in (modify(bent), softcap(0.5), alibi(np.ones(N)), IDENTITY):
+    for score in (ScoreFn(bent), Softcap(0.5), Alibi(np.ones(N)), IDENTITY):
         rules = Rules(Dense(SEEN), score).bind(SIZES, H)
         weights, _ = reference.weights_and_stats(*reference.zero_unseen(q, k, v, rules)[:2], rules)
         logits = np.einsum("btnh,bsnh->bnts", q, np.repeat(k, N // K, 2)) * H**-0.5
@@ -135,7 +135,7 @@ def test_no_cotangent_comes_in_at_a_dead_row():
     dead = ~SEEN.any(-1).swapaxes(1, 2)
     bias = np.where(SEEN, 0.0, -np.inf)
     do = normal(7, B, T, N, H)
-    for rules in (Rules(Dense(SEEN)), Rules(score=additive(bias))):
+    for rules in (Rules(Dense(SEEN)), Rules(score=Additive(bias))):
         rules = rules.bind(SIZES, H)
         run = lambda *x, rules=rules: reference.attention(*x, rules)[0]  # noqa: E731
         out, back = jax.vjp(run, q, k, v)
@@ -207,8 +207,11 @@ def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
 def test_a_mask_may_be_one_truth():
     q, k, v = (x.astype("float32") for x in given())
     for truth in (True, False):
-        for mask in (Fn(lambda b, n, q, k, truth=truth: truth), Window(None, None, jnp.asarray(1))):
-            mask = mask if truth or isinstance(mask, Fn) else ~mask
+        for mask in (
+            MaskFn(lambda b, n, q, k, truth=truth: truth),
+            Window(None, None, jnp.asarray(1)),
+        ):
+            mask = mask if truth or isinstance(mask, MaskFn) else ~mask
             rules = Rules(mask).bind(SIZES, H)
             for x in reference.zero_unseen(q, k, v, rules):
                 assert bool(np.asarray(x).any()) is truth

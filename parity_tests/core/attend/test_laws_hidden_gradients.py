@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import CAUSAL, Dense, Full, modify, reference, softcap
+from flax_attn import CAUSAL, Dense, Full, ScoreFn, Softcap, reference
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
@@ -42,7 +42,7 @@ def test_gradients_under_a_mask_and_a_score_are_those_of_the_formula():
         return jnp.einsum("bnts,bsnh->btnh", weights, v)
 
     def ours(q, k, v, cap):
-        for score in (softcap(cap), modify(lambda x, *at: cap * jnp.tanh(x / cap))):
+        for score in (Softcap(cap), ScoreFn(lambda x, *at: cap * jnp.tanh(x / cap))):
             rules = Rules(Dense(SEEN), score).bind(SIZES, H)
             yield lambda *x, rules=rules: reference.attention(*x, rules)[0]
 
@@ -53,7 +53,7 @@ def test_gradients_under_a_mask_and_a_score_are_those_of_the_formula():
         assert same([got, *own(do)], [want, *grads[:3]])
 
     def trained(q, k, v, cap):
-        return reference.attention(q, k, v, Rules(Dense(SEEN), softcap(cap)).bind(SIZES, H))[0]
+        return reference.attention(q, k, v, Rules(Dense(SEEN), Softcap(cap)).bind(SIZES, H))[0]
 
     assert same(jax.vjp(trained, q, k, v, cap)[1](do), grads)
 
@@ -87,7 +87,7 @@ def test_a_derivative_that_is_infinite_at_a_hidden_logit_reaches_nothing():
     seen[:, 0] = False
 
     def weights(q, root):
-        score = modify(lambda p, x, *at: x + p * jnp.sqrt(jnp.abs(x)), root)
+        score = ScoreFn(lambda p, x, *at: x + p * jnp.sqrt(jnp.abs(x)), root)
         rules = Rules(Dense(seen), score).bind(SIZES, H)
         return reference.weights_and_stats(q, k, rules)[0]
 
@@ -106,7 +106,7 @@ def test_a_logit_that_overflows_where_it_is_hidden_reaches_no_parameter():
     seen[0, 0, 0, 0] = True  # and its huge query sees the first key alone
 
     def weights(q, k, gain):
-        score = modify(lambda p, x, *at: jnp.tanh(x) + p * x, gain)
+        score = ScoreFn(lambda p, x, *at: jnp.tanh(x) + p * x, gain)
         rules = Rules(Dense(seen), score).bind(SIZES, H)
         return reference.weights_and_stats(q, k, rules)[0]
 

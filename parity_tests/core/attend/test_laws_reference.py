@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import Causal, Dense, Dropout, Keep, Lengths, additive, reference, softcap, taps
+from flax_attn import (
+    Additive,
+    Causal,
+    Dense,
+    Dropout,
+    DropoutMask,
+    Lengths,
+    Softcap,
+    reference,
+    taps,
+)
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
@@ -83,20 +93,20 @@ RULES = {
     "mask": (lambda: Rules(mask=Dense(ragged())), {"seen": ragged()}),
     "causal": (lambda: Rules(mask=Causal(1)), {"seen": CAUSAL}),
     "lengths": (lambda: Rules(mask=Lengths(np.asarray([3, 7, 0]))), {"seen": SHORT}),
-    "score": (lambda: Rules(score=softcap(2.0) >> additive(BIAS)), {"score": capped}),
+    "score": (lambda: Rules(score=Softcap(2.0) >> Additive(BIAS)), {"score": capped}),
     "sinks": (lambda: Rules(sinks=SINKS.astype("float32")), {"sinks": SINKS}),
-    "dropout": (lambda: Rules(dropout=Keep(KEPT, 0.25)), {"keep": KEPT, "rate": 0.25}),
+    "dropout": (lambda: Rules(dropout=DropoutMask(KEPT, 0.25)), {"keep": KEPT, "rate": 0.25}),
     "one keep for all": (
-        lambda: Rules(dropout=Keep(KEPT[:1, :1], 0.25)),
+        lambda: Rules(dropout=DropoutMask(KEPT[:1, :1], 0.25)),
         {"keep": np.broadcast_to(KEPT[:1, :1], KEPT.shape), "rate": 0.25},
     ),
     "all": (
         lambda: Rules(
             Dense(ragged()),
-            softcap(2.0) >> additive(BIAS),
+            Softcap(2.0) >> Additive(BIAS),
             0.9,
             jnp.asarray(SINKS),
-            Keep(KEPT, 0.5),
+            DropoutMask(KEPT, 0.5),
         ),
         {
             "seen": ragged(),
@@ -135,7 +145,7 @@ def test_every_rule_agrees_with_loops():
 @float64
 def test_what_a_tap_puts_in_goes_on():
     q, k, v = (jnp.asarray(x) for x in arrays())
-    rules = Rules(dropout=Keep(KEPT, 0.5)).bind(SIZES, H)
+    rules = Rules(dropout=DropoutMask(KEPT, 0.5)).bind(SIZES, H)
     for asked in ("scores", "weights", "keep"):
 
         def zeros(name, value, asked=asked):

@@ -43,28 +43,28 @@ SLANT = 10 * B_ + 3 * N_ - Q_ + 2 * K_
 HEADS = SLOPES[:, None, None]
 SCORES = {
     "identity": (lambda: scores.IDENTITY, LOGITS),
-    "softcap": (lambda: scores.softcap(2.0), 2 * np.tanh(LOGITS / 2)),
-    "wide cap": (lambda: scores.softcap(50), 50 * np.tanh(LOGITS / 50)),
-    "alibi": (lambda: scores.alibi(SLOPES), LOGITS - HEADS * distance(0)),
-    "alibi shifted": (lambda: scores.alibi(SLOPES, 2), LOGITS - HEADS * distance(2)),
-    "alibi end": (lambda: scores.alibi(SLOPES, "end"), LOGITS - HEADS * distance(S - T)),
-    "additive": (lambda: scores.additive(BIAS), LOGITS + BIAS),
-    "additive row": (lambda: scores.additive(BIAS[:, :1]), LOGITS + BIAS[:, :1]),
-    "modify": (lambda: scores.modify(slanted), LOGITS + SLANT),
+    "softcap": (lambda: scores.Softcap(2.0), 2 * np.tanh(LOGITS / 2)),
+    "wide cap": (lambda: scores.Softcap(50), 50 * np.tanh(LOGITS / 50)),
+    "alibi": (lambda: scores.Alibi(SLOPES), LOGITS - HEADS * distance(0)),
+    "alibi shifted": (lambda: scores.Alibi(SLOPES, 2), LOGITS - HEADS * distance(2)),
+    "alibi end": (lambda: scores.Alibi(SLOPES, "end"), LOGITS - HEADS * distance(S - T)),
+    "additive": (lambda: scores.Additive(BIAS), LOGITS + BIAS),
+    "additive row": (lambda: scores.Additive(BIAS[:, :1]), LOGITS + BIAS[:, :1]),
+    "modify": (lambda: scores.ScoreFn(slanted), LOGITS + SLANT),
     "modify by": (
-        lambda: scores.modify(per_head, SLOPES),
+        lambda: scores.ScoreFn(per_head, SLOPES),
         LOGITS * HEADS + Q_ - 2 * K_ + B_,
     ),
     "cap, then bias": (
-        lambda: scores.softcap(2.0) >> scores.additive(BIAS),
+        lambda: scores.Softcap(2.0) >> scores.Additive(BIAS),
         2 * np.tanh(LOGITS / 2) + BIAS,
     ),
     "bias, then cap": (
-        lambda: scores.additive(BIAS) >> scores.softcap(2.0),
+        lambda: scores.Additive(BIAS) >> scores.Softcap(2.0),
         2 * np.tanh((LOGITS + BIAS) / 2),
     ),
     "slant, then cap, then bias": (
-        lambda: scores.modify(slanted) >> scores.softcap(9.0) >> scores.alibi(SLOPES),
+        lambda: scores.ScoreFn(slanted) >> scores.Softcap(9.0) >> scores.Alibi(SLOPES),
         9 * np.tanh((LOGITS + SLANT) / 9) - HEADS * distance(0),
     ),
 }
@@ -93,12 +93,12 @@ def test_scores_keep_the_dtype_of_narrow_logits():
 
 
 def test_the_cap_bounds():
-    capped = scores.softcap(2.0)(jnp.asarray([-1e4, 0.0, 1e4]), 0, 0, 0, 0)
+    capped = scores.Softcap(2.0)(jnp.asarray([-1e4, 0.0, 1e4]), 0, 0, 0, 0)
     assert capped.tolist() == [-2.0, 0.0, 2.0]
-    assert scores.softcap(0.5)(jnp.asarray(1e4), 0, 0, 0, 0) == 0.5
-    narrow = scores.softcap(jnp.asarray(2.0, "float32"))(jnp.asarray(1e4, jnp.bfloat16), 0, 0, 0, 0)
+    assert scores.Softcap(0.5)(jnp.asarray(1e4), 0, 0, 0, 0) == 0.5
+    narrow = scores.Softcap(jnp.asarray(2.0, "float32"))(jnp.asarray(1e4, jnp.bfloat16), 0, 0, 0, 0)
     assert narrow == 2.0 and narrow.dtype == jnp.bfloat16
-    traced = jax.eval_shape(lambda cap: scores.softcap(cap)(jnp.ones(3), 0, 0, 0, 0), 2.0)
+    traced = jax.eval_shape(lambda cap: scores.Softcap(cap)(jnp.ones(3), 0, 0, 0, 0), 2.0)
     assert traced.shape == (3,)
 
 
@@ -137,7 +137,7 @@ def test_a_chain_hands_everything_on_in_its_order():
 def test_the_base_knows_nothing_and_binds_to_itself():
     with pytest.raises(NotImplementedError):
         scores.Score()(LOGITS, 0, 0, 0, 0)
-    for score in (scores.Score(), scores.softcap(2.0), scores.modify(slanted), scores.IDENTITY):
+    for score in (scores.Score(), scores.Softcap(2.0), scores.ScoreFn(slanted), scores.IDENTITY):
         assert score.bind(SIZES) is score
     assert scores.Identity()(LOGITS, 0, 0, 0, 0) is LOGITS
 
@@ -145,15 +145,15 @@ def test_the_base_knows_nothing_and_binds_to_itself():
 def test_scores_are_frozen_trees_equal_by_value():
     made = {
         lambda: scores.Identity(): 0,
-        lambda: scores.softcap(2.0): 0,
-        lambda: scores.softcap(np.asarray(2.0)): 1,
-        lambda: scores.alibi(SLOPES): 1,
-        lambda: scores.alibi(SLOPES, "end"): 1,
-        lambda: scores.additive(BIAS): 1,
-        lambda: scores.modify(slanted): 0,
-        lambda: scores.modify(per_head, {"a": SLOPES, "b": BIAS}): 2,
-        lambda: scores.softcap(2.0) >> scores.alibi(SLOPES): 1,
-        lambda: scores.alibi(SLOPES) >> scores.softcap(2.0): 1,
+        lambda: scores.Softcap(2.0): 0,
+        lambda: scores.Softcap(np.asarray(2.0)): 1,
+        lambda: scores.Alibi(SLOPES): 1,
+        lambda: scores.Alibi(SLOPES, "end"): 1,
+        lambda: scores.Additive(BIAS): 1,
+        lambda: scores.ScoreFn(slanted): 0,
+        lambda: scores.ScoreFn(per_head, {"a": SLOPES, "b": BIAS}): 2,
+        lambda: scores.Softcap(2.0) >> scores.Alibi(SLOPES): 1,
+        lambda: scores.Alibi(SLOPES) >> scores.Softcap(2.0): 1,
     }
     assert len({make() for make in made}) == len(made)
     for make, arrays in made.items():
@@ -162,25 +162,25 @@ def test_scores_are_frozen_trees_equal_by_value():
         with pytest.raises(AttributeError, match="cannot assign"):
             make().offset = 1
     assert scores.IDENTITY == scores.Identity()
-    assert scores.alibi(SLOPES) == scores.alibi(SLOPES, 0) == scores.Alibi(SLOPES)
-    assert scores.modify(slanted) == scores.Modify(slanted, None) == scores.Modify(slanted)
+    assert scores.Alibi(SLOPES) == scores.Alibi(SLOPES, 0) == scores.Alibi(SLOPES)
+    assert scores.ScoreFn(slanted) == scores.ScoreFn(slanted, None) == scores.ScoreFn(slanted)
 
 
 def test_binding_checks_shapes_and_takes_batch_axes_as_one():
     sizes = Sizes((2, B), N, T, S)
-    assert scores.alibi(SLOPES, "end").bind(sizes).offset == S - T
-    assert scores.alibi(SLOPES, -2).bind(sizes).offset == -2
-    assert isinstance(scores.alibi(SLOPES).bind(sizes).slopes, jax.Array)
-    assert scores.alibi([0.5, 0.2, 0.9]).bind(sizes).slopes.shape == (N,)
+    assert scores.Alibi(SLOPES, "end").bind(sizes).offset == S - T
+    assert scores.Alibi(SLOPES, -2).bind(sizes).offset == -2
+    assert isinstance(scores.Alibi(SLOPES).bind(sizes).slopes, jax.Array)
+    assert scores.Alibi([0.5, 0.2, 0.9]).bind(sizes).slopes.shape == (N,)
     bias = normal(6, B, 1, 1, S)
-    got = scores.additive(bias).bind(sizes).array
+    got = scores.Additive(bias).bind(sizes).array
     assert judge.exact(got, np.tile(bias.astype(got.dtype), (2, 1, 1, 1))).ok
 
 
 def test_a_function_keeps_shape_and_dtype():
     logits = jnp.asarray(LOGITS, jnp.float32)
     words = (
-        "^modify's function must keep the logits' shape and dtype, "
+        "^ScoreFn's function must keep the logits' shape and dtype, "
         r"\(2, 3, 4, 7\) float32; it returned "
     )
     for change, given in (
@@ -189,29 +189,33 @@ def test_a_function_keeps_shape_and_dtype():
         (lambda x, *_: x[0].astype(jnp.float16), r"\(3, 4, 7\) float16\.$"),
     ):
         with pytest.raises(ValueError, match=words + given):
-            scores.modify(change)(logits, *SIZES.grid())
+            scores.ScoreFn(change)(logits, *SIZES.grid())
 
 
 def test_falsy_params_are_params():
-    assert scores.modify(lambda p, x, *_: x + p, 0)(jnp.asarray(3), 0, 0, 0, 0) == 3
+    assert scores.ScoreFn(lambda p, x, *_: x + p, 0)(jnp.asarray(3), 0, 0, 0, 0) == 3
 
 
 REFUSED = [
-    (lambda: scores.softcap(0.0), ValueError, "^softcap needs a finite.*above zero; got 0.0"),
-    (lambda: scores.softcap(-2), ValueError, "above zero; got -2"),
-    (lambda: scores.softcap(math.inf), ValueError, "above zero; got inf"),
-    (lambda: scores.softcap(math.nan), ValueError, "above zero; got nan"),
-    (lambda: scores.softcap("30"), TypeError, "^softcap's bound must be a number; got '30'"),
-    (lambda: scores.softcap(np.ones(S)), ValueError, "^softcap's bound must be one number"),
-    (lambda: scores.alibi(SLOPES, "start"), ValueError, r"^alibi\.offset.*got 'start'"),
-    (lambda: scores.alibi(SLOPES, 0.5), ValueError, r"^alibi\.offset.*got 0.5"),
-    (lambda: scores.additive(np.ones(S, bool)), TypeError, "^additive needs a floating.*got bool"),
-    (lambda: scores.additive(np.ones(S, int)), TypeError, "got int64.*goes to mask="),
-    (lambda: scores.softcap(2.0) >> BIAS, TypeError, "^A score is chained.*ndarray.*additive"),
-    (lambda: scores.alibi(np.ones(4)).bind(SIZES), ValueError, r"^alibi needs.*\(3,\).*\(4,\)"),
-    (lambda: scores.alibi(np.ones((3, 1))).bind(SIZES), ValueError, r"\(3,\).*\(3, 1\)"),
     (
-        lambda: scores.additive(np.ones((T, S + 1))).bind(SIZES),
+        lambda: scores.Softcap(0.0),
+        ValueError,
+        r"^Softcap\.cap must be finite and above zero; got 0.0",
+    ),
+    (lambda: scores.Softcap(-2), ValueError, "above zero; got -2"),
+    (lambda: scores.Softcap(math.inf), ValueError, "above zero; got inf"),
+    (lambda: scores.Softcap(math.nan), ValueError, "above zero; got nan"),
+    (lambda: scores.Softcap("30"), TypeError, r"^Softcap\.cap must be a number; got '30'"),
+    (lambda: scores.Softcap(np.ones(S)), ValueError, r"^Softcap\.cap must be one number"),
+    (lambda: scores.Alibi(SLOPES, "start"), ValueError, r"^Alibi\.offset.*got 'start'"),
+    (lambda: scores.Alibi(SLOPES, 0.5), ValueError, r"^Alibi\.offset.*got 0.5"),
+    (lambda: scores.Additive(np.ones(S, bool)), TypeError, "^Additive needs a floating.*got bool"),
+    (lambda: scores.Additive(np.ones(S, int)), TypeError, "got int64.*goes to mask="),
+    (lambda: scores.Softcap(2.0) >> BIAS, TypeError, "^A score is chained.*ndarray.*Additive"),
+    (lambda: scores.Alibi(np.ones(4)).bind(SIZES), ValueError, r"^Alibi needs.*\(3,\).*\(4,\)"),
+    (lambda: scores.Alibi(np.ones((3, 1))).bind(SIZES), ValueError, r"\(3,\).*\(3, 1\)"),
+    (
+        lambda: scores.Additive(np.ones((T, S + 1))).bind(SIZES),
         ValueError,
         r"^An additive score must broadcast to.*\(2, 3, 4, 7\).*\(4, 8\)",
     ),

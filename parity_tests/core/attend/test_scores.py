@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import additive, alibi, attend, modify, softcap
+from flax_attn import Additive, Alibi, ScoreFn, Softcap, attend
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
 
@@ -33,18 +33,18 @@ def per_head(params, x, b, n, q, k):
 
 
 SCORES = {
-    "softcap": (softcap(2.0), 2 * np.tanh(LOGITS / 2)),
-    "alibi": (alibi(SLOPES), LOGITS - SLOPES[:, None, None] * DISTANCE),
-    "additive": (additive(BIAS), LOGITS + BIAS),
+    "softcap": (Softcap(2.0), 2 * np.tanh(LOGITS / 2)),
+    "alibi": (Alibi(SLOPES), LOGITS - SLOPES[:, None, None] * DISTANCE),
+    "additive": (Additive(BIAS), LOGITS + BIAS),
     "modify": (
-        modify(per_head, SLOPES),
+        ScoreFn(per_head, SLOPES),
         LOGITS * SLOPES[:, None, None]
         + np.arange(T)[:, None]
         - 2 * np.arange(S)
         + np.arange(B)[:, None, None, None],
     ),
-    "cap then bias": (softcap(2.0) >> additive(BIAS), 2 * np.tanh(LOGITS / 2) + BIAS),
-    "bias then cap": (additive(BIAS) >> softcap(2.0), 2 * np.tanh((LOGITS + BIAS) / 2)),
+    "cap then bias": (Softcap(2.0) >> Additive(BIAS), 2 * np.tanh(LOGITS / 2) + BIAS),
+    "bias then cap": (Additive(BIAS) >> Softcap(2.0), 2 * np.tanh((LOGITS + BIAS) / 2)),
 }
 
 
@@ -60,7 +60,7 @@ def test_scores_are_their_formula(name):
 
 
 def test_alibi_from_the_end():
-    got = alibi(SLOPES, offset="end").bind(SIZES).grid(jnp.asarray(LOGITS), SIZES)
+    got = Alibi(SLOPES, offset="end").bind(SIZES).grid(jnp.asarray(LOGITS), SIZES)
     distance = np.abs(np.arange(T)[:, None] + S - T - np.arange(S))
     assert judge.same_function(got, LOGITS - SLOPES[:, None, None] * distance).ok
 
@@ -74,15 +74,15 @@ def test_gradients_reach_every_parameter():
 
     u = LOGITS / 2.0
     by_cap = np.sum(c * (np.tanh(u) - u / np.cosh(u) ** 2))
-    assert judge.same_function(gradient(softcap, 2.0), by_cap).ok
-    assert judge.same_function(gradient(alibi, SLOPES), -np.sum(c * DISTANCE, axis=(0, 2, 3))).ok
-    assert judge.same_function(gradient(additive, BIAS), c.sum(axis=0)).ok
+    assert judge.same_function(gradient(Softcap, 2.0), by_cap).ok
+    assert judge.same_function(gradient(Alibi, SLOPES), -np.sum(c * DISTANCE, axis=(0, 2, 3))).ok
+    assert judge.same_function(gradient(Additive, BIAS), c.sum(axis=0)).ok
     by_head = np.sum(c * LOGITS, axis=(0, 2, 3))
-    assert judge.same_function(gradient(lambda p: modify(per_head, p), SLOPES), by_head).ok
+    assert judge.same_function(gradient(lambda p: ScoreFn(per_head, p), SLOPES), by_head).ok
 
 
 def test_chains_are_as_they_are_written_however_grouped():
-    one, two, three = softcap(2.0), additive(BIAS), alibi(SLOPES)
+    one, two, three = Softcap(2.0), Additive(BIAS), Alibi(SLOPES)
     want = 2 * np.tanh(LOGITS / 2) + BIAS - SLOPES[:, None, None] * DISTANCE
     for chain in ((one >> two) >> three, one >> (two >> three)):
         assert judge.same_function(chain.bind(SIZES).grid(jnp.asarray(LOGITS), SIZES), want).ok
@@ -99,17 +99,17 @@ def test_equal_scores_do_not_trace_twice_and_their_arrays_are_leaves():
     q = jnp.asarray(normal(3, T, N, 4))
     for cap in (2.0, 2.0, 3.0):
         for slopes in (SLOPES, 2 * SLOPES):
-            f(q, softcap(cap) >> alibi(slopes))
+            f(q, Softcap(cap) >> Alibi(slopes))
     assert len(traces) == 2
-    assert softcap(2.0) >> alibi(SLOPES) == softcap(2.0) >> alibi(SLOPES.copy())
-    assert len(jax.tree.leaves(softcap(2.0) >> alibi(SLOPES) >> additive(BIAS))) == 2
+    assert Softcap(2.0) >> Alibi(SLOPES) == Softcap(2.0) >> Alibi(SLOPES.copy())
+    assert len(jax.tree.leaves(Softcap(2.0) >> Alibi(SLOPES) >> Additive(BIAS))) == 2
 
 
 def test_several_batch_axes():
     sizes, bias = Sizes((2, B), N, T, S), normal(6, B, 1, 1, S)
     logits = normal(7, 2, B, N, T, S)
     flat = jnp.asarray(logits.reshape(2 * B, N, T, S))
-    got = additive(bias).bind(sizes).grid(flat, sizes).reshape(logits.shape)
+    got = Additive(bias).bind(sizes).grid(flat, sizes).reshape(logits.shape)
     assert judge.same_function(got, logits + bias).ok
 
 
@@ -119,7 +119,7 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
         q,
         k,
         k,
-        score=additive(np.where(np.arange(T)[:, None] == 2, -np.inf, BIAS)),
+        score=Additive(np.where(np.arange(T)[:, None] == 2, -np.inf, BIAS)),
         return_lse=True,
     )
     assert not o[2].any() and jnp.isneginf(lse[2]).all() and jnp.isfinite(o).all()
@@ -128,22 +128,24 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: softcap(0.0), ValueError, "above zero; got 0.0"),
-        (lambda: additive(np.ones((2, 2), bool)), TypeError, "mask="),
+        (lambda: Softcap(0.0), ValueError, "above zero; got 0.0"),
+        (lambda: Additive(np.ones((2, 2), bool)), TypeError, "mask="),
         (
-            lambda: additive(np.ones((T, S + 1))).bind(SIZES),
+            lambda: Additive(np.ones((T, S + 1))).bind(SIZES),
             ValueError,
             r"\(2, 3, 5, 7\).*\(5, 8\)",
         ),
-        (lambda: alibi(np.ones(4)).bind(SIZES), ValueError, r"\(3,\).*\(4,\)"),
-        (lambda: alibi(np.ones(3), offset="start"), ValueError, '"end"'),
-        (lambda: alibi(np.ones(3), offset=np.arange(1.0)), ValueError, "an integer"),
-        (lambda: softcap(float("inf")), ValueError, "finite bound above zero; got inf"),
-        (lambda: softcap(np.ones(S)), ValueError, r"one number for all heads; got shape \(7,\)"),
-        (lambda: softcap("30"), TypeError, "must be a number; got '30'"),
-        (lambda: softcap(2.0) >> BIAS, TypeError, r"got ndarray.*additive\(array\)"),
+        (lambda: Alibi(np.ones(4)).bind(SIZES), ValueError, r"\(3,\).*\(4,\)"),
+        (lambda: Alibi(np.ones(3), offset="start"), ValueError, '"end"'),
+        (lambda: Alibi(np.ones(3), offset=np.arange(1.0)), ValueError, "an integer"),
+        (lambda: Softcap(float("inf")), ValueError, "finite and above zero; got inf"),
+        (lambda: Softcap(np.ones(S)), ValueError, r"one number for all heads; got shape \(7,\)"),
+        (lambda: Softcap("30"), TypeError, "must be a number; got '30'"),
+        (lambda: Softcap(2.0) >> BIAS, TypeError, r"got ndarray.*Additive\(array\)"),
         (
-            lambda: modify(lambda x, b, n, q, k: x[0]).bind(SIZES).grid(jnp.asarray(LOGITS), SIZES),
+            lambda: (
+                ScoreFn(lambda x, b, n, q, k: x[0]).bind(SIZES).grid(jnp.asarray(LOGITS), SIZES)
+            ),
             ValueError,
             "keep the logits' shape",
         ),

@@ -12,23 +12,23 @@ import numpy as np
 
 from flax_attn import reference
 from flax_attn._types import Sizes
-from flax_attn.dropout import Dropout, Keep
+from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import (
     CAUSAL,
     FULL,
     Causal,
     Chunked,
     Dense,
-    Fn,
     Lengths,
     Mask,
+    MaskFn,
     Prefix,
     Segments,
     Window,
 )
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
-from flax_attn.scores import additive, alibi, modify, softcap
+from flax_attn.scores import Additive, Alibi, ScoreFn, Softcap
 
 from .. import random_masks
 
@@ -107,34 +107,36 @@ SINKS = np.asarray([0.5, -np.inf, -1.0, 2.0])
 IDS = np.asarray([[0, 1, 2], [3, 3, 5]]), np.asarray([[0, 0, 1, 1, 4], [3] * 5])
 RULES = {
     "plain": lambda: Rules(),
-    "causal": lambda: Rules(CAUSAL, softcap(jnp.asarray(1.5)), jnp.asarray(0.7)),
+    "causal": lambda: Rules(CAUSAL, Softcap(jnp.asarray(1.5)), jnp.asarray(0.7)),
     "lengths": lambda: Rules(
-        CAUSAL | Lengths(np.asarray([4, 2]), np.asarray([3, 0])),
-        alibi(jnp.arange(1.0, N + 1) / 7),
+        CAUSAL | Lengths(np.asarray([4, 2]), q=np.asarray([3, 0])),
+        Alibi(jnp.arange(1.0, N + 1) / 7),
         sinks=SINKS,
         dropout=Dropout(0.4, jax.random.key(1)),
     ),
-    "padding": lambda: Rules(Lengths(np.asarray([4, 2]), np.asarray([3, 1])), scale=0.3),
+    "padding": lambda: Rules(Lengths(np.asarray([4, 2]), q=np.asarray([3, 1])), scale=0.3),
     "table": lambda: Rules(
         Dense(ragged()),
-        softcap(2.0) >> additive(normal(12, B, 1, 1, S)),
+        Softcap(2.0) >> Additive(normal(12, B, 1, 1, S)),
         jnp.asarray(0.9),
         SINKS[::-1].copy(),
-        Keep(np.random.RandomState(6).rand(B, N, T, S) < 0.7, 0.3),
+        DropoutMask(np.random.RandomState(6).rand(B, N, T, S) < 0.7, 0.3),
     ),
     "table alone": lambda: Rules(Dense(ragged())),
     "window": lambda: Rules(
-        Window(1, 0), modify(bent, {"slope": normal(13, N), "gain": normal(14)})
+        Window(1, 0), ScoreFn(bent, {"slope": normal(13, N), "gain": normal(14)})
     ),
-    "lowest": lambda: Rules(score=additive(sunk((1, 2), (3, 1), fill=LOWEST))),
+    "lowest": lambda: Rules(score=Additive(sunk((1, 2), (3, 1), fill=LOWEST))),
     "masked out by a bias": lambda: Rules(
-        score=additive(sunk((1, 2), (3, 1), fill=-np.inf)), sinks=SINKS
+        score=Additive(sunk((1, 2), (3, 1), fill=-np.inf)), sinks=SINKS
     ),
-    "huge": lambda: Rules(score=additive(sunk((1, 2), (3, 1), fill=-1e9)), sinks=SINKS - 1e9),
-    "documents": lambda: Rules(Causal("end") & Segments(*IDS), sinks=SINKS[:1].repeat(N)),
-    "function": lambda: Rules(Fn(by_table) & ~Window(0, 0, np.asarray([0, 3]))),
-    "chunks": lambda: Rules(Chunked(3) | Prefix(1), additive(normal(15, N, T, S)) >> softcap(3.0)),
-    "own offsets": lambda: Rules(Causal(np.asarray([0, 3])), alibi(np.ones((B, N)) / 3, "end")),
+    "huge": lambda: Rules(score=Additive(sunk((1, 2), (3, 1), fill=-1e9)), sinks=SINKS - 1e9),
+    "documents": lambda: Rules(
+        Causal("end") & Segments(q_ids=IDS[0], kv_ids=IDS[1]), sinks=SINKS[:1].repeat(N)
+    ),
+    "function": lambda: Rules(MaskFn(by_table) & ~Window(0, 0, np.asarray([0, 3]))),
+    "chunks": lambda: Rules(Chunked(3) | Prefix(1), Additive(normal(15, N, T, S)) >> Softcap(3.0)),
+    "own offsets": lambda: Rules(Causal(np.asarray([0, 3])), Alibi(np.ones((B, N)) / 3, "end")),
     "blind": lambda: Rules(~FULL, sinks=SINKS),
     "all dropped": lambda: Rules(dropout=Dropout(1.0, jax.random.key(3))),
 }

@@ -11,21 +11,21 @@ from flax_attn import (
     CAUSAL,
     FULL,
     IDENTITY,
+    Additive,
+    Alibi,
     Causal,
     Chunked,
     Dense,
     Dropout,
-    Fn,
-    Keep,
+    DropoutMask,
     Lengths,
+    MaskFn,
     Prefix,
+    ScoreFn,
     Segments,
+    Softcap,
     Window,
-    additive,
-    alibi,
-    modify,
     reference,
-    softcap,
 )
 from flax_attn.backends import blockwise
 from flax_attn.parity import judge
@@ -62,7 +62,7 @@ def ragged(N, T, S):
 def by_table(N, T, S):
     """A mask function that closes over an array."""
     table = jnp.asarray(drawn(4, N, T, S) < 0.5)
-    return Fn(lambda b, n, q, k: table[n, q, k] | (b == 1))
+    return MaskFn(lambda b, n, q, k: table[n, q, k] | (b == 1))
 
 
 def words(length, seed):
@@ -78,9 +78,9 @@ MASKS = {
     "left window from the end": lambda N, T, S: Window(3, 0, "end"),
     "chunks": lambda N, T, S: Chunked(3),
     "prefix": lambda N, T, S: CAUSAL | Prefix(np.asarray([2, 0])),
-    "lengths": lambda N, T, S: Lengths(np.asarray([S - 1, S // 2]), np.asarray([T // 2, T])),
-    "documents": lambda N, T, S: CAUSAL & Segments(words(T, 5), words(S, 6)),
-    "shuffled documents": lambda N, T, S: Segments(words(T, 5)[:, ::-1], words(S, 6)),
+    "lengths": lambda N, T, S: Lengths(np.asarray([S - 1, S // 2]), q=np.asarray([T // 2, T])),
+    "documents": lambda N, T, S: CAUSAL & Segments(q_ids=words(T, 5), kv_ids=words(S, 6)),
+    "shuffled documents": lambda N, T, S: Segments(q_ids=words(T, 5)[:, ::-1], kv_ids=words(S, 6)),
     "dense": lambda N, T, S: Dense(ragged(N, T, S)),
     "dense of few axes": lambda N, T, S: Dense(drawn(7, B, 1, 1, S) < 0.7),
     "function": by_table,
@@ -89,11 +89,11 @@ MASKS = {
 }
 SCORES = {
     "none": lambda N, T, S: IDENTITY,
-    "softcap": lambda N, T, S: softcap(jnp.asarray(1.5)),
-    "alibi": lambda N, T, S: alibi(jnp.arange(1.0, N + 1) / 7),
-    "bias": lambda N, T, S: additive(normal(11, N, T, S)),
-    "bias of few axes": lambda N, T, S: softcap(2.0) >> additive(normal(12, B, 1, 1, S)),
-    "function": lambda N, T, S: modify(by_distance, {"slope": normal(13, N), "gain": normal(14)}),
+    "softcap": lambda N, T, S: Softcap(jnp.asarray(1.5)),
+    "alibi": lambda N, T, S: Alibi(jnp.arange(1.0, N + 1) / 7),
+    "bias": lambda N, T, S: Additive(normal(11, N, T, S)),
+    "bias of few axes": lambda N, T, S: Softcap(2.0) >> Additive(normal(12, B, 1, 1, S)),
+    "function": lambda N, T, S: ScoreFn(by_distance, {"slope": normal(13, N), "gain": normal(14)}),
 }
 
 
@@ -145,7 +145,7 @@ def test_every_mask_with_every_score(mask, score):
     (i, mask), (j, score) = mask, score
     T, S, N, K, rows, cols = SHAPES[(i + j + i // 4) % 4]
     turn = (i + 2 * j) % 3
-    dropout = None if turn else Keep(drawn(15, B, N, T, S) < 0.7, 0.3)
+    dropout = None if turn else DropoutMask(drawn(15, B, N, T, S) < 0.7, 0.3)
     rules = Rules(
         mask=MASKS[mask](N, T, S),
         score=SCORES[score](N, T, S),

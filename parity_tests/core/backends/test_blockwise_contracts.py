@@ -8,19 +8,19 @@ from jax.extend.core import jaxprs_in_params
 
 from flax_attn import (
     CAUSAL,
+    Additive,
+    Alibi,
     Chunked,
     Dropout,
-    Fn,
-    Keep,
+    DropoutMask,
     Lengths,
+    MaskFn,
+    ScoreFn,
+    Softcap,
     Window,
-    additive,
-    alibi,
     attend,
     explain,
-    modify,
     reference,
-    softcap,
     taps,
 )
 from flax_attn.backends import blockwise
@@ -47,7 +47,7 @@ def test_what_nobody_sees_reaches_nothing(walk, poison):
     T, S, N, K, rows, cols = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     slopes = jnp.arange(1.0, N + 1) / 7
-    rules = Rules(Lengths(np.asarray([9, 6]), np.asarray([T, 7])), softcap(2.0) >> alibi(slopes))
+    rules = Rules(Lengths(np.asarray([9, 6]), q=np.asarray([T, 7])), Softcap(2.0) >> Alibi(slopes))
     how = {"rows": rows, "cols": cols, **WALKS[walk]}
     clean = outcome(blockwise.forward, q, k, v, rules, **how)
     q = q.at[1, 7:].set(poison)
@@ -63,14 +63,14 @@ def test_a_row_of_additive_infinities_gives_zeros():
     T, S, N, K, rows, cols = SHAPES[0]
     bias = normal(3, N, T, S).at[1, 4].set(-jnp.inf)
     got = outcome(
-        blockwise.forward, *arrays(T, S, N, K), Rules(score=additive(bias)), rows=rows, cols=cols
+        blockwise.forward, *arrays(T, S, N, K), Rules(score=Additive(bias)), rows=rows, cols=cols
     )
     assert not got[0][:, 4, 1].any() and jnp.isneginf(got[1][:, 1, 4]).all()
     assert all(jnp.isfinite(x).all() for x in (got[0], *got[2:]))
 
 
 @pytest.mark.parametrize(
-    "drop", [Dropout(0.5, jax.random.key(3)), Keep(drawn(4, 6, 11, 13) < 0.5, 0.5)]
+    "drop", [Dropout(0.5, jax.random.key(3)), DropoutMask(drawn(4, 6, 11, 13) < 0.5, 0.5)]
 )
 def test_the_same_elements_are_dropped(drop):
     """With the unit matrix as values the outputs are the weights."""
@@ -99,8 +99,8 @@ def closing_over(table, gain, backend):
             q,
             k,
             v,
-            mask=Fn(lambda b, n, q, k: table[q, k]),
-            score=modify(lambda x, b, n, q, k: x * gain[n]),
+            mask=MaskFn(lambda b, n, q, k: table[q, k]),
+            score=ScoreFn(lambda x, b, n, q, k: x * gain[n]),
             backend=backend,
             return_lse=True,
         )
@@ -146,7 +146,7 @@ def test_one_function_over_other_arrays():
     T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     table = [jnp.asarray(drawn(5, T, S) < 0.6)]
-    mask = Fn(lambda b, n, q, k: table[0][q, k])
+    mask = MaskFn(lambda b, n, q, k: table[0][q, k])
     outs = []
     for _ in range(2):
         outs.append(attend(q, k, v, mask=mask, backend="blockwise"))
@@ -181,7 +181,7 @@ def test_under_shard_map():
     P = jax.sharding.PartitionSpec
 
     def loss(q, k, v, slopes, backend):
-        o = attend(q, k, v, mask=CAUSAL, score=alibi(slopes), backend=backend)
+        o = attend(q, k, v, mask=CAUSAL, score=Alibi(slopes), backend=backend)
         return jax.lax.psum(jnp.sum(jnp.sin(o)), "b")
 
     want, got = (
@@ -211,7 +211,7 @@ def sizes_in(jaxpr):
 @pytest.mark.parametrize("walk", WALKS)
 def test_no_array_of_both_lengths(mask, walk):
     T, S, N, K = 130, 140, 4, 2
-    rules = Rules(MASKS[mask](N, T, S), softcap(2.0) >> alibi(normal(1, N)), sinks=normal(2, N))
+    rules = Rules(MASKS[mask](N, T, S), Softcap(2.0) >> Alibi(normal(1, N)), sinks=normal(2, N))
     rules = Rules(rules.mask, rules.score, None, rules.sinks, Dropout(0.5, jax.random.key(0)))
     q, k, v = arrays(T, S, N, K)
     how = {"rows": 16, "cols": 16, **WALKS[walk]}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flax_attn import FULL, Causal, Chunked, Fn, Lengths, Prefix, Segments, Window, attend
+from flax_attn import FULL, Causal, Chunked, Lengths, MaskFn, Prefix, Segments, Window, attend
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.ranges import Rows, inner, outer
 from flax_attn.parity import judge
@@ -29,7 +29,7 @@ def ids(length):
 
 leaves = st.one_of(
     st.just(FULL),
-    st.just(Fn(lambda b, n, q, k: (q * k) % 3 == b)),
+    st.just(MaskFn(lambda b, n, q, k: (q * k) % 3 == b)),
     st.builds(Causal, offsets | each),
     st.builds(Window, counts, counts, offsets | each),
     st.builds(Chunked, st.integers(1, 5)),
@@ -103,6 +103,8 @@ def test_static_ranges_are_python_numbers_and_tight(mask, most, least):
 
 
 def test_documents_are_skipped():
-    mask = Segments(np.asarray([[0, 0, 1, 1, 1, 2, 2]]), np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]]))
+    mask = Segments(
+        q_ids=np.asarray([[0, 0, 1, 1, 1, 2, 2]]), kv_ids=np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]])
+    )
     found = outer(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), Rows(2, 2), SIZES)
     assert tuple(map(int, found)) == (1, 4)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flax_attn import CAUSAL, Dropout, Lengths, Segments, Window, alibi, reference, softcap
+from flax_attn import CAUSAL, Alibi, Dropout, Lengths, Segments, Softcap, Window, reference
 from flax_attn.backends import blockwise
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
@@ -19,8 +19,8 @@ from parity_tests.core.backends.test_blockwise import WALKS, B, H, h, normal
 
 T, S, N, K = 9, 14, 6, 3
 MASKS = {
-    "lengths": lambda x: CAUSAL & Lengths(x["cols"], x["rows"]),
-    "segments": lambda x: Segments(x["q_ids"], x["kv_ids"]) & Window(5, 20),
+    "lengths": lambda x: CAUSAL & Lengths(x["cols"], q=x["rows"]),
+    "segments": lambda x: Segments(q_ids=x["q_ids"], kv_ids=x["kv_ids"]) & Window(5, 20),
 }
 WHOLE = st.integers(0, 2**32 - 1)
 
@@ -68,7 +68,7 @@ def program(mask, walk):
 
     def run(learnt, fixed):
         def attention(x):
-            score = softcap(x["cap"]) >> alibi(x["slopes"])
+            score = Softcap(x["cap"]) >> Alibi(x["slopes"])
             drop = Dropout(0.3, jax.random.wrap_key_data(fixed["key"]))
             rules = Rules(MASKS[mask](fixed), score, None, x["sinks"], drop)
             bound = rules.bind(sizes_of(x["q"], x["k"]), H)

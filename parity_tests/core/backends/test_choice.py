@@ -8,11 +8,11 @@ import pytest
 
 from flax_attn import (
     CAUSAL,
+    Additive,
+    Alibi,
     Causal,
     Lengths,
     Segments,
-    additive,
-    alibi,
     attend,
     dot_product_attention,
     explain,
@@ -57,8 +57,8 @@ UNKNOWN = {
     "an offset": {"mask": Causal(NUMBER)},
     "lengths": {"mask": Lengths(LENGTHS) & CAUSAL},
     "documents": {"mask": Segments(shape(2, 256, dtype=jnp.int32))},
-    "a table": {"mask": shape(2, 1, 256, 256, dtype=bool), "score": additive(shape(4, 256, 256))},
-    "numbers": {"scale": shape(), "sinks": shape(4), "score": alibi(shape(2, 4))},
+    "a table": {"mask": shape(2, 1, 256, 256, dtype=bool), "score": Additive(shape(4, 256, 256))},
+    "numbers": {"scale": shape(), "sinks": shape(4), "score": Alibi(shape(2, 4))},
 }
 
 

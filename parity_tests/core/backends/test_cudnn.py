@@ -10,23 +10,23 @@ import pytest
 from flax_attn import (
     CAUSAL,
     FULL,
+    Additive,
     Causal,
     Chunked,
     Dense,
     Dropout,
-    Fn,
     Lengths,
+    MaskFn,
     Prefix,
     Segments,
+    Softcap,
     Window,
-    additive,
     attend,
     explain,
     reference,
-    softcap,
 )
 from flax_attn.backends import cudnn
-from flax_attn.backends.platform import aim
+from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules
 from parity_tests.core.backends import flash
 from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome
@@ -53,13 +53,17 @@ REFUSED = {
     "wide": (dict(H=136), {}, "at most 128; it is 136"),
     "other values": (dict(h=16), {}, "values as wide as keys; they are 16 and 8"),
     "dropout": ({}, dict(dropout=Dropout(0.5, KEY)), "drops other elements"),
-    "softcap": ({}, dict(score=softcap(2.0)), "takes no score; Softcap is asked for"),
-    "bias": ({}, dict(score=additive(np.zeros((T, S)))), "Additive is asked for"),
+    "softcap": ({}, dict(score=Softcap(2.0)), "takes no score; Softcap is asked for"),
+    "bias": ({}, dict(score=Additive(np.zeros((T, S)))), "Additive is asked for"),
     "scale": ({}, dict(scale=jnp.asarray(0.3)), "needs scale as a number"),
     "dense": ({}, dict(mask=Dense(np.ones((T, S), bool))), "Dense is asked for"),
     "chunks": ({}, dict(mask=CAUSAL & Chunked(3)), "length masks; Chunked is asked for"),
-    "segments": ({}, dict(mask=Segments(np.arange(T), np.arange(S))), "Segments is asked for"),
-    "function": ({}, dict(mask=Fn(lambda b, n, q, k: k <= q)), "Fn is asked for"),
+    "segments": (
+        {},
+        dict(mask=Segments(q_ids=np.arange(T), kv_ids=np.arange(S))),
+        "Segments is asked for",
+    ),
+    "function": ({}, dict(mask=MaskFn(lambda b, n, q, k: k <= q)), "MaskFn is asked for"),
     "not": ({}, dict(mask=~CAUSAL), "Not is asked for"),
     "from the end": ({}, dict(mask=Causal("end")), "the mask ends +2 keys from it"),
     "window to the right": ({}, dict(mask=Window(2, 1)), "the mask ends +1 keys from it"),
@@ -73,7 +77,7 @@ REFUSED = {
 def test_what_it_cannot_do_is_refused_by_name(name):
     shapes, rules, words = REFUSED[name]
     given = arrays(**shapes)
-    with aim("gpu"):
+    with assume_platform("gpu"):
         found = verdict("cudnn", *given, **rules)
         assert words in str(found) and str(found).startswith("refuses: ")
         with told(NotImplementedError, "'cudnn' cannot serve this request", words):
@@ -83,24 +87,24 @@ def test_what_it_cannot_do_is_refused_by_name(name):
 def test_the_machine_is_named():
     given = arrays()
     assert "needs an NVIDIA GPU; the platform is cpu" in str(verdict("cudnn", *given))
-    with aim("gpu", (7, 5)):
+    with assume_platform("gpu", (7, 5)):
         assert "capability 8.0 or later; this one has 7.5" in str(verdict("cudnn", *given))
-    with aim("gpu", (9, 0)):
+    with assume_platform("gpu", (9, 0)):
         assert verdict("cudnn", *arrays(H=256)).refusal is None
         assert "at most 256; it is 264" in str(verdict("cudnn", *arrays(H=264)))
     with told(ValueError, "'cpu', 'gpu' or 'tpu'; got 'cuda'"):
-        aim("cuda")
+        assume_platform("cuda")
 
 
 def test_another_version_of_jax_is_named(monkeypatch):
     monkeypatch.setattr(cudnn, "NEEDED", ("gone",))
-    with aim("gpu"):
+    with assume_platform("gpu"):
         assert f"this version of jax, {jax.__version__}" in str(verdict("cudnn", *arrays()))
 
 
 # What it calls: lowered for a GPU, without one.
 
-LENGTHS = Lengths(np.asarray([9, 4]), np.asarray([11, 7]))
+LENGTHS = Lengths(np.asarray([9, 4]), q=np.asarray([11, 7]))
 CALLS = {
     "full": (FULL, "NO_MASK", 0),
     "causal": (CAUSAL, "CAUSAL", 0),
@@ -125,7 +129,7 @@ def calls(wanted=("o", "lse"), **rules):
         out, back = jax.vjp(f, q, k, v)
         return out, *back(out)
 
-    with aim("gpu"):
+    with assume_platform("gpu"):
         text = jax.jit(both).trace(q, k, v).lower(lowering_platforms=("cuda",)).as_text()
     found = re.findall(r"@__cudnn\$(\w+)\(.*?backend_config = \"(.*?)\", ", text)
     keys = ("mask_type", "sliding_window_length", "fmha_scale")
@@ -151,7 +155,7 @@ def test_a_second_backward_call_is_made_for_the_lse_alone():
 
 def test_auto_takes_it():
     given = [jnp.zeros((1, 512, N, H), dtype) for dtype in (jnp.bfloat16, jnp.float32)]
-    with aim("gpu"):
+    with assume_platform("gpu"):
         assert explain(*(given[0],) * 3, mask=CAUSAL, sinks=jnp.zeros(N)).chosen == "cudnn"
         assert explain(*(given[1],) * 3, mask=CAUSAL).chosen == "blockwise"
     assert explain(*(given[0],) * 3, mask=CAUSAL).chosen == "blockwise"
@@ -183,7 +187,7 @@ def stand_in(monkeypatch):
 
 
 COMPUTED = {name: mask for name, (mask, *_) in CALLS.items()} | {
-    "nothing": Lengths(np.asarray([0, 13]), np.asarray([11, 0])),
+    "nothing": Lengths(np.asarray([0, 13]), q=np.asarray([11, 0])),
     "causal of few keys": CAUSAL & Lengths(np.asarray([3, 13])),
 }
 

@@ -18,11 +18,11 @@ from flax_attn._types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import units
 from flax_attn.backends.blockwise.block import Block
-from flax_attn.dropout import Keep
+from flax_attn.dropout import DropoutMask
 from flax_attn.masks import CAUSAL
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
-from flax_attn.scores import additive
+from flax_attn.scores import Additive
 
 from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
 
@@ -154,7 +154,7 @@ def test_narrow_inputs_are_summed_wide():
 def test_float32_parameters_of_a_wide_attention_keep_their_dtype():
     bias, sinks = jnp.asarray(normal(1, N, T, S), "float32"), jnp.asarray(normal(2, N), "float32")
     (q, k, v, _), cotangents, _ = case("plain")
-    rules = Rules(CAUSAL, additive(bias), jnp.asarray(0.7, "float32"), sinks)
+    rules = Rules(CAUSAL, Additive(bias), jnp.asarray(0.7, "float32"), sinks)
     given = q, k, v, rules.bind(Sizes((B,), N, T, S), H)
     got, want = (
         outcome(forward, given, cotangents)
@@ -188,7 +188,7 @@ def test_somebody_who_listens_hears_which_were_kept():
     keep = np.random.RandomState(0).rand(1, N, 1, S) < 0.5
     (q, k, v, _), _, _ = case("plain", "float32")
     sizes = Sizes((B,), N, T, S)
-    rules = Rules(dropout=Keep(keep, 0.5)).bind(sizes, H)
+    rules = Rules(dropout=DropoutMask(keep, 0.5)).bind(sizes, H)
     forward = partial(blockwise.forward, **LOOPS)
     with jax.disable_jit(), taps.listen() as heard:
         forward(q, k, v, rules)

@@ -21,10 +21,10 @@ from flax_attn.backends.blockwise.block import (
     seen,
     visible,
 )
-from flax_attn.dropout import Dropout, Keep
+from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, Window
 from flax_attn.parity import judge
-from flax_attn.scores import IDENTITY, additive, alibi, modify, softcap
+from flax_attn.scores import IDENTITY, Additive, Alibi, ScoreFn, Softcap
 
 from .law_cases import drawn_masks, eager64, normal
 
@@ -106,11 +106,11 @@ def test_arrays_are_never_gathered():
         ):
             assert judge.exact(visible(changed, AT), want).ok
             assert "gather" not in primitives(lambda m=changed: visible(m, TRACED))
-    keep = Keep(array, 0.5).bind(SIZES)
+    keep = DropoutMask(array, 0.5).bind(SIZES)
     assert "gather" not in primitives(lambda: kept(keep, TRACED))
-    bias = additive(normal(2, N, T, S)).bind(SIZES)
+    bias = Additive(normal(2, N, T, S)).bind(SIZES)
     logits = jnp.zeros((2, 3, 4))
-    for score in (bias, softcap(2.0) >> bias, bias >> softcap(2.0)):
+    for score in (bias, Softcap(2.0) >> bias, bias >> Softcap(2.0)):
         changed = primitives(lambda s=score: scored(local(s, TRACED), logits, TRACED))
         assert "gather" not in changed
 
@@ -148,7 +148,7 @@ def test_the_same_elements_are_dropped_as_in_the_whole():
     for shape in SHAPES:
         mask = np.random.RandomState(3).rand(*shape) < 0.5
         for at in (AT, TRACED):
-            found = kept(Keep(mask, 0.5).bind(SIZES), at)
+            found = kept(DropoutMask(mask, 0.5).bind(SIZES), at)
             assert found.dtype == bool and judge.exact(found, whole(mask)).ok
     dropout = Dropout(0.5, jax.random.key(2))
     grid = np.asarray(dropout.grid(SIZES))
@@ -165,17 +165,17 @@ BIAS, SLOPES = normal(4, N, T, S), np.arange(1.0, N + 1)
 PARAMS = {"gain": np.asarray(1.5), "shift": SLOPES / 3, "whole": np.arange(3)}
 SCORES = {
     "none": (lambda: IDENTITY, []),
-    "cap": (lambda: softcap(jnp.asarray(2.0)), [False]),
-    "number": (lambda: softcap(2.0), []),
-    "bias": (lambda: additive(BIAS), [True]),
-    "key bias": (lambda: additive(BIAS[:1, :1]), [True]),
-    "alibi": (lambda: alibi(SLOPES), [False]),
-    "offsets": (lambda: alibi(SLOPES, np.asarray([0, 2, 5])), [False]),
-    "function": (lambda: modify(bent, PARAMS), [False, False]),
-    "bias, cap": (lambda: additive(BIAS) >> softcap(jnp.asarray(2.0)), [True, False]),
-    "cap, bias": (lambda: softcap(jnp.asarray(2.0)) >> additive(BIAS), [False, True]),
+    "cap": (lambda: Softcap(jnp.asarray(2.0)), [False]),
+    "number": (lambda: Softcap(2.0), []),
+    "bias": (lambda: Additive(BIAS), [True]),
+    "key bias": (lambda: Additive(BIAS[:1, :1]), [True]),
+    "alibi": (lambda: Alibi(SLOPES), [False]),
+    "offsets": (lambda: Alibi(SLOPES, np.asarray([0, 2, 5])), [False]),
+    "function": (lambda: ScoreFn(bent, PARAMS), [False, False]),
+    "bias, cap": (lambda: Additive(BIAS) >> Softcap(jnp.asarray(2.0)), [True, False]),
+    "cap, bias": (lambda: Softcap(jnp.asarray(2.0)) >> Additive(BIAS), [False, True]),
     "three": (
-        lambda: alibi(SLOPES) >> (additive(BIAS) >> softcap(3.0)) >> additive(BIAS[:, :1]),
+        lambda: Alibi(SLOPES) >> (Additive(BIAS) >> Softcap(3.0)) >> Additive(BIAS[:, :1]),
         [False, True, True],
     ),
 }
@@ -204,7 +204,7 @@ def test_scores_of_a_block_are_those_of_the_whole():
         sizes = [x.size for x in leaves_of(local(score, AT))[0]]
         for size, x, is_part in zip(sizes, leaves, cuts, strict=True):
             assert size == (part(x).size if is_part else x.size), name
-    bias = additive(BIAS.astype("float32")).bind(SIZES)
+    bias = Additive(BIAS.astype("float32")).bind(SIZES)
     assert scored(local(bias, AT), block, AT).dtype == jnp.float64
 
 

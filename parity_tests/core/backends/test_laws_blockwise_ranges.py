@@ -22,9 +22,9 @@ from flax_attn.masks import (
     Causal,
     Chunked,
     Dense,
-    Fn,
     Lengths,
     Mask,
+    MaskFn,
     Prefix,
     Segments,
     Window,
@@ -153,8 +153,8 @@ def test_entries_have_offsets_and_lengths_of_their_own():
         Window(0, None, offsets),
         Prefix(counts),
         Lengths(counts),
-        Lengths(counts, queries),
-        Lengths(np.asarray([-2, 4, 8, 7]), queries),
+        Lengths(counts, q=queries),
+        Lengths(np.asarray([-2, 4, 8, 7]), q=queries),
     ):
         seen, mask = table(mask, sizes)[:, 0], mask.bind(sizes)
         assert not mask.is_static
@@ -174,7 +174,7 @@ def test_documents_are_found_whole():
     kv_ids = np.asarray(
         [[0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 2, 2, 2, 1], [1, 2, 3, 4, 5, 6, 8], [3, 1, 3, 1, 3, 3, 2]]
     )
-    mask = Segments(q_ids, kv_ids).bind(sizes)
+    mask = Segments(q_ids=q_ids, kv_ids=kv_ids).bind(sizes)
     for rows in runs(T):
         for b in range(4):
             mine = q_ids[b, slice(*rows.ends)]
@@ -222,7 +222,7 @@ def test_traced_blocks_have_the_ranges_of_blocks_that_are_known():
 def test_what_is_not_known_is_wide():
     sizes = Sizes((2,), 2, 5, 7)
     rows = Rows(1, 2)
-    for mask in (Dense(np.ones((5, 7), bool)), Fn(lambda b, n, q, k: k >= 0)):
+    for mask in (Dense(np.ones((5, 7), bool)), MaskFn(lambda b, n, q, k: k >= 0)):
         bound = mask.bind(sizes)
         assert outer(bound, 0, rows, sizes) == (0, 7) and inner(bound, 0, rows, sizes) == (0, 0)
         assert outer(~bound, 0, rows, sizes) == (0, 7) and inner(~bound, 0, rows, sizes) == (0, 0)
@@ -275,7 +275,7 @@ def test_what_shows_nothing_hides_everything():
 def test_ids_may_be_numpys_and_any_integers():
     ids = np.asarray([[0, 1, 1], [2, 2, 2]]), np.asarray([[0, 1, 1, 3], [2, 5, 2, 2]])
     sizes = Sizes((2,), 1, 3, 4)
-    mask = Segments(*ids)
+    mask = Segments(q_ids=ids[0], kv_ids=ids[1])
     with jax.enable_x64(True), jax.disable_jit():
         for b, most, least in ((0, (1, 3), (1, 3)), (1, (0, 4), (0, 0))):
             for get, want in ((outer, most), (inner, least)):

@@ -236,7 +236,10 @@ RULES = {
     "wide window": (Rules(Window(20, 20)), True),
     "chunks": (Rules(Chunked(8)), False),
     "lengths": (Rules(Lengths(np.asarray([3, 9]))), True),
-    "documents": (Rules(Segments(np.zeros((2, 48), int), np.zeros((2, 60), int))), True),
+    "documents": (
+        Rules(Segments(q_ids=np.zeros((2, 48), int), kv_ids=np.zeros((2, 60), int))),
+        True,
+    ),
 }
 
 

@@ -11,11 +11,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from flax_attn._types import Sizes
 from flax_attn.backends.hoist import Run, Traced, has_functions, hoist
-from flax_attn.masks import CAUSAL, FULL, Dense, Fn, Lengths, Window
+from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, MaskFn, Window
 from flax_attn.parity import judge
 from flax_attn.places import Places
 from flax_attn.rules import Rules
-from flax_attn.scores import IDENTITY, Chain, Modify, additive, alibi, modify, softcap
+from flax_attn.scores import IDENTITY, Additive, Alibi, Chain, ScoreFn, Softcap
 
 from .law_cases import normal
 
@@ -37,12 +37,12 @@ PLACES = Places(b=jnp.asarray([2, 0, 1]), n=jnp.asarray([3, 1, 0, 2]))
 
 def table():
     held = jnp.asarray(TABLE)
-    return Fn(lambda b, n, q, k: held[b, n, q, k])
+    return MaskFn(lambda b, n, q, k: held[b, n, q, k])
 
 
 def weighted():
     held = jnp.asarray(WEIGHTS)
-    return modify(lambda x, b, n, q, k: 2 * x + held[b, n, q, k])
+    return ScoreFn(lambda x, b, n, q, k: 2 * x + held[b, n, q, k])
 
 
 def by_params(params, x, b, n, q, k):
@@ -67,12 +67,12 @@ def test_a_mask_function_gives_what_it_gave():
     for index in (BLOCK, tuple(map(jnp.asarray, BLOCK))):
         assert judge.exact(mask(*index), TABLE[PART]).ok
     assert len(jax.tree.leaves(mask)) == 1
-    half = hoist(Fn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0), "float32")
+    half = hoist(MaskFn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0), "float32")
     assert judge.exact(half(*GRID), INDEX % 3 == 0).ok
     assert judge.exact(half(*BLOCK), INDEX[PART] % 3 == 0).ok
     # Not all of the open axes need be there.
     assert judge.exact(half(0, *BLOCK[1:]), INDEX[0, 1:3, 1:4, 2:6] % 3 == 0).ok
-    shifted = hoist(Fn(lambda b, n, q, k: q + 0.5 >= k), "float32")  # mixed as numpy mixes
+    shifted = hoist(MaskFn(lambda b, n, q, k: q + 0.5 >= k), "float32")  # mixed as numpy mixes
     assert judge.exact(shifted(*GRID)[0, 0], np.arange(T)[:, None] >= np.arange(S)).ok
     assert mask(*GRID).shape == (B, N, T, S)
 
@@ -81,14 +81,14 @@ def test_a_score_function_gives_what_it_gave():
     logits = normal(2, B, N, T, S).astype("float32")
     for score, want in (
         (weighted(), 2 * logits + WEIGHTS),
-        (modify(by_params, PARAMS), logits * np.float32(1.5) + WEIGHTS),
+        (ScoreFn(by_params, PARAMS), logits * np.float32(1.5) + WEIGHTS),
         (
-            modify(lambda x, b, n, q, k: x + position(b, n, q, k).astype(x.dtype)),
+            ScoreFn(lambda x, b, n, q, k: x + position(b, n, q, k).astype(x.dtype)),
             logits + INDEX.astype("float32"),
         ),
     ):
         pure = hoist(score, "float32")
-        assert isinstance(pure, Modify)
+        assert isinstance(pure, ScoreFn)
         for index, block, truth in (
             (GRID, logits, want),
             (BLOCK, logits[PART], want[PART]),
@@ -97,8 +97,8 @@ def test_a_score_function_gives_what_it_gave():
             got = pure(jnp.asarray(block), *index)
             assert got.dtype == jnp.float32
             assert judge.exact(got, truth).ok
-    assert modify(lambda p, *xs: xs[0] + p, jnp.float32(0)) != pure
-    falsy = hoist(modify(lambda p, x, *_: x + 1 + p, 0), "float32")  # no params are falsy ones
+    assert ScoreFn(lambda p, *xs: xs[0] + p, jnp.float32(0)) != pure
+    falsy = hoist(ScoreFn(lambda p, x, *_: x + 1 + p, 0), "float32")  # no params are falsy ones
     assert falsy(jnp.ones((1, 1, 1), jnp.float32), *(x[:1, :1, :1] for x in BLOCK)) == 2
 
 
@@ -110,8 +110,8 @@ def test_functions_are_traced_in_the_dtype_of_a_logit():
         return x
 
     for kind in ("float32", "bfloat16"):
-        hoist(modify(fn), kind)
-        hoist(Fn(lambda b, n, q, k: fn(b, b, n, q, k) > 0), kind)
+        hoist(ScoreFn(fn), kind)
+        hoist(MaskFn(lambda b, n, q, k: fn(b, b, n, q, k) > 0), kind)
     int32 = jnp.dtype("int32")
     assert [kind[0] for kind in kinds] == [jnp.float32, int32, jnp.bfloat16, int32]
     assert all(kind[1:] == ((), *[int32] * 4, ()) for kind in kinds)
@@ -119,17 +119,17 @@ def test_functions_are_traced_in_the_dtype_of_a_logit():
 
 def test_a_function_keeps_shape_and_dtype_and_a_mask_function_is_boolean():
     with pytest.raises(ValueError, match="must keep the logits' shape and dtype"):
-        hoist(modify(lambda x, *_: x.astype(jnp.bfloat16)), "float32")
+        hoist(ScoreFn(lambda x, *_: x.astype(jnp.bfloat16)), "float32")
     with pytest.raises(TypeError, match="boolean"):
-        hoist(Fn(lambda b, n, q, k: q - k), "float32")
+        hoist(MaskFn(lambda b, n, q, k: q - k), "float32")
 
 
 def test_what_holds_no_function_stays_the_very_same():
     for rules in (
         FULL,
         CAUSAL & Window(1, 0),
-        softcap(2.0) >> alibi(np.ones(N)),
-        Rules(Dense(TABLE), additive(WEIGHTS), 0.5, np.ones(N)),
+        Softcap(2.0) >> Alibi(np.ones(N)),
+        Rules(Dense(TABLE), Additive(WEIGHTS), 0.5, np.ones(N)),
         Rules(),
         None,
     ):
@@ -139,12 +139,12 @@ def test_what_holds_no_function_stays_the_very_same():
 def test_functions_are_found_wherever_they_stand():
     fn, score = table(), weighted()
     for mask in (fn & CAUSAL, CAUSAL | fn, ~fn, ~(~fn & ~CAUSAL)):
-        rules = Rules(mask, softcap(2.0), 0.5)
+        rules = Rules(mask, Softcap(2.0), 0.5)
         pure = hoist(rules, "float32")
         assert has_functions(pure) and has_functions(pure.mask) and not has_functions(pure.score)
         assert pure.scale == 0.5 and pure.score is rules.score and type(pure.mask) is type(mask)
         assert judge.exact(pure.mask(*GRID), np.asarray(mask(*GRID))).ok
-    for chained in (softcap(2.0) >> score, score >> softcap(2.0), score >> score):
+    for chained in (Softcap(2.0) >> score, score >> Softcap(2.0), score >> score):
         pure = hoist(Rules(score=chained), "float32")
         assert has_functions(pure) and isinstance(pure.score, Chain) and pure.mask is FULL
         logits = jnp.asarray(WEIGHTS[:, :, ::-1])
@@ -157,7 +157,7 @@ def test_functions_are_found_wherever_they_stand():
 
 
 def test_what_is_pure_stays_as_it_is():
-    pure = hoist(Rules(table() & CAUSAL, weighted() >> softcap(2.0)), "float32")
+    pure = hoist(Rules(table() & CAUSAL, weighted() >> Softcap(2.0)), "float32")
     again = hoist(pure, "float32")
     assert again is pure
 
@@ -171,16 +171,16 @@ def test_functions_are_told_apart_by_what_they_are_and_what_was_traced():
     def other(b, n, q, k):
         return held[0][b, n, q, k]
 
-    one, two, three = (hoist(Fn(f), "float32") for f in (fn, fn, other))
+    one, two, three = (hoist(MaskFn(f), "float32") for f in (fn, fn, other))
     assert one.run == two.run and hash(one.run) == hash(two.run)
     assert one == two and hash(one) == hash(two)
     assert one.run != three.run and one != three and one.run != fn
     held[0] = ~held[0]
-    changed = hoist(Fn(fn), "float32")
+    changed = hoist(MaskFn(fn), "float32")
     assert changed.run == one.run and changed != one  # another leaf of the same structure
     assert judge.exact(changed(*GRID), ~TABLE).ok and judge.exact(one(*GRID), TABLE).ok
     held[0] = held[0][:, :, :, :1]
-    grown = hoist(Fn(fn), "float32")
+    grown = hoist(MaskFn(fn), "float32")
     assert grown.run != one.run and grown.run.fn is fn
     assert len({one.run, two.run, three.run, changed.run, grown.run}) == 3
     traced = []
@@ -201,12 +201,12 @@ def test_scores_are_told_apart_by_what_they_are_and_what_was_traced():
     def score(x, b, n, q, k):
         return x + held[0].astype(x.dtype)[b, n, q, 0]
 
-    first, same = (hoist(modify(score), "float32") for _ in range(2))
+    first, same = (hoist(ScoreFn(score), "float32") for _ in range(2))
     assert first.fn == same.fn and hash(first.fn) == hash(same.fn) and first == same
-    assert first.fn != score and first.fn != hoist(modify(weighted().fn), "float32").fn
+    assert first.fn != score and first.fn != hoist(ScoreFn(weighted().fn), "float32").fn
     assert first.fn != first.fn.run and first.fn.run != first.fn
     held[0] = held[0][:, :, :2]
-    assert hoist(modify(score), "float32").fn != first.fn
+    assert hoist(ScoreFn(score), "float32").fn != first.fn
 
 
 def test_a_run_takes_its_arrays_from_outside():
@@ -229,7 +229,7 @@ def test_gradients_reach_what_a_function_closes_over():
         def fn(params, x, b, n, q, k):
             return params[n] * x * held[b, n, q, k]
 
-        pure = hoist(modify(fn, params), "float32")
+        pure = hoist(ScoreFn(fn, params), "float32")
         leaves, structure = jax.tree.flatten(pure)
         assert len(leaves) == 2
         return structure.unflatten(leaves)(logits, *GRID).sum()
@@ -271,7 +271,7 @@ def test_functions_of_shards():
             assert jax.typeof(q).manual_axis_type.varying == axes
             return x + held[b, n, q, k]
 
-        pure = hoist(Rules(table_free(), modify(bent)), "float32", axes)
+        pure = hoist(Rules(table_free(), ScoreFn(bent)), "float32", axes)
         index = [jnp.asarray(x) for x in GRID]
         index[2] = index[2] + held.astype(int).min() * 0  # of a block whose start is traced
         return jnp.where(pure.mask(*index), pure.score(logits, *index), 0)
@@ -283,4 +283,4 @@ def test_functions_of_shards():
 
 
 def table_free():
-    return Fn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0)
+    return MaskFn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0)

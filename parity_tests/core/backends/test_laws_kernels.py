@@ -20,7 +20,7 @@ from flax_attn.masks import FULL, Causal, Lengths, Mask
 from flax_attn.parity import judge
 from flax_attn.reference import Stats
 from flax_attn.rules import Rules
-from flax_attn.scores import additive
+from flax_attn.scores import Additive
 
 from .law_cases import eager64, normal, same
 
@@ -75,9 +75,9 @@ PADDED = PADDED & (np.arange(T)[:, None] < np.asarray([3, 2])[:, None, None, Non
 KINDS: dict[str, tuple[Mask, np.ndarray, Any]] = {
     "plain": (FULL, SEEN, None),
     "causal": (Causal(-1), SEEN & (np.arange(S) < np.arange(T)[:, None]), np.asarray([0.4, -1.0])),
-    "lengths": (Lengths(np.asarray([3, 2]), np.asarray([3, 2])), SEEN & PADDED, None),
+    "lengths": (Lengths(np.asarray([3, 2]), q=np.asarray([3, 2])), SEEN & PADDED, None),
     "lengths, sinks": (
-        Lengths(np.asarray([3, 2]), np.asarray([3, 2])),
+        Lengths(np.asarray([3, 2]), q=np.asarray([3, 2])),
         SEEN & PADDED,
         np.asarray([-np.inf, 1.5]),
     ),
@@ -125,7 +125,7 @@ def true(kind: str, which: tuple[bool, bool], dtype: str = "float64") -> list[An
     sinks = None if sinks is None else jnp.asarray(sinks, dtype)
 
     def run(q, k, v, bias, sinks):
-        rules = Rules(mask, additive(bias), 0.5, sinks).bind(SIZES, H)
+        rules = Rules(mask, Additive(bias), 0.5, sinks).bind(SIZES, H)
         return reference.forward(q, k, v, rules)
 
     return _outcome(run, (q, k, v, bias, sinks), do, dlse.astype(wide(dtype)), which)

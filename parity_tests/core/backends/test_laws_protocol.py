@@ -26,7 +26,18 @@ from flax_attn.backends.protocol import (
     parts_of,
     with_known_lengths,
 )
-from flax_attn.masks import CAUSAL, FULL, Causal, Dense, Fn, Lengths, Mask, Prefix, Segments, Window
+from flax_attn.masks import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Dense,
+    Lengths,
+    Mask,
+    MaskFn,
+    Prefix,
+    Segments,
+    Window,
+)
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks
@@ -144,14 +155,14 @@ def test_masks_that_are_bands():
         (Window(2, 1, 5), Band(3, 6)),
         (Window(0, 0, np.int32(-1)), Band(-1, -1)),
         (Lengths(three), Band(kv=three)),
-        (Lengths(three, rows), Band(kv=three, rows=rows)),
+        (Lengths(three, q=rows), Band(kv=three, rows=rows)),
         (Prefix(three), Band(kv=three)),
         (CAUSAL & Window(2, 5), Band(-2, 0)),
         (Window(2, 5) & Window(3, 4), Band(-2, 4)),
         (Window(3, 4) & Window(2, 5), Band(-2, 4)),
         (Lengths(three) & CAUSAL & Lengths(four), Band(None, 0, np.asarray([3, 1]))),
-        (Lengths(four, rows) & Lengths(three), Band(None, None, np.asarray([3, 1]), rows)),
-        (Lengths(three, three) & Lengths(four, rows), Band(None, None, three, rows)),
+        (Lengths(four, q=rows) & Lengths(three), Band(None, None, np.asarray([3, 1]), rows)),
+        (Lengths(three, q=three) & Lengths(four, q=rows), Band(None, None, three, rows)),
         (FULL & FULL, Band()),
     ):
         found = band_of(mask)
@@ -260,15 +271,17 @@ def test_long_masks_are_asked_a_few_queries_at_a_time():
         q, k = np.arange(length)[:, None], np.arange(150)
         seen = np.stack([odd(b, 0, q, k) for b in range(2)])[:, None]
         with jax.disable_jit():
-            check_alive(Fn(odd), seen, sizes)
+            check_alive(MaskFn(odd), seen, sizes)
     with jax.enable_x64(True), jax.disable_jit():
-        check_alive(Fn(odd), seen, sizes)
+        check_alive(MaskFn(odd), seen, sizes)
 
 
 def test_no_array_of_all_queries_and_keys():
     sizes = Sizes((2,), 4, 1000, 700)
     ids = np.arange(1000)[None] // 100, np.arange(700)[None] // 100
-    made = jax.make_jaxpr(lambda: alive(Segments(*ids).bind(sizes) & Fn(odd), sizes))()
+    made = jax.make_jaxpr(
+        lambda: alive(Segments(q_ids=ids[0], kv_ids=ids[1]).bind(sizes) & MaskFn(odd), sizes)
+    )()
     (scan,) = (e for e in made.eqns if str(e.primitive) == "scan")
     assert scan.params["length"] == 4
     largest = max(x.aval.size for e in scan.params["jaxpr"].eqns for x in e.outvars)

@@ -10,23 +10,23 @@ import pytest
 from flax_attn import (
     CAUSAL,
     FULL,
+    Additive,
     Causal,
     Chunked,
     Dense,
     Dropout,
-    Fn,
     Lengths,
+    MaskFn,
     Prefix,
+    ScoreFn,
     Segments,
+    Softcap,
     Window,
-    additive,
     attend,
     explain,
-    modify,
-    softcap,
 )
 from flax_attn.backends import splash
-from flax_attn.backends.platform import aim
+from flax_attn.backends.platform import assume_platform
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends.flash import check_precision, normal, outcome
@@ -46,23 +46,23 @@ def words(length, *ends):
     return np.searchsorted(np.asarray(ends), np.arange(length), side="right")
 
 
-DOCUMENTS = Segments(words(150, 40, 90), words(140, 40, 100))
+DOCUMENTS = Segments(q_ids=words(150, 40, 90), kv_ids=words(140, 40, 100))
 SINKS = np.linspace(-1, 2, 4, dtype=np.float32)
 # Shapes T, S, H, h, N and rules; lengths of one block and of several, and no multiples of them.
 COMPUTED = {
     "causal": ((520, 520, 64, 64, 2), Rules(CAUSAL)),
-    "full, softcap and sinks": ((128, 100, 128, 128, 4), Rules(FULL, softcap(2.0), sinks=SINKS)),
+    "full, softcap and sinks": ((128, 100, 128, 128, 4), Rules(FULL, Softcap(2.0), sinks=SINKS)),
     "window, segments and lengths": (
         (150, 140, 192, 128, 4),
         Rules(
-            Window(60, 20) & DOCUMENTS & Lengths(np.asarray([30, 120]), np.asarray([150, 70])),
+            Window(60, 20) & DOCUMENTS & Lengths(np.asarray([30, 120]), q=np.asarray([150, 70])),
             scale=0.2,
             sinks=SINKS,
         ),
     ),
     "queries that see nothing": (
         (50, 60, 64, 48, 4),
-        Rules(Causal(-9) & Prefix(40) | Causal(-20), softcap(3.0)),
+        Rules(Causal(-9) & Prefix(40) | Causal(-20), Softcap(3.0)),
     ),
 }
 
@@ -78,7 +78,7 @@ def test_it_is_the_reference(name):
 
 def test_what_nobody_sees_reaches_nothing():
     q, k, v = arrays(50, 60, 64)
-    rules = Rules(Lengths(np.asarray([40, 60]), np.asarray([50, 30])))
+    rules = Rules(Lengths(np.asarray([40, 60]), q=np.asarray([50, 30])))
 
     clean = outcome(interpreted, q, k, v, rules)
     k, v = (x.at[0, 40:].set(jnp.nan) for x in (k, v))
@@ -91,12 +91,16 @@ def test_what_nobody_sees_reaches_nothing():
 REFUSED = {
     "float16": (jnp.float16, {}, "needs float32 or bfloat16; q is float16"),
     "dropout": (jnp.float32, dict(dropout=Dropout(0.5, jax.random.key(0))), "has no dropout"),
-    "bias": (jnp.float32, dict(score=additive(np.zeros((9, 9)))), "Additive is asked for"),
-    "chain": (jnp.float32, dict(score=softcap(2.0) >> softcap(3.0)), "Chain is asked for"),
-    "function": (jnp.float32, dict(score=modify(lambda x, *at: x)), "Modify is asked for"),
-    "cap": (jnp.float32, dict(score=softcap(jnp.asarray(2.0))), "softcap as a number"),
+    "bias": (jnp.float32, dict(score=Additive(np.zeros((9, 9)))), "Additive is asked for"),
+    "chain": (jnp.float32, dict(score=Softcap(2.0) >> Softcap(3.0)), "Chain is asked for"),
+    "function": (jnp.float32, dict(score=ScoreFn(lambda x, *at: x)), "ScoreFn is asked for"),
+    "cap": (jnp.float32, dict(score=Softcap(jnp.asarray(2.0))), "Softcap as a number"),
     "dense": (jnp.float32, dict(mask=Dense(np.ones((9, 9), bool))), "Dense is asked for"),
-    "mask function": (jnp.float32, dict(mask=CAUSAL & Fn(lambda b, n, q, k: q == k)), "Fn is"),
+    "mask function": (
+        jnp.float32,
+        dict(mask=CAUSAL & MaskFn(lambda b, n, q, k: q == k)),
+        "MaskFn is",
+    ),
     "or of segments": (jnp.float32, dict(mask=CAUSAL | Segments(np.arange(9))), "Or is asked for"),
     "two segments": (
         jnp.float32,
@@ -111,7 +115,7 @@ REFUSED = {
 def test_what_it_cannot_do_is_refused_by_name(name):
     dtype, rules, text = REFUSED[name]
     given = arrays(9, 9, 8, dtype=dtype)
-    with aim("tpu"):
+    with assume_platform("tpu"):
         found = next(v for v in explain(*given, **rules) if v.backend == "splash")
         assert text in str(found)
         with told(NotImplementedError, "'splash' cannot serve this request", text):
@@ -124,7 +128,7 @@ def test_a_checked_shard_map_is_refused_by_name():
     spec = jax.sharding.PartitionSpec("b")
     f = partial(attend, backend="splash")
     how = {"mesh": mesh, "in_specs": (spec,) * 3, "out_specs": spec}
-    with aim("tpu"):
+    with assume_platform("tpu"):
         with told(NotImplementedError, "needs check_vma=False in the shard_map around it"):
             jax.shard_map(f, **how)(*given)
         jax.eval_shape(jax.shard_map(f, check_vma=False, **how), *given)
@@ -135,7 +139,10 @@ def test_the_platform_and_the_version_are_named(monkeypatch):
     with told(NotImplementedError, "needs a TPU; the platform is cpu"):
         attend(*given, backend="splash")
     monkeypatch.setattr(splash, "NEEDED", ("gone",))
-    with aim("tpu"), told(NotImplementedError, f"this version of jax, {jax.__version__}"):
+    with (
+        assume_platform("tpu"),
+        told(NotImplementedError, f"this version of jax, {jax.__version__}"),
+    ):
         attend(*given, backend="splash")
 
 
@@ -143,11 +150,11 @@ def test_it_is_lowered_for_a_tpu_without_one():
     given = [jnp.zeros((1, 300, 4, 64), jnp.bfloat16)] * 3
 
     def both(q, k, v):
-        f = partial(attend, mask=CAUSAL, score=softcap(30.0), sinks=SINKS, return_lse=True)
+        f = partial(attend, mask=CAUSAL, score=Softcap(30.0), sinks=SINKS, return_lse=True)
         out, back = jax.vjp(f, q, k, v)
         return out, *back(out)
 
-    with aim("tpu"):
+    with assume_platform("tpu"):
         assert explain(*given, mask=CAUSAL).chosen == "splash"
         text = jax.jit(both).trace(*given).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("@tpu_custom_call") == 3  # forward, dk and dv, dq

@@ -14,6 +14,8 @@ import pytest
 from flax_attn import (
     CAUSAL,
     FULL,
+    Additive,
+    Alibi,
     Causal,
     Chunked,
     Dense,
@@ -21,14 +23,12 @@ from flax_attn import (
     Lengths,
     Prefix,
     Segments,
+    Softcap,
     Window,
-    additive,
-    alibi,
     explain,
-    softcap,
 )
 from flax_attn.backends import tokamax
-from flax_attn.backends.platform import aim
+from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends import flash
 from parity_tests.core.backends.flash import check_precision, normal
@@ -54,11 +54,15 @@ REFUSED = {
     "wide values": (dict(h=264), {}, "at most 256; keys are 8 and values 264 wide"),
     "dropout": ({}, dict(dropout=Dropout(0.5, jax.random.key(0))), "has no dropout"),
     "scale": ({}, dict(scale=jnp.asarray(0.3)), "needs scale as a number"),
-    "alibi": ({}, dict(score=alibi(np.ones(N))), "additive >> softcap as a score"),
-    "other order": ({}, dict(score=softcap(2.0) >> additive(np.ones(S))), "additive >> softcap"),
-    "cap": ({}, dict(score=softcap(jnp.asarray(2.0))), "softcap by a number"),
+    "alibi": ({}, dict(score=Alibi(np.ones(N))), "Additive >> Softcap as a score"),
+    "other order": ({}, dict(score=Softcap(2.0) >> Additive(np.ones(S))), "Additive >> Softcap"),
+    "cap": ({}, dict(score=Softcap(jnp.asarray(2.0))), "Softcap by a number"),
     "dense": ({}, dict(mask=CAUSAL & Dense(np.ones((T, S), bool))), "Dense may give several"),
-    "segments": ({}, dict(mask=Segments(np.arange(T), np.arange(S))), "Segments may give several"),
+    "segments": (
+        {},
+        dict(mask=Segments(q_ids=np.arange(T), kv_ids=np.arange(S))),
+        "Segments may give several",
+    ),
     "or": ({}, dict(mask=CAUSAL | Prefix(3)), "Or may give several"),
 }
 
@@ -76,10 +80,10 @@ def test_what_is_missing_is_named(monkeypatch):
     assert says(*arrays()) == "refuses: tokamax is not installed: pip install flax-attn[tokamax]"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert "needs an NVIDIA GPU; the platform is cpu" in says(*arrays())
-    with aim("gpu"):
+    with assume_platform("gpu"):
         assert "compute capability 9 or 10; this one has 8.0" in says(*arrays())
     monkeypatch.setattr(tokamax, "_of_version", lambda: "another version")
-    with aim("gpu", (9, 0)):
+    with assume_platform("gpu", (9, 0)):
         assert "would round float32" in says(*arrays(jnp.float32))
         assert says(*arrays()) == "refuses: another version"
 
@@ -93,15 +97,15 @@ def test_an_old_version_is_named(monkeypatch):
 # What it computes, with its own plain formula in place of its kernels.
 
 BIAS = normal(5, N, T, S).astype(jnp.float32)
-LENGTHS = Lengths(np.asarray([9, 4]), np.asarray([11, 7]))
+LENGTHS = Lengths(np.asarray([9, 4]), q=np.asarray([11, 7]))
 COMPUTED = {
-    "full and softcap": Rules(FULL, softcap(2.0), scale=0.4),
-    "causal and bias": Rules(CAUSAL, additive(BIAS)),
-    "from the end": Rules(Causal("end"), additive(BIAS[:1, :1]) >> softcap(1.5)),
+    "full and softcap": Rules(FULL, Softcap(2.0), scale=0.4),
+    "causal and bias": Rules(CAUSAL, Additive(BIAS)),
+    "from the end": Rules(Causal("end"), Additive(BIAS[:1, :1]) >> Softcap(1.5)),
     "window": Rules(Window(3, 2, offset=1)),
     "chunks and lengths": Rules(Chunked(4) & LENGTHS, sinks=BIAS[:, 0, 0]),
     "prefix": Rules(Prefix(np.asarray([3, 9])) & CAUSAL),
-    "a bias that hides all": Rules(score=additive(BIAS.at[1, 4].set(-jnp.inf))),
+    "a bias that hides all": Rules(score=Additive(BIAS.at[1, 4].set(-jnp.inf))),
 }
 
 

@@ -62,8 +62,8 @@ def rules_of(program: Program, floats: dict, data: dict, fixed: Any) -> Rules:
     dropout = None
     if program.dropout == "Dropout":
         dropout = fa.Dropout(program.rate, jax.random.wrap_key_data(data["key"]))
-    if program.dropout == "Keep":
-        dropout = fa.Keep(data["keep"], program.rate)
+    if program.dropout == "DropoutMask":
+        dropout = fa.DropoutMask(data["keep"], program.rate)
     return Rules(
         mask=program.mask.build(data["mask"] if fixed is None else fixed),
         score=program.score.build(floats["score"], data["ints"]),
@@ -87,7 +87,7 @@ def settings(program: Program) -> Iterator[None]:
     """The program's precision and platform, and little effort in compiling most programs."""
     name = "jax_disable_most_optimizations"
     before = jax.config.read(name)
-    gpu = fa.aim("gpu") if program.plan[0] == "gpu" else nullcontext()
+    gpu = fa.assume_platform("gpu") if program.plan[0] == "gpu" else nullcontext()
     jax.config.update(name, not program.thorough)
     try:
         with jax.enable_x64(program.dtype == "float64"), gpu:

@@ -6,7 +6,7 @@ import pytest
 
 from flax_attn import (
     CAUSAL,
-    Keep,
+    DropoutMask,
     SelfAttentionV1,
     SimplifiedSelfAttention,
     UniformCausalAverage,
@@ -93,7 +93,7 @@ def second_version():
     visible = jnp.where(past, tap["weights"], 0)
     ones = jnp.ones((6, 6))
     keep = notebook.table(GPT, "dropout_of_ones") > 0
-    drop = Keep(keep, 0.5)
+    drop = DropoutMask(keep, 0.5)
     return {
         "self_attention_v2": out,
         "self_attention_v2_weights": tap["weights"],

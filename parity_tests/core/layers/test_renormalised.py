@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import CAUSAL, CausalAttention, CausalRenormalisedAttention, Keep, attend, reference
+from flax_attn import (
+    CAUSAL,
+    CausalAttention,
+    CausalRenormalisedAttention,
+    DropoutMask,
+    attend,
+    reference,
+)
 from flax_attn.parity import judge
 
 SIZES = [(1, 1, 3), (2, 7, 5), (7, 7, 7), (3, 40, 6), (7, 11, 4)]  # T, S, H
@@ -125,7 +132,7 @@ def test_dropout_before_renormalising_is_another_function():
             jnp.asarray(np.random.RandomState(5).rand(7, 7) > RATE),
         )
         keep = keep | jnp.eye(7, dtype=bool)
-        drop = Keep(keep, RATE)
+        drop = DropoutMask(keep, RATE)
         last = drop.apply(after(scores, seen), keep)
         first = drop.apply(erased(scores, seen), keep)
         first = first / first.sum(axis=-1, keepdims=True)
@@ -143,7 +150,7 @@ def test_dropout_before_renormalising_is_masking_by_the_kept():
         (scores,) = drawn(6, (7, 7))
         seen = seen_of("causal", 7, 7)
         keep = jnp.asarray(np.random.RandomState(6).rand(7, 7) > RATE) | jnp.eye(7, dtype=bool)
-        first = Keep(keep, RATE).apply(erased(scores, seen), keep)
+        first = DropoutMask(keep, RATE).apply(erased(scores, seen), keep)
         first = first / first.sum(axis=-1, keepdims=True)
         want = before(scores, seen & keep)
     assert judge.same_function(np.asarray(first), np.asarray(want)).ok

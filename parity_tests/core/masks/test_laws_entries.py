@@ -34,7 +34,7 @@ def test_every_array_says_along_which_axes_it_lies():
         (masks.Window, {"offset": "b"}),
         (masks.Prefix, {"length": "b"}),
         (masks.Lengths, {"kv": "b", "q": "b"}),
-        (masks.Segments, {"q_ids": "bq", "kv_ids": "bk"}),
+        (masks.Segments, {"ids": "bq", "q_ids": "bq", "kv_ids": "bk"}),
         (masks.Dense, {"array": "bnqk"}),
         (scores.Alibi, {"slopes": "bn", "offset": "b"}),
         (scores.Additive, {"array": "bnqk"}),
@@ -43,8 +43,8 @@ def test_every_array_says_along_which_axes_it_lies():
 
 
 def test_a_shard_stands_where_its_places_say():
-    fn, plain = masks.Fn(by_place), masks.Causal(1)
-    placed = masks.Fn(by_place, PLACES)
+    fn, plain = masks.MaskFn(by_place), masks.Causal(1)
+    placed = masks.MaskFn(by_place, PLACES)
     for mask, want in (
         (fn, placed),
         (plain, plain),
@@ -57,8 +57,8 @@ def test_a_shard_stands_where_its_places_say():
     ):
         assert mask.at(PLACES) == want
         assert np.array_equal(mask.at(PLACES).grid(SIZES), want.grid(SIZES))
-    bend, cap = scores.modify(bent, np.asarray(2.0)), scores.softcap(3.0)
-    moved = scores.Modify(bend.fn, bend.params, PLACES)
+    bend, cap = scores.ScoreFn(bent, np.asarray(2.0)), scores.Softcap(3.0)
+    moved = scores.ScoreFn(bend.fn, bend.params, PLACES)
     for score, want in (
         (bend, moved),
         (cap, cap),
@@ -73,10 +73,11 @@ def test_lists_of_numbers_are_arrays():
         (masks.Causal([0, 1]), ("offset",)),
         (masks.Window(1, 2, [0, 1]), ("offset",)),
         (masks.Prefix([3, 1]), ("length",)),
-        (masks.Lengths([3, 1], [2, 2]), ("kv", "q")),
-        (masks.Lengths([3, 1], (2, 2)), ("kv", "q")),
-        (masks.Segments([[1, 2]], [[3, 4]]), ("q_ids", "kv_ids")),
-        (scores.alibi([0.5, 0.25], [1, 2]), ("slopes", "offset")),
+        (masks.Lengths([3, 1], q=[2, 2]), ("kv", "q")),
+        (masks.Lengths([3, 1], q=(2, 2)), ("kv", "q")),
+        (masks.Segments(q_ids=[[1, 2]], kv_ids=[[3, 4]]), ("q_ids", "kv_ids")),
+        (masks.Segments([[1, 2]]), ("ids",)),
+        (scores.Alibi([0.5, 0.25], [1, 2]), ("slopes", "offset")),
     ):
         for name in names:
             assert isinstance(getattr(node, name), np.ndarray)
@@ -118,7 +119,7 @@ def test_far_offsets_and_lengths_are_cut_off():
     far = np.asarray([2**40, -(2**40)])
     assert masks.Causal(far).bind(SIZES).offset.tolist() == [FAR, -FAR]
     assert masks.Prefix(far).bind(SIZES).length.tolist() == [FAR, -FAR]
-    bound = masks.Lengths(far, far[::-1]).bind(SIZES)
+    bound = masks.Lengths(far, q=far[::-1]).bind(SIZES)
     assert bound.kv.tolist() == [FAR, -FAR] and bound.q.tolist() == [-FAR, FAR]
     for offset in (2**40, np.int64(2**40), FAR, FAR + 1):
         moved = masks.Window(int(offset) + 1, None, offset).bind(SIZES)
@@ -156,7 +157,7 @@ def test_what_does_not_fit_names_its_owner():
     for make, who in (
         (lambda: masks.Causal(wrong), "Causal.offset"),
         (lambda: masks.Window(1, 1, wrong), "Window.offset"),
-        (lambda: scores.alibi(np.ones(N), wrong), "alibi.offset"),
+        (lambda: scores.Alibi(np.ones(N), wrong), "Alibi.offset"),
     ):
         with pytest.raises(ValueError, match=f"^{who} must broadcast"):
             make().bind(SIZES)
@@ -183,13 +184,13 @@ def test_slopes_of_each_entry():
         for given in (slopes, slopes[0]):
             whole = np.broadcast_to(given, (B, N))
             want = -whole[..., None, None] * far
-            bound = scores.alibi(given, offset).bind(SIZES)
+            bound = scores.Alibi(given, offset).bind(SIZES)
             assert np.array_equal(bound.grid(logits, SIZES), want)
             for b in range(B):
                 at = b, np.arange(N)[:, None, None], AT_Q[None], AT_K[None]
                 assert np.array_equal(bound(logits[b], *at), want[b])
     several = Sizes((1, B), N, T, S)
-    bound = scores.alibi(slopes[None]).bind(several)
+    bound = scores.Alibi(slopes[None]).bind(several)
     assert np.array_equal(bound.slopes, slopes)
     square = Sizes((N,), N, T, S)
-    assert scores.alibi(np.ones((N, N))).bind(square).slopes.shape == (N, N)
+    assert scores.Alibi(np.ones((N, N))).bind(square).slopes.shape == (N, N)

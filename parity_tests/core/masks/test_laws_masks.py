@@ -34,10 +34,13 @@ def leaves(T, S):
         "window end": (masks.Window(2, 1, "end"), lambda b, n, q, k: -2 <= k - q - end <= 1),
         "prefixes": (masks.Prefix(KV), lambda b, n, q, k: k < KV[b]),
         "lengths": (masks.Lengths(KV), lambda b, n, q, k: k < KV[b]),
-        "both": (masks.Lengths(KV, QL), lambda b, n, q, k: k < KV[b] and q < QL[b]),
-        "segments": (masks.Segments(*ids), lambda b, n, q, k: ids[0][b, q] == ids[1][b, k]),
+        "both": (masks.Lengths(KV, q=QL), lambda b, n, q, k: k < KV[b] and q < QL[b]),
+        "segments": (
+            masks.Segments(q_ids=ids[0], kv_ids=ids[1]),
+            lambda b, n, q, k: ids[0][b, q] == ids[1][b, k],
+        ),
         "dense": (masks.Dense(dense), lambda b, n, q, k: dense[n, q, k]),
-        "fn": (masks.Fn(chequered), chequered),
+        "fn": (masks.MaskFn(chequered), chequered),
     }
     for c in (-3, -1, 0, 1, 2, 5):
         found[f"causal {c}"] = masks.Causal(c), lambda b, n, q, k, c=c: k <= q + c
@@ -114,7 +117,12 @@ def test_static_masks_are_one_table_and_the_others_none():
 
 def test_static_is_never_what_depends_on_the_entry_or_on_a_function():
     static = masks.Causal()
-    for mask in (masks.Lengths(3), masks.Lengths(3, 2), masks.Fn(chequered), masks.Prefix(KV)):
+    for mask in (
+        masks.Lengths(3),
+        masks.Lengths(3, q=2),
+        masks.MaskFn(chequered),
+        masks.Prefix(KV),
+    ):
         for whole in (mask, ~mask, mask & static, static & mask, mask | static, ~(static | mask)):
             assert whole.is_static is False
             assert whole.static(Sizes((), 1, 2, 3)) is None
@@ -186,10 +194,10 @@ def test_masks_are_frozen_trees_equal_by_value():
         lambda: masks.Prefix(4): 0,
         lambda: masks.Prefix(np.asarray([1, 2])): 1,
         lambda: masks.Lengths(np.asarray([1, 2])): 1,
-        lambda: masks.Lengths(np.asarray([1, 2]), np.asarray([3, 4])): 2,
+        lambda: masks.Lengths(np.asarray([1, 2]), q=np.asarray([3, 4])): 2,
         lambda: masks.Segments(np.ones((2, 3), int)): 1,
         lambda: masks.Dense(np.ones((2, 3), bool)): 1,
-        lambda: masks.Fn(chequered): 0,
+        lambda: masks.MaskFn(chequered): 0,
         lambda: masks.Causal() & np.ones((2, 3), bool): 1,
         lambda: masks.Causal() | masks.Full(): 0,
         lambda: ~masks.Dense(np.ones((2, 3), bool)): 1,
@@ -215,13 +223,13 @@ def test_binding_gives_numbers_and_one_row_for_each_entry():
         assert make(left, masks.FULL).bind(sizes) == make(left.bind(sizes), masks.FULL)
     for static in (masks.Full(), masks.Chunked(2), masks.Prefix(5)):
         assert static.bind(sizes) == static
-    fn = masks.Fn(chequered)
+    fn = masks.MaskFn(chequered)
     assert fn.bind(sizes) is fn
     ids = numbers(0, 3, 1, 4, below=9), numbers(1, 2, 7, below=9)
-    bound = masks.Segments(*ids).bind(sizes)
+    bound = masks.Segments(q_ids=ids[0], kv_ids=ids[1]).bind(sizes)
     assert (np.asarray(bound.q_ids) == np.repeat(ids[0].reshape(3, 4), 2, axis=0)).all()
     assert (np.asarray(bound.kv_ids) == np.tile(ids[1], (3, 1))).all()
-    lengths = masks.Lengths(numbers(2, 3, 2, below=7), 5).bind(sizes)
+    lengths = masks.Lengths(numbers(2, 3, 2, below=7), q=5).bind(sizes)
     assert (np.asarray(lengths.kv) == numbers(2, 3, 2, below=7).reshape(6)).all()
     assert np.asarray(lengths.q).tolist() == [5] * 6
     assert np.asarray(masks.Prefix(KV).bind(sizes).length).tolist() == [3, 6] * 3
@@ -230,13 +238,13 @@ def test_binding_gives_numbers_and_one_row_for_each_entry():
 
 def test_one_set_of_segments_is_for_queries_and_keys():
     sizes, ids = Sizes((B,), N, 5, 5), numbers(0, B, 5, below=3)
-    assert masks.Segments(ids).bind(sizes) == masks.Segments(ids, ids).bind(sizes)
+    assert masks.Segments(ids).bind(sizes) == masks.Segments(q_ids=ids, kv_ids=ids).bind(sizes)
 
 
 def test_arrays_may_be_looked_up_unbound_and_by_traced_indices():
     entries = jnp.arange(2)
     looked = {
-        masks.Lengths(KV, QL): [[3, 4], [False, False]],
+        masks.Lengths(KV, q=QL): [[3, 4], [False, False]],
         masks.Lengths(KV): [[3, 4], [False, True]],
         masks.Segments(np.asarray([[0, 1], [1, 1]])): [[0, 1], [False, True]],
         masks.Dense(np.asarray([[[[0, 1]]], [[[1, 1]]]], bool)): [[0, 0], [False, True]],
@@ -245,7 +253,6 @@ def test_arrays_may_be_looked_up_unbound_and_by_traced_indices():
         asked = (lambda b, mask=mask, q=q, k=k: mask(b, 0, q, k)) if q else None
         asked = asked or (lambda b, mask=mask, k=k: mask(b, 0, 0, k))
         if isinstance(mask, masks.Segments):
-            mask = masks.Segments(mask.q_ids, mask.q_ids)
             asked = lambda b, mask=mask: mask(b, 0, 0, 1)  # noqa: E731
         assert jax.vmap(asked)(entries).tolist() == want
     grid = masks.Dense(np.ones((1, 1, 2, 3), bool)).grid(Sizes((), 1, 2, 3))
@@ -259,11 +266,11 @@ def test_the_base_knows_nothing():
 
 
 def test_a_function_answers_in_booleans():
-    assert masks.Fn(lambda b, n, q, k: True)(0, 0, 0, 0) is True
+    assert masks.MaskFn(lambda b, n, q, k: True)(0, 0, 0, 0) is True
     with pytest.raises(TypeError, match="boolean"):
-        masks.Fn(lambda b, n, q, k: 1)(0, 0, 0, 0)
+        masks.MaskFn(lambda b, n, q, k: 1)(0, 0, 0, 0)
     with pytest.raises(TypeError, match=r"boolean array.*float"):
-        masks.Fn(lambda b, n, q, k: jnp.zeros(3))(0, 0, 0, 0)
+        masks.MaskFn(lambda b, n, q, k: jnp.zeros(3))(0, 0, 0, 0)
 
 
 REFUSED = [
@@ -279,17 +286,31 @@ REFUSED = [
     (lambda: masks.Chunked(2.0), ValueError, r"^Chunked\.size must.*got 2.0"),
     (lambda: masks.Prefix(1.0), TypeError, r"^Prefix\.length must hold integers; got float"),
     (lambda: masks.Lengths(1.0), TypeError, r"^Lengths\.kv must hold integers"),
-    (lambda: masks.Lengths(1, 2.0), TypeError, r"^Lengths\.q must hold integers"),
-    (lambda: masks.Segments(1.0), TypeError, r"^Segments\.q_ids must hold integers"),
-    (lambda: masks.Segments(1, 2.0), TypeError, r"^Segments\.kv_ids must hold integers"),
+    (lambda: masks.Lengths(1, q=2.0), TypeError, r"^Lengths\.q must hold integers"),
+    (lambda: masks.Segments(1.0), TypeError, r"^Segments\.ids must hold integers"),
+    (lambda: masks.Segments(q_ids=1.0, kv_ids=1), TypeError, r"^Segments\.q_ids must hold int"),
+    (lambda: masks.Segments(), TypeError, "^Segments takes one array.*; got no ids"),
+    (lambda: masks.Segments(q_ids=1), TypeError, "^Segments takes one array.*; got q_ids"),
+    (lambda: masks.Segments(1, kv_ids=1), TypeError, "^Segments takes .*; got ids and kv_ids"),
+    (
+        lambda: masks.Segments(q_ids=1, kv_ids=2.0),
+        TypeError,
+        r"^Segments\.kv_ids must hold integers",
+    ),
     (lambda: masks.Dense(np.ones((2, 3))), TypeError, "boolean array"),
 ]
 UNBOUND = [
     (lambda: masks.Prefix(np.ones(3, int)), r"^Prefix\.length must broadcast to \(2,\)"),
     (lambda: masks.Lengths(np.ones(3, int)), r"^Lengths\.kv must broadcast to \(2,\)"),
-    (lambda: masks.Lengths(1, np.ones(3, int)), r"^Lengths\.q must broadcast to \(2,\)"),
-    (lambda: masks.Segments(np.ones(3, int), 1), r"^Segments\.q_ids must broadcast to \(2, 4\)"),
-    (lambda: masks.Segments(1, np.ones(3, int)), r"^Segments\.kv_ids must broadcast to \(2, 7\)"),
+    (lambda: masks.Lengths(1, q=np.ones(3, int)), r"^Lengths\.q must broadcast to \(2,\)"),
+    (
+        lambda: masks.Segments(q_ids=np.ones(3, int), kv_ids=1),
+        r"^Segments\.q_ids must broadcast to \(2, 4\)",
+    ),
+    (
+        lambda: masks.Segments(q_ids=1, kv_ids=np.ones(3, int)),
+        r"^Segments\.kv_ids must broadcast to \(2, 7\)",
+    ),
     (lambda: masks.Dense(np.ones(5, bool)), "^A mask must broadcast to"),
 ]
 

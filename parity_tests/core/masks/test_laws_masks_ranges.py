@@ -70,7 +70,7 @@ def test_key_ranges_of_the_other_masks():
         assert found[name][0].bind(sizes).key_range(1, 2, (1, 3), sizes) == (0, 7)
     assert (~masks.Causal()).bind(sizes).key_range(0, 0, (1, 3), sizes) == (0, 7)
     for b in range(B):
-        for mask in (masks.Lengths(KV), masks.Lengths(KV, QL), masks.Prefix(KV)):
+        for mask in (masks.Lengths(KV), masks.Lengths(KV, q=QL), masks.Prefix(KV)):
             assert mask.bind(sizes).key_range(b, 0, (1, 3), sizes) == (0, KV[b])
     assert masks.Lengths([9, -1]).bind(sizes).key_range(0, 0, (0, 1), sizes) == (0, 7)
     assert masks.Lengths([9, -1]).bind(sizes).key_range(1, 0, (0, 1), sizes) == (0, 0)
@@ -96,9 +96,9 @@ def test_key_ranges_of_traced_blocks():
         ends = jax.vmap(lambda b, bound=bound: bound.key_range(b, 0, (0, 1), sizes)[1])
         assert ends(jnp.arange(2)).tolist() == [3, 6]
     assert masks.Prefix(-1).key_range(0, 0, (0, 1), sizes) == (0, 0)
-    assert jax.vmap(masks.Fn(chequered), (0, None, None, None))(jnp.arange(2), 0, 0, 1).shape == (
-        2,
-    )
+    assert jax.vmap(masks.MaskFn(chequered), (0, None, None, None))(
+        jnp.arange(2), 0, 0, 1
+    ).shape == (2,)
 
 
 def test_key_ranges_meet_in_an_intersection_and_span_a_union():

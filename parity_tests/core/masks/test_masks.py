@@ -13,8 +13,8 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
-    Fn,
     Lengths,
+    MaskFn,
     Prefix,
     Segments,
     Window,
@@ -50,10 +50,13 @@ def leaf(kind, a, b, T, S):
         "chunked": (Chunked(a + 1), lambda i, n, q, k: q // (a + 1) == k // (a + 1)),
         "prefix": (Prefix(b), lambda i, n, q, k: k < b),
         "prefixes": (Prefix(kv), lambda i, n, q, k: k < kv[i]),
-        "lengths": (Lengths(kv, kv[::-1].copy()), lambda i, n, q, k: k < kv[i] and q < kv[1 - i]),
-        "segments": (Segments(*ids), lambda i, n, q, k: ids[0][i, q] == ids[1][i, k]),
+        "lengths": (Lengths(kv, q=kv[::-1].copy()), lambda i, n, q, k: k < kv[i] and q < kv[1 - i]),
+        "segments": (
+            Segments(q_ids=ids[0], kv_ids=ids[1]),
+            lambda i, n, q, k: ids[0][i, q] == ids[1][i, k],
+        ),
         "dense": (Dense(dense), lambda i, n, q, k: dense[n, q, k]),
-        "fn": (Fn(even), even),
+        "fn": (MaskFn(even), even),
     }[kind]
 
 
@@ -123,8 +126,20 @@ def test_static_masks_say_so():
     for mask in (*static, CAUSAL & Prefix(2), Window(1, 1) | ~Chunked(3)):
         assert mask.is_static and mask.static(sizes).shape == (4, 7)
     kv, place = np.asarray([1, 2]), Causal(jnp.asarray(1))
-    dynamic = [Lengths(kv), Lengths(3), Prefix(kv), Segments(np.arange(4), np.arange(7)), Fn(even)]
-    for mask in (*dynamic, place, Dense(np.ones((4, 7), bool)), CAUSAL & Fn(even), ~Lengths(kv)):
+    dynamic = [
+        Lengths(kv),
+        Lengths(3),
+        Prefix(kv),
+        Segments(q_ids=np.arange(4), kv_ids=np.arange(7)),
+        MaskFn(even),
+    ]
+    for mask in (
+        *dynamic,
+        place,
+        Dense(np.ones((4, 7), bool)),
+        CAUSAL & MaskFn(even),
+        ~Lengths(kv),
+    ):
         assert not mask.is_static and mask.static(sizes) is None and mask.row_ranges(sizes) is None
 
 
@@ -142,7 +157,7 @@ def test_ranges_skip_what_they_can():
     assert (CAUSAL & Chunked(10)).key_range(0, 0, (20, 25), sizes) == (20, 25)
     assert (Window(2, 0) | Prefix(3)).key_range(0, 0, (50, 60), sizes) == (0, 60)
     assert CAUSAL.bind(sizes).key_range(0, 0, (0, 10), sizes) == (0, 10)
-    assert CAUSAL.row_ranges(sizes) is not None and Fn(even).row_ranges(sizes) is None
+    assert CAUSAL.row_ranges(sizes) is not None and MaskFn(even).row_ranges(sizes) is None
     assert (CAUSAL & Dense(np.ones((100, 100), bool))).row_ranges(sizes) is None
 
 
@@ -241,13 +256,13 @@ def test_what_does_not_fit_is_named(make, words):
     "make",
     [
         lambda: Lengths(2.5),
-        lambda: Lengths(2, True),
+        lambda: Lengths(2, q=True),
         lambda: Prefix(np.ones(2)),
         lambda: Segments(np.ones(3)),
         lambda: as_mask(1.0),
         lambda: CAUSAL & np.ones((4, 4)),
         lambda: np.ones((4, 4)) | CAUSAL,
-        lambda: Fn(lambda b, n, q, k: 1.0)(0, 0, 0, 0),
+        lambda: MaskFn(lambda b, n, q, k: 1.0)(0, 0, 0, 0),
     ],
 )
 def test_other_types_are_refused(make):

@@ -16,7 +16,7 @@ PUBLIC = {
     if not name.startswith("_") and callable(thing)
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
-NO_PAPERS = ("aim", "explain", "use_backend", "Rules", "Places")
+NO_PAPERS = ("assume_platform", "explain", "use_backend", "Rules", "Places")
 OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 

@@ -27,19 +27,19 @@ from jax.sharding import PartitionSpec as P
 
 from flax_attn import (
     CAUSAL,
+    Additive,
+    Alibi,
     Dropout,
-    Fn,
-    Keep,
+    DropoutMask,
     Lengths,
+    MaskFn,
+    ScoreFn,
     Segments,
-    additive,
-    aim,
-    alibi,
+    Softcap,
+    assume_platform,
     attend,
     attention_weights,
     explain,
-    modify,
-    softcap,
 )
 from flax_attn.parity import judge
 
@@ -81,14 +81,14 @@ def by_head(gain: Any, x: Any, b: Any, n: Any, q: Any, k: Any) -> Any:
 IDS = {"q_ids": np.sort(whole(1, 4, B, T)), "kv_ids": np.sort(whole(2, 4, B, S))}
 REQUESTS = {
     "documents": Request(
-        lambda a: {"mask": Lengths(a["kv"]) & Segments(a["q_ids"], a["kv_ids"])},
+        lambda a: {"mask": Lengths(a["kv"]) & Segments(q_ids=a["q_ids"], kv_ids=a["kv_ids"])},
         {"kv": whole(3, S, B), **IDS},
         {"kv": P("data"), "q_ids": P("data"), "kv_ids": P("data")},
     ),
     "sinks, slopes and scale": Request(
         lambda a: {
             "mask": CAUSAL,
-            "score": softcap(a["cap"]) >> alibi(a["slopes"]),
+            "score": Softcap(a["cap"]) >> Alibi(a["slopes"]),
             "sinks": a["sinks"],
             "scale": a["scale"],
         },
@@ -101,14 +101,14 @@ REQUESTS = {
     ),
     "dropout": Request(lambda a: {"dropout": Dropout(0.4, jax.random.key(3))}),
     "functions": Request(
-        lambda a: {"mask": Fn(by_place), "score": modify(by_head, a["gain"])},
+        lambda a: {"mask": MaskFn(by_place), "score": ScoreFn(by_head, a["gain"])},
         {"gain": drawn(7, N)},
         kinds=(*KINDS, MESH_SET),
     ),
     "small arrays that come cut": Request(
         lambda a: {
             "mask": CAUSAL,
-            "score": alibi(a["slopes"]) >> alibi(a["each"]),
+            "score": Alibi(a["slopes"]) >> Alibi(a["each"]),
             "sinks": a["sinks"],
         },
         {"slopes": drawn(16, N), "each": drawn(17, B, N), "sinks": drawn(18, N)},
@@ -117,8 +117,8 @@ REQUESTS = {
     ),
     "arrays cut along heads": Request(
         lambda a: {
-            "score": additive(a["bias"]),
-            "dropout": Keep(a["keep"], 0.3),
+            "score": Additive(a["bias"]),
+            "dropout": DropoutMask(a["keep"], 0.3),
             "mask": a["seen"],
         },
         {
@@ -225,7 +225,7 @@ def chosen_on_a_slice() -> dict[str, Any]:
         mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(of,) * 2)
         cut = NamedSharding(mesh, P("data", None, "model"))
         q = jax.ShapeDtypeStruct((4, 1024, 8, 128), jnp.bfloat16, sharding=cut)
-        with aim("tpu"):
+        with assume_platform("tpu"):
             verdicts = explain(q, q, q, mask=CAUSAL)
         refusal = next(v.refusal for v in verdicts if v.backend == "splash")
         found[kind] = {"chosen": verdicts.chosen, "splash": refusal}

@@ -11,8 +11,8 @@ from flax_attn.parity import judge
 from parity_tests.core.attend.peers import oracle
 
 # One dialect for all files here, and one place to follow a change of names.
-MaskFn, ScoreFn = fa.Fn, fa.modify
-Softcap, Alibi, Additive = fa.softcap, fa.alibi, fa.additive
+MaskFn, ScoreFn = fa.MaskFn, fa.ScoreFn
+Softcap, Alibi, Additive = fa.Softcap, fa.Alibi, fa.Additive
 
 BACKENDS = ("reference", "blockwise")
 DTYPES = ("float64", "float32", "bfloat16")

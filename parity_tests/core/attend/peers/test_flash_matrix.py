@@ -66,9 +66,9 @@ def rules(lengths, mask, scores, padding, dropout):
         for name in scores:
             score = chain[name]() if score == fa.IDENTITY else score >> chain[name]()
         return {
-            "mask": hides & fa.Lengths(x["keys"], x["queries"]) if padding else hides,
+            "mask": hides & fa.Lengths(x["keys"], q=x["queries"]) if padding else hides,
             "score": score,
-            "dropout": fa.Keep(x["keep"], RATE) if dropout else None,
+            "dropout": fa.DropoutMask(x["keep"], RATE) if dropout else None,
         }
 
     return of

@@ -51,7 +51,7 @@ def by_packing(x):
         beside = q_at[q] - k_at[k]
         return (beside >= 0) & (beside < x["reach"])
 
-    return {"mask": fa.Segments(*x["ids"]) & MaskFn(near)}
+    return {"mask": fa.Segments(q_ids=x["ids"][0], kv_ids=x["ids"][1]) & MaskFn(near)}
 
 
 def loops_of_packing(sequences, reach):
@@ -160,7 +160,7 @@ def test_every_query_has_its_range_of_keys():
 
 
 def padded(x):
-    return {"mask": fa.Lengths(x["keys"], x["queries"])}
+    return {"mask": fa.Lengths(x["keys"], q=x["queries"])}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -38,7 +38,7 @@ def causal(x):
 
 
 def keep(x):
-    return {"dropout": fa.Keep(x["keep"], RATE)}
+    return {"dropout": fa.DropoutMask(x["keep"], RATE)}
 
 
 def causal_keep(x):
@@ -66,7 +66,7 @@ def scaled_upper_keep(x):
 
 
 def packed(x):
-    return {"mask": fa.Segments(x["q_ids"], x["kv_ids"])}
+    return {"mask": fa.Segments(q_ids=x["q_ids"], kv_ids=x["kv_ids"])}
 
 
 # Batch, queries, keys, heads and widths; the rules; the shape of a bias.
