@@ -1,6 +1,7 @@
 """Attention in JAX that can be trusted: every variant a Flax module, proven equal to PyTorch."""
 
 from . import taps as taps
+from ._types import frozen as frozen
 from .attend import attend as attend
 from .attend import attention_weights as attention_weights
 from .attend import explain as explain
@@ -10,6 +11,8 @@ from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
 from .dropout import DropoutMask as DropoutMask
 from .flax_drop_in import flax_attention as flax_attention
+from .heads import merge_heads as merge_heads
+from .heads import split_heads as split_heads
 from .layers import BahdanauAttention as BahdanauAttention
 from .layers import CausalAttention as CausalAttention
 from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
@@ -41,9 +44,13 @@ from .masks import Window as Window
 from .places import Places as Places
 from .positions import Rotary as Rotary
 from .positions import alibi_slopes as alibi_slopes
+from .positions import rotary_angles as rotary_angles
+from .positions import rotate as rotate
+from .reference import softmax as softmax
 from .rules import Rules as Rules
 from .scores import IDENTITY as IDENTITY
 from .scores import Additive as Additive
 from .scores import Alibi as Alibi
+from .scores import Score as Score
 from .scores import ScoreFn as ScoreFn
 from .scores import Softcap as Softcap

@@ -78,6 +78,11 @@ def frozen(cls: C) -> C:
     return cls
 
 
+def is_frozen(cls: type) -> bool:
+    """Whether the class itself, not only its base, was made by `frozen`."""
+    return "_is_frozen" in vars(cls)
+
+
 def _checked(self: Any, checks: Any) -> None:
     for name, value in _fields(self).items():
         parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
@@ -107,7 +112,7 @@ def leaf_axes(node: Any) -> list[str]:
     A class says so in `AXES`: "b" stands for all batch axes, "n" for the heads, "q" for the queries
     and "k" for the keys. What is not named there belongs to the whole attention.
     """
-    if not hasattr(type(node), "_is_frozen"):
+    if not is_frozen(type(node)):
         return [""] * len(jax.tree.leaves(node))
     declared, found = getattr(node, "AXES", {}), []
     for key, value in _flatten(node)[0]:

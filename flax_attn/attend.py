@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ._arrays import check_number
+from ._types import is_frozen
 from .backends import BACKENDS
 from .backends.choice import Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, bound, weights_locally
@@ -174,9 +175,9 @@ def explain(
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
 ) -> Explanation:
-    """Every backend's verdict on a request: accepted, or why it refuses or stands aside.
+    """Every backend's verdict on a request: accepted, or why it refuses or is passed over.
 
-    One that stands aside serves if it is named; for this request another is the better choice.
+    One that is passed over serves if it is named; for this request another is the better choice.
 
     Nothing is computed. Prints as a table; `.chosen` is the name of the one that `attend` takes.
 
@@ -221,10 +222,10 @@ def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explana
     found = []
     for name, backend in BACKENDS.items():
         refusal = backend.refusal(*request)
-        aside = None if wanted in (name, "auto") else f"{wanted} is asked for"
+        passed_over = None if wanted in (name, "auto") else f"{wanted} is asked for"
         if refusal is None and wanted == "auto":
-            aside = backend.aside(*request)
-        found.append(Verdict(name, refusal, aside))
+            passed_over = backend.passed_over(*request)
+        found.append(Verdict(name, refusal, passed_over))
     return Explanation(found)
 
 
@@ -280,11 +281,13 @@ def _check_dtypes(arrays: dict[str, jax.Array]) -> None:
 
 
 def _check_rules(rules: Rules) -> None:
+    _check_frozen(rules.mask)
     if not isinstance(rules.score, Score):
         raise TypeError(
             f"score must be one of flax_attn's scores; got {type(rules.score).__name__}. "
             "A bias goes to score=Additive(array)."
         )
+    _check_frozen(rules.score)
     if not isinstance(rules.dropout, Drop | None):
         raise TypeError(
             "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None; "
@@ -292,6 +295,20 @@ def _check_rules(rules: Rules) -> None:
         )
     if rules.scale is not None:
         check_number("scale", rules.scale)
+
+
+def _check_frozen(node: Any) -> None:
+    """TypeError for a mask or a score of a user's class that no jitted function can take."""
+    if not isinstance(node, Mask | Score):
+        return
+    name = type(node).__name__
+    if not is_frozen(type(node)):
+        raise TypeError(
+            f"{name} is no pytree that is equal by value, as masks and scores must be; decorate "
+            "the class with flax_attn.frozen, which also makes it a dataclass."
+        )
+    for part in vars(node).values():
+        _check_frozen(part)
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:

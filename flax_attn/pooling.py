@@ -29,7 +29,7 @@ def visible(
     return seen.reshape(*sizes.batch, sizes.T, sizes.S)
 
 
-def silence(
+def zero_unseen(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
     """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""

@@ -22,12 +22,12 @@ class Backend(NamedTuple):
     """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
     `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None;
-    `aside` the reason why "auto" passes it over although it could, or None.
+    `passed_over` the reason why "auto" passes it over although it could, or None.
     """
 
     attention: Attention
     refusal: Refusal
-    aside: Refusal = _never
+    passed_over: Refusal = _never
 
 
 def _by_lse(forward: Any) -> Attention:
@@ -43,10 +43,10 @@ def _by_lse(forward: Any) -> Attention:
 _known = protocol.with_known_lengths
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "cudnn": Backend(_by_lse(cudnn.forward), _known(cudnn.refusal), protocol.aside),
-        "tokamax": Backend(_by_lse(tokamax.forward), _known(tokamax.refusal), protocol.aside),
-        "splash": Backend(_by_lse(splash.forward), _known(splash.refusal), protocol.aside),
-        "blockwise": Backend(blockwise.attention, _known(_never), blockwise.aside),
+        "cudnn": Backend(_by_lse(cudnn.forward), _known(cudnn.refusal), protocol.passed_over),
+        "tokamax": Backend(_by_lse(tokamax.forward), _known(tokamax.refusal), protocol.passed_over),
+        "splash": Backend(_by_lse(splash.forward), _known(splash.refusal), protocol.passed_over),
+        "blockwise": Backend(blockwise.attention, _known(_never), blockwise.passed_over),
         "reference": Backend(reference.attention, _never),
     }
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from .platform import platform_of
-from .protocol import SMALL
+from .protocol import PAIRS
 
 KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
 
@@ -18,17 +18,17 @@ class Verdict(NamedTuple):
     Attributes:
       backend: its name.
       refusal: the reason why it cannot serve the request, or None.
-      aside: the reason why "auto" passes it over although it could, or None.
+      passed_over: the reason why "auto" passes it over although it could, or None.
     """
 
     backend: str
     refusal: str | None
-    aside: str | None = None
+    passed_over: str | None = None
 
     def __str__(self) -> str:
         if self.refusal is not None:
             return f"refuses: {self.refusal}"
-        return "accepts" if self.aside is None else f"stands aside: {self.aside}"
+        return "accepts" if self.passed_over is None else f"passed over: {self.passed_over}"
 
 
 class Explanation(tuple[Verdict, ...]):
@@ -43,7 +43,7 @@ class Explanation(tuple[Verdict, ...]):
     @property
     def chosen(self) -> str | None:
         """The backend that "auto" takes; None if the only one asked for refuses."""
-        fit = (v.backend for v in self if v.refusal is None and v.aside is None)
+        fit = (v.backend for v in self if v.refusal is None and v.passed_over is None)
         return next(fit, None)
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ def slow_path(platform: str, found: Explanation, pairs: int) -> str | None:
     Args:
       platform: "cpu", "gpu" or "tpu"; a CPU has no kernels.
       found: what the backends say.
-      pairs: T * S; up to `SMALL` of them the plain formula is a good choice.
+      pairs: T * S; up to `PAIRS` of them the plain formula is a good choice.
 
     >>> found = Explanation([Verdict("splash", "the mask is not static"), Verdict("plain", None)])
     >>> slow_path("tpu", found, 4096 * 4096)
@@ -72,8 +72,8 @@ the mask is not static); backend='plain' asks for it without this warning."
     """
     kernels, chosen = KERNELS.get(platform, ()), found.chosen
     refusals = {v.backend: v.refusal for v in found if v.backend in kernels}
-    if not kernels or None in refusals.values() or pairs <= SMALL:
-        return None  # a kernel serves, or stands aside for a better choice
+    if not kernels or None in refusals.values() or pairs <= PAIRS:
+        return None  # a kernel serves, or is passed over for a better choice
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     return (
         f"attend takes the backend {chosen!r}, slow on a {platform}, since no kernel serves the "
@@ -85,7 +85,7 @@ def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
     """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
     pairs = q.shape[-3] * k.shape[-3]
     known = isinstance(pairs, int)  # else `jax.export` left a length open
-    sentence = slow_path(platform_of(q), found, pairs if known else SMALL + 1)
+    sentence = slow_path(platform_of(q), found, pairs if known else PAIRS + 1)
     if sentence is not None:
         _warn(sentence)
 

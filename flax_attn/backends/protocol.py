@@ -4,11 +4,9 @@ A kernel here is two functions: one gives output and each row's maximum m and su
 gradients of q, k and v from these and the output's cotangent. A kernel that knows lse = m + log(l)
 alone gives lse for m and 1 for l. The rest is done around it, once for all kernels:
 
-    sinks       m' = max(m, sink),  l' = l * exp(m - m') + exp(sink - m'),  o' = o times its share,
-                gradients by the kernel from these, and
-                dsink = -sum exp(sink - m') / l' * (rowsum(do * o') - dlse)
+    sinks       joined to m and l afterwards (see `sinks`); the gradients are made from these
     dlse        ds = p * (do.v - (rowsum(do * o) - dlse)): `with_dlse`, where a kernel takes no dlse
-    silence     zeros in place of what sees nothing and what nobody sees, so that NaN stays there
+    unseen      zeros in place of what sees nothing and what nobody sees, so that NaN stays there
 """
 
 import math
@@ -28,18 +26,24 @@ from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .platform import mesh_of
+from .sinks import gradient, joined, share
 
-SMALL = 256 * 256  # query-key pairs of a head
+PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
 COPIED = 2**20  # bytes of keys and values a query, which the plain formula copies
 ROWS = 256  # queries that are asked at once what they see
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why the plain formula is the better choice although a kernel could serve."""
+def passed_over(
+    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, pairs: int = PAIRS
+) -> str | None:
+    """Why the plain formula is the better choice although a backend could serve, or None.
+
+    Up to `pairs` weights a head it is as fast, and it alone has weights to show.
+    """
     if taps.listening():
         return "somebody listens to the weights"
-    if q.shape[-3] * k.shape[-3] <= SMALL and not long_cache(q, k, v):
+    if q.shape[-3] * k.shape[-3] <= pairs and not long_cache(q, k, v):
         return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
@@ -280,17 +284,9 @@ def _forward(kernel: Kernel, q, k, v, given, sinks, rows) -> Any:
         o = jnp.where(_last(dead), 0, o)
         stats = Stats(jnp.where(dead, -jnp.inf, stats.m), jnp.where(dead, 0, stats.l))
     if sinks is not None:
-        own, stats = stats, _with_sinks(stats, sinks)
-        share = own.l * jnp.exp(own.m - stats.m) / jnp.where(stats.l == 0, 1, stats.l)
-        o = (o.astype(own.m.dtype) * _last(share)).astype(o.dtype)
+        own, stats = stats, joined(stats, sinks)
+        o = (o.astype(own.m.dtype) * _last(share(own, stats))).astype(o.dtype)
     return (o, stats.lse), (q, k, v, given, sinks, rows, dead, o, stats)
-
-
-def _with_sinks(own: Stats, sinks: jax.Array) -> Stats:
-    sinks = _over_rows(sinks, own.m)
-    m = jnp.maximum(own.m, sinks)
-    m = jnp.where(m == -jnp.inf, 0, m)
-    return Stats(m, own.l * jnp.exp(own.m - m) + jnp.exp(sinks - m))
 
 
 def _kept(kernel: Kernel, *args: Any) -> Any:
@@ -304,7 +300,7 @@ def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
     do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
     if dead is not None:
         do = jnp.where(_last(dead), 0, do)
-    dsinks = None if sinks is None else _of_sinks(sinks, o, stats, do, dlse)
+    dsinks = None if sinks is None else gradient(sinks, stats, _delta(o, stats, do, dlse))
     if dead is not None:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
         stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
@@ -343,19 +339,13 @@ def blank(x: jax.Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _of_sinks(sinks: Any, o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:
+def _delta(o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:
     kind = stats.m.dtype
     delta = jnp.sum(do.astype(kind) * o.astype(kind), axis=-1)  # B T N
     delta = jnp.swapaxes(delta, 1, 2)  # B N T
-    delta = delta if dlse is None else delta - dlse
-    share = jnp.exp(_over_rows(sinks, stats.m) - stats.m) / jnp.where(stats.l == 0, 1, stats.l)
-    return -jnp.sum(share * delta, axis=(0, 2)).astype(sinks.dtype)
+    return delta if dlse is None else delta - dlse
 
 
 def _last(x: jax.Array) -> jax.Array:
     """B N T as B T N 1."""
     return jnp.swapaxes(x, 1, 2)[..., None]
-
-
-def _over_rows(sinks: jax.Array, lse: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(sinks.astype(lse.dtype)[None, :, None], lse.shape)

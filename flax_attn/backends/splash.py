@@ -172,7 +172,7 @@ class Seen(NamedTuple):
     seeing: tuple[int, int]
 
     def __call__(self, q: Any, k: Any) -> Any:
-        seen = self.mask(0, 0, q, k)
+        seen = _static(self.mask, q, k)
         if seen.shape != np.broadcast_shapes(q.shape, k.shape):
             seen = seen & (q >= 0) & (k >= 0)
         first, end = self.seeing
@@ -206,6 +206,14 @@ def _seeing(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
     return (first, end) if seeing[first:end].all() else None
 
 
+def _static(mask: Mask, q: Any, k: Any) -> Any:
+    """The static mask of these queries and keys; of numpy's indices in numpy."""
+    if not isinstance(q, np.ndarray):  # inside the kernel
+        return mask(0, 0, q, k)
+    with jax.ensure_compile_time_eval():  # a user's class may ask in jax.numpy
+        return np.asarray(mask(0, 0, q, k))
+
+
 def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
     """Which queries see a key, T, by a static mask."""
     band = band_of(mask)
@@ -213,7 +221,7 @@ def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
         return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
     parts = [np.arange(q, min(q + 512, sizes.T)) for q in range(0, sizes.T, 512)]
-    found = [np.asarray(mask(0, 0, q.astype(np.int32)[:, None], k)) for q in parts]
+    found = [_static(mask, q.astype(np.int32)[:, None], k) for q in parts]
     rows = [np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(found, parts, strict=True)]
     return np.concatenate(rows)
 

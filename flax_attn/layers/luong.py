@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ..pooling import pool, silence, visible
+from ..pooling import pool, visible, zero_unseen
 from ..projection import torch_linear
 
 
@@ -101,7 +101,7 @@ class LuongAttention(nnx.Module):
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
         seen = visible(mask, h, s)  # *B T S
-        h, s = silence(h, s, seen)
+        h, s = zero_unseen(h, s, seen)
         return pool(SCORES[self.score](self, h, s), h, seen)
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, larger, look_up, smaller, to_grid
+from .._arrays import check_boolean, look_up, to_grid
 from .._types import Sizes, frozen
-from ..places import Places
+from ..places import Places, in_whole
 
 Range = tuple[Any, Any]
 
@@ -19,15 +19,26 @@ Range = tuple[Any, Any]
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
 
-    A subclass is made by `_types.frozen`, so that it is a pytree and hashes by value. `&`, `|` and
-    `~` combine masks, and masks with boolean arrays.
+    A subclass of your own is decorated with `flax_attn.frozen`, which makes it a dataclass, a
+    pytree of its arrays, and equal by value. Every backend then takes it. Two answers make it
+    faster: `is_static = True` if it asks neither for b nor for n and holds no array, and a
+    `key_range`, by which blocks of keys that nobody sees are skipped. `&`, `|` and `~` combine
+    masks, and masks with boolean arrays.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not say what it hides.
-      TypeError: for `and`, `or` and `not`.
+      TypeError: for `and`, `or` and `not`; in use, by a subclass that is not decorated.
 
     Source: `mask_mod` of torch's flex attention; the algebra is our own.
 
+    >>> from flax_attn import Mask, frozen
+    >>> @frozen
+    ... class EveryOther(Mask):
+    ...     start: int
+    ...     def __call__(self, b, n, q, k):
+    ...         return (q - k) % 2 == self.start
+    >>> EveryOther(0)(0, 0, 2, np.arange(4)).tolist()
+    [True, False, True, False]
     >>> from flax_attn import CAUSAL, Window
     >>> (CAUSAL & ~Window(0, 0))(0, 0, 2, np.arange(4)).tolist()  # the past alone
     [True, True, False, False]
@@ -44,7 +55,8 @@ class Mask:
     def is_static(self) -> bool:
         """Whether the mask is known without any array, batch entry or head."""
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
-        return not jax.tree.leaves(self) and all(part.is_static for part in parts)
+        declared = hasattr(type(self), "AXES")
+        return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
 
     def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether query q of head n in batch entry b may look at key k; index arrays broadcast."""
@@ -52,11 +64,15 @@ class Mask:
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        return self
+        return self if hasattr(type(self), "AXES") else jax.tree.map(jnp.asarray, self)
 
     def at(self, places: Places) -> "Mask":
-        """This mask for a shard whose batch entries and heads stand at `places` in the whole."""
-        return self
+        """This mask for a shard whose batch entries and heads stand at `places` in the whole.
+
+        A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
+        any other keeps its arrays whole and is asked by the numbers of the whole.
+        """
+        return self if hasattr(type(self), "AXES") else Placed(self, places)
 
     def grid(self, sizes: Sizes) -> jax.Array:
         """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""
@@ -66,23 +82,13 @@ class Mask:
         """`lo, hi`: no query of `range(*q)` may look at a key outside it. Conservative."""
         return 0, sizes.S
 
-    def row_ranges(self, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-        """`lo, hi` of each query, if the mask is static and each row one run of keys, else None."""
-        seen = self.static(sizes)
-        if seen is None:
-            return None
-        count = seen.sum(-1)
-        lo = np.where(count > 0, seen.argmax(-1) if sizes.S else 0, 0)
-        k = np.arange(sizes.S)
-        runs = (seen == ((k >= lo[:, None]) & (k < (lo + count)[:, None]))).all()
-        return (lo, lo + count) if runs else None
-
     def static(self, sizes: Sizes) -> np.ndarray | None:
         """The mask as a T S numpy array, if it is static."""
         if not self.is_static:
             return None
         _, _, q, k = sizes.grid()
-        seen = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
+        with jax.ensure_compile_time_eval():
+            seen = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
         return np.broadcast_to(np.asarray(seen), (sizes.T, sizes.S))
 
     def __and__(self, other: "Mask | jax.Array") -> "Mask":
@@ -132,11 +138,37 @@ class Dense(Mask):
 
 
 @frozen
+class Placed(Mask):
+    """A mask that knows nothing of shards, asked by the numbers of the whole."""
+
+    mask: Mask
+    places: Places
+
+    @property
+    def is_static(self):
+        return self.mask.is_static
+
+    def at(self, places):
+        return Placed(self.mask, places)
+
+    def bind(self, sizes):
+        return Placed(self.mask.bind(sizes), self.places)
+
+    def __call__(self, b, n, q, k):
+        return self.mask(*in_whole(self.places, b, n), q, k)
+
+    def key_range(self, b, n, q, sizes):
+        return self.mask.key_range(*in_whole(self.places, b, n), q, sizes)
+
+
+@frozen
 class And(Mask):
     """Both let it look."""
 
     a: Mask
     b: Mask
+
+    AXES: ClassVar = {}
 
     def bind(self, sizes):
         return And(self.a.bind(sizes), self.b.bind(sizes))
@@ -150,10 +182,6 @@ class And(Mask):
     def grid(self, sizes):
         return self.a.grid(sizes) & self.b.grid(sizes)
 
-    def key_range(self, b, n, q, sizes):
-        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
-        return larger(one[0], two[0]), smaller(one[1], two[1])
-
 
 @frozen
 class Or(Mask):
@@ -161,6 +189,8 @@ class Or(Mask):
 
     a: Mask
     b: Mask
+
+    AXES: ClassVar = {}
 
     def bind(self, sizes):
         return Or(self.a.bind(sizes), self.b.bind(sizes))
@@ -174,16 +204,14 @@ class Or(Mask):
     def grid(self, sizes):
         return self.a.grid(sizes) | self.b.grid(sizes)
 
-    def key_range(self, b, n, q, sizes):
-        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
-        return smaller(one[0], two[0]), larger(one[1], two[1])
-
 
 @frozen
 class Not(Mask):
     """What the other hides."""
 
     a: Mask
+
+    AXES: ClassVar = {}
 
     def bind(self, sizes):
         return Not(self.a.bind(sizes))

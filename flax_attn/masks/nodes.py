@@ -59,6 +59,8 @@ class Full(Mask):
     True
     """
 
+    AXES: ClassVar = {}
+
     def __call__(self, b, n, q, k):
         return np.True_
 
@@ -184,6 +186,8 @@ class Chunked(Mask):
     """
 
     size: int
+
+    AXES: ClassVar = {}
 
     def __post_init__(self):
         if not is_count(self.size, 1):

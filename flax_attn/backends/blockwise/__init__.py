@@ -29,12 +29,14 @@ from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
-from ..protocol import long_cache
+from ..protocol import passed_over as passed_over_up_to
+from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
+from .online_softmax import backward_heads, forward_heads
 from .plan import Plan, plan_of
-from .units import backward_units, forward_units
 
-SMALL = 128 * 128  # weights a head
+PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
+passed_over = partial(passed_over_up_to, pairs=PAIRS)
 
 
 def forward(
@@ -74,13 +76,6 @@ def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) ->
     return plan_of(sizes._replace(batch=(sizes.B,)), k.shape[-2], rules, platform, **how)
 
 
-def aside(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why the plain formula is the better choice: it is quicker on small ones, and shows points."""
-    if q.shape[-3] * k.shape[-3] < SMALL and not long_cache(q, k, v):
-        return f"the plain formula is as quick for {q.shape[-3]} x {k.shape[-3]} weights"
-    return "somebody listens to the weights" if taps.listening() else None
-
-
 @partial(jax.jit, static_argnums=0)
 def _run(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     return _attend(plan, q, k, v, rules)
@@ -98,11 +93,11 @@ def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules)
 
 def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
-    o, m, l = forward_units(plan, q, k, v, rules)
+    o, m, l = forward_heads(plan, q, k, v, rules)
     if rules.sinks is not None:
-        most, total = _with_sinks(rules, m, l)
-        share = l * jnp.exp(m - most) / _nonzero(total)  # B N T
-        o = o * jnp.swapaxes(share, 1, 2)[..., None]
+        stats = Stats(m, l)
+        kept = share(stats, joined(stats, rules.sinks))  # B N T
+        o = o * jnp.swapaxes(kept, 1, 2)[..., None]
     return o, m, l
 
 
@@ -119,32 +114,16 @@ def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple
     delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T
     dead, dsinks = l == 0, None
     if rules.sinks is not None:
-        most, l = _with_sinks(rules, m, l)
-        share = jnp.exp(_sinks(rules, m) - most) / _nonzero(l)
-        m = jnp.where(dead, m, most)
-        dsinks = -jnp.sum(share * jnp.where(dead, -dlse, delta), axis=(0, 2))
-        dsinks = dsinks.astype(rules.sinks.dtype)
-    rows = jnp.where(dead, jnp.inf, m), 1 / _nonzero(l), jnp.where(dead, 0, delta)
+        stats = joined(Stats(m, l), rules.sinks)
+        dsinks = gradient(rules.sinks, stats, jnp.where(dead, -dlse, delta))
+        m, l = stats
+    rows = jnp.where(dead, jnp.inf, m), 1 / nonzero(l), jnp.where(dead, 0, delta)
     with jax.default_matmul_precision(plan.precision):
-        *grads, dscore = backward_units(plan, q, k, v, rules, do, *rows)
+        *grads, dscore = backward_heads(plan, q, k, v, rules, do, *rows)
     return *grads[:3], _cotangent(rules, grads[3], dscore, dsinks)
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _with_sinks(rules: Rules, m: jax.Array, l: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """m and l of the rows with their sinks, if there are any."""
-    if rules.sinks is None:
-        return m, l
-    sinks = _sinks(rules, m)
-    most = jnp.maximum(m, sinks)
-    most = jnp.where(most == -jnp.inf, 0, most)  # a sink of -inf in a row that sees nothing
-    return most, l * jnp.exp(m - most) + jnp.exp(sinks - most)
-
-
-def _sinks(rules: Rules, m: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(rules.sinks.astype(m.dtype)[None, :, None], m.shape)
 
 
 def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
@@ -152,12 +131,8 @@ def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
 
     m is a shift, of which nothing depends: the gradient of the log-sum-exp is that of l alone.
     """
-    m, l = _with_sinks(rules, m, l)
+    m, l = joined(Stats(m, l), rules.sinks)
     return Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
-
-
-def _nonzero(l: jax.Array) -> jax.Array:
-    return jnp.where(l == 0, 1, l)
 
 
 def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array], dsinks: Any) -> Rules:

@@ -16,7 +16,7 @@ class Plan(NamedTuple):
       groups: query heads that share a key head.
       rows, cols: queries and keys of a block.
       band: keys that hold all that any block of queries may see, if they are few.
-      quiet: whether there may be keys that no query sees, whatever stands in them.
+      hides_keys: whether there may be keys that no query sees, whatever stands in them.
       unrolled: whether query blocks are written out one by one, each with its exact keys.
       batched: whether all heads run at once rather than one after the other.
       precision: of every product, as the caller had it when he asked.
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     rows: int
     cols: int
     band: int | None
-    quiet: bool
+    hides_keys: bool
     unrolled: bool
     batched: bool
     precision: Any
@@ -70,7 +70,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **ho
         rows=rows,
         cols=min(cols or max(most, 2**18 // (rows * G)), sizes.S),
         band=_band(rules, sizes, rows),
-        quiet=not (rules.mask.is_static and all_seen(rules.mask, sizes)),
+        hides_keys=not (rules.mask.is_static and all_seen(rules.mask, sizes)),
         unrolled=how.get("unrolled", False),
         batched=how.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009

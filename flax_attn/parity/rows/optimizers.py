@@ -139,27 +139,6 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Optimizer:
     return Optimizer(name, full, _in_torch(name, full), _in_optax(name, full), _notes(name, full))
 
 
-def explain(name: str) -> str:
-    """What a port must mind that calls optax by the name torch has, a sentence a line.
-
-    Raises:
-      ValueError: for an optimizer that does not exist.
-
-    Example:
-
-    >>> print(explain("adadelta"))
-    adadelta: torch.optim.Adadelta(lr=1.0, rho=0.9, eps=1e-06, weight_decay=0.0, maximize=False)
-    - torch adds weight_decay * p to the gradient first, before momentum and moments;
-    optax.adadelta does so too.
-    """
-    if name in REFUSED:
-        return f"{name}: not compared, {REFUSED[name]}."
-    _check_name(name)
-    options = ", ".join(f"{key}={value}" for key, value in DEFAULTS[name].items())
-    lines = [f"{name}: torch.optim.{CLASSES[name]}({options})"]
-    return "\n".join(lines + [f"- {sentence}" for sentence in NOTES[name].values()])
-
-
 def _notes(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sentence for option, sentence in NOTES[name].items() if options[option])
 

@@ -220,8 +220,9 @@ def test_every_backend_says_what_it_thinks():
     for arrays in (shapes(7), shapes(7, (2, 3)), [jnp.ones(x.shape) for x in shapes(7)]):
         found = explain(*arrays)
         assert names(found) == BACKENDS and found.chosen == "reference"
-        assert all(v.refusal for v in found[:3]) and not any(v.aside for v in found[:3])
-        assert found[3].refusal is None and found[3].aside.startswith("the plain formula is as qui")
+        assert all(v.refusal for v in found[:3]) and not any(v.passed_over for v in found[:3])
+        assert found[3].refusal is None
+        assert found[3].passed_over.startswith("the plain formula is as qui")
         assert found[4] == ("reference", None, None)
     long = explain(*shapes(128))
     assert long.chosen == "blockwise" and long[3] == ("blockwise", None, None)
@@ -256,7 +257,7 @@ def test_the_name_asked_for_is_taken():
             assert not tapped() and tapped(backend="reference")
             found = explain(q, k, v)
             assert found.chosen == "blockwise"
-            assert {v.aside for v in found} == {None, "blockwise is asked for"}
+            assert {v.passed_over for v in found} == {None, "blockwise is asked for"}
             assert found[3] == ("blockwise", None, None) and found[4][2] is not None
             with use_backend("auto"):
                 assert tapped() and explain(q, k, v).chosen == "reference"

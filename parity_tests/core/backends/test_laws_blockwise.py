@@ -16,7 +16,7 @@ import pytest
 from flax_attn import reference, taps
 from flax_attn._types import Sizes
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise import units
+from flax_attn.backends.blockwise import online_softmax
 from flax_attn.backends.blockwise.block import Block
 from flax_attn.dropout import DropoutMask
 from flax_attn.masks import CAUSAL
@@ -205,12 +205,12 @@ def shapes(queries, keys, width=4):
 def test_the_plain_formula_is_left_small_requests_and_listeners():
     rules = Rules()
     for queries, keys in ((128, 127), (1, 100), (127, 128)):
-        told = blockwise.aside(*shapes(queries, keys), rules)
-        assert told == f"the plain formula is as quick for {queries} x {keys} weights"
-    assert blockwise.aside(*shapes(128, 128), rules) is None
-    assert blockwise.aside(*shapes(1, 2000, 64), rules) is None
+        told = blockwise.passed_over(*shapes(queries, keys), rules)
+        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
+    assert blockwise.passed_over(*shapes(128, 128), rules) is None
+    assert blockwise.passed_over(*shapes(1, 2000, 64), rules) is None
     with taps.listen():
-        assert blockwise.aside(*shapes(128, 128), rules) == "somebody listens to the weights"
+        assert blockwise.passed_over(*shapes(128, 128), rules) == "somebody listens to the weights"
 
 
 def test_one_jitted_program_for_one_plan():
@@ -249,14 +249,16 @@ def test_it_runs_inside_a_shard_map():
 def test_heads_that_share_keys_stand_together_and_return():
     x = normal(0, 2, 3, 6, 4)
     for G in (1, 2, 3, 6):
-        parts = units.split(jnp.asarray(x), G)
+        parts = online_softmax.split(jnp.asarray(x), G)
         assert parts.shape == (2 * 6 // G, G, 3, 4)
         for u, g in itertools.product(range(2 * 6 // G), range(G)):
             b, n = divmod(u, 6 // G)
             assert np.array_equal(parts[u, g], x[b, :, n * G + g].astype("float32"))
-        assert np.array_equal(units.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32"))
+        assert np.array_equal(
+            online_softmax.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32")
+        )
     made = blockwise.plan(jnp.ones((2, 3, 6, 4)), jnp.ones((2, 5, 2, 4)), Rules(), "cpu")
-    made = units._units(made)
+    made = online_softmax._groups(made)
     assert [y.tolist() for y in made] == [[0, 0, 1, 1], [0, 3, 0, 3]]
     assert {y.dtype for y in made} == {jnp.dtype("int32")}
 
@@ -265,21 +267,23 @@ def test_parts_are_taken_from_their_place_and_put_there():
     x = normal(1, 2, 3, 6, 4).astype("float32")
     for b, n in ((0, 0), (1, 2), (jnp.asarray(1), jnp.asarray(4))):
         want = np.moveaxis(x[int(b), :, int(n) : int(n) + 2], 1, 0)
-        assert np.array_equal(units.take(jnp.asarray(x), b, n, 2), want)
-    total = units.put(jnp.zeros((3, 4)), jnp.ones((2, 2), "bfloat16"), 1, jnp.asarray(2))
+        assert np.array_equal(online_softmax.take(jnp.asarray(x), b, n, 2), want)
+    total = online_softmax.put(jnp.zeros((3, 4)), jnp.ones((2, 2), "bfloat16"), 1, jnp.asarray(2))
     assert total.dtype == jnp.float32
     assert total.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     at = Block(0, 0, 1, 2, 2, 2, 3)
     lines = np.arange(2 * 5 * 3.0).reshape(2, 5, 3)
-    assert np.array_equal(units._rows(jnp.asarray(lines), at), lines[:, 1:3].reshape(4, 3))
-    assert np.array_equal(units._rows(jnp.asarray(lines[..., 0]), at), lines[:, 1:3, 0].reshape(4))
-    assert np.array_equal(units._cols(jnp.asarray(lines[0]), at), lines[0, 2:5])
-    sums = units._add_cols(jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at)
+    assert np.array_equal(online_softmax._rows(jnp.asarray(lines), at), lines[:, 1:3].reshape(4, 3))
+    assert np.array_equal(
+        online_softmax._rows(jnp.asarray(lines[..., 0]), at), lines[:, 1:3, 0].reshape(4)
+    )
+    assert np.array_equal(online_softmax._cols(jnp.asarray(lines[0]), at), lines[0, 2:5])
+    sums = online_softmax._add_cols(jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at)
     want = np.ones((2, 6), "float32")
     want[:, 2:5] += normal(2, 2, 3).astype("float32")
     assert np.array_equal(sums, want)
     with jax.enable_x64(True):
-        assert {y.dtype for y in units._starts(1, jnp.asarray(2))} == {jnp.dtype("int32")}
+        assert {y.dtype for y in online_softmax._starts(1, jnp.asarray(2))} == {jnp.dtype("int32")}
 
 
 def test_the_scale_goes_where_it_rounds_nothing_away():
@@ -287,7 +291,7 @@ def test_the_scale_goes_where_it_rounds_nothing_away():
     q, k = normal(3, 4, 5), normal(4, 3, 5)
     for dtype in ("float32", "bfloat16"):
         a, b = (jnp.asarray(x, dtype) for x in (q, k))
-        x = units._logits(a, b, rules, at)
+        x = online_softmax._logits(a, b, rules, at)
         assert x.shape == (2, 2, 3) and x.dtype == jnp.float32
         want = 3 * np.asarray(a, float) @ np.asarray(b, float).T
         plain = 3 * np.asarray(a, "float32") @ np.asarray(b, "float32").T

@@ -18,12 +18,12 @@ from flax_attn.backends.protocol import (
     Band,
     alive,
     alive_in,
-    aside,
     band_of,
     is_number,
     long_cache,
     of_mesh,
     parts_of,
+    passed_over,
     with_known_lengths,
 )
 from flax_attn.masks import (
@@ -58,13 +58,13 @@ def shapes(queries: int, keys: int, width: int = 4, dtype: str = "float32") -> l
 
 def test_small_requests_and_listeners_are_left_to_the_plain_formula():
     for queries, keys in ((256, 256), (1, 1000), (16, 4096)):
-        told = aside(*shapes(queries, keys), Rules())
+        told = passed_over(*shapes(queries, keys), Rules())
         assert told == f"the plain formula is as fast for {queries} x {keys} weights"
     for queries, keys in ((256, 257), (257, 256)):
-        assert aside(*shapes(queries, keys), Rules()) is None
-    assert aside(*shapes(1, 2000, 128), Rules()) is None
+        assert passed_over(*shapes(queries, keys), Rules()) is None
+    assert passed_over(*shapes(1, 2000, 128), Rules()) is None
     with taps.listen():
-        assert aside(*shapes(256, 257), Rules()) == "somebody listens to the weights"
+        assert passed_over(*shapes(256, 257), Rules()) == "somebody listens to the weights"
 
 
 def test_a_cache_is_long_from_a_mebibyte_a_query_on():

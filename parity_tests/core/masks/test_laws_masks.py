@@ -126,7 +126,6 @@ def test_static_is_never_what_depends_on_the_entry_or_on_a_function():
         for whole in (mask, ~mask, mask & static, static & mask, mask | static, ~(static | mask)):
             assert whole.is_static is False
             assert whole.static(Sizes((), 1, 2, 3)) is None
-            assert whole.row_ranges(Sizes((), 1, 2, 3)) is None
 
 
 def listener():
@@ -148,23 +147,17 @@ def listener():
             self.asked.append(sizes)
             return jnp.ones((2, 2), bool)
 
-        def key_range(self, *block):
-            self.asked.append(block)
-            return 1, 4
-
     return Asked()
 
 
 def test_combinations_hand_everything_on_to_both():
-    block = (0, 1, (2, 3), "sizes")
     for make in (masks.And, masks.Or):
         one, two = listener(), listener()
         whole = make(one, two)
         assert type(whole.bind("sizes")) is make
         whole(5, 6, 7, 8)
         whole.grid("sizes")
-        assert whole.key_range(*block) == (1, 4)
-        assert one.asked == two.asked == ["sizes", (5, 6, 7, 8), "sizes", block]
+        assert one.asked == two.asked == ["sizes", (5, 6, 7, 8), "sizes"]
     one = listener()
     assert masks.Not(one).bind("sizes") == masks.Not(one)
     assert not masks.Not(one)(5, 6, 7, 8).any() and not masks.Not(one).grid("sizes").any()

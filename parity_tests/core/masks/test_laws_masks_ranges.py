@@ -5,36 +5,11 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from flax_attn import masks
 from flax_attn._types import Sizes
 
-from .test_laws_masks import KV, QL, SHAPES, B, N, chequered, combined, is_static, leaves
-
-
-def test_row_ranges_are_the_run_of_each_row():
-    for T, S in [*SHAPES, (1, 1), (0, 3), (3, 0)]:
-        sizes = Sizes((B,), N, T, S)
-        for name, (mask, says) in combined(T, S).items():
-            ranges = mask.row_ranges(sizes)
-            if not is_static(name):
-                assert ranges is None
-                continue
-            seen = [[k for k in range(S) if says(0, 0, q, k)] for q in range(T)]
-            runs = [row == list(range(row[0], row[-1] + 1)) for row in seen if row]
-            assert (ranges is not None) == all(runs), name
-            if ranges is not None:
-                lo, hi = ranges
-                assert isinstance(lo, np.ndarray) and lo.shape == hi.shape == (T,)
-                assert lo.tolist() == [row[0] if row else 0 for row in seen], name
-                assert hi.tolist() == [row[-1] + 1 if row else 0 for row in seen], name
-
-
-def test_rows_with_a_hole_have_no_range():
-    sizes = Sizes((), 1, 3, 5)
-    for mask in (~masks.Window(0, 0), masks.Prefix(1) | masks.Window(0, 0)):
-        assert mask.row_ranges(sizes) is None and mask.static(sizes) is not None
+from .test_laws_masks import KV, QL, SHAPES, B, N, chequered, is_static, leaves
 
 
 def blocks(T):
@@ -99,17 +74,3 @@ def test_key_ranges_of_traced_blocks():
     assert jax.vmap(masks.MaskFn(chequered), (0, None, None, None))(
         jnp.arange(2), 0, 0, 1
     ).shape == (2,)
-
-
-def test_key_ranges_meet_in_an_intersection_and_span_a_union():
-    sizes = Sizes((B,), N, 6, 8)
-    one, two = masks.Window(1, 0), masks.Window(0, 3, 1)
-    for q in blocks(6):
-        (a, b), (c, d) = one.key_range(0, 0, q, sizes), two.key_range(0, 0, q, sizes)
-        assert (a, b) != (c, d)
-        for x, y in ((one, two), (two, one)):
-            assert (x & y).key_range(0, 0, q, sizes) == (max(a, c), min(b, d))
-            assert (x | y).key_range(0, 0, q, sizes) == (min(a, c), max(b, d))
-    lengths, prefix = masks.Lengths(KV).bind(sizes), masks.Prefix(KV[::-1].copy()).bind(sizes)
-    assert (lengths & prefix).key_range(1, 0, (0, 2), sizes) == (0, 3)
-    assert (lengths | prefix).key_range(1, 0, (0, 2), sizes) == (0, 6)

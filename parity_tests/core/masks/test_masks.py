@@ -21,6 +21,7 @@ from flax_attn import (
     attend,
 )
 from flax_attn._types import Sizes
+from flax_attn.backends.blockwise.ranges import Rows, outer
 from flax_attn.masks import as_mask
 
 B, N = 2, 3
@@ -101,22 +102,18 @@ def test_any_combination_agrees_with_loops(tree, shape):
     assert static is None or (static == want).all()
     for b in range(B):
         for lo, hi in ((0, 2), (1, T), (2, 3)):
-            first, last = (int(x) for x in bound.key_range(b, 0, (lo, hi), sizes))
+            first, last = (int(x) for x in outer(bound, b, Rows(lo, hi - lo), sizes))
             rows = want[b, :, lo:hi]
             assert not rows[..., :first].any() and not rows[..., max(last, 0) :].any()
-    ranges = mask.row_ranges(sizes)
-    if ranges is not None:
-        k = np.arange(S)
-        assert (((k >= ranges[0][:, None]) & (k < ranges[1][:, None])) == want).all()
 
 
 def test_key_ranges_may_be_traced():
     sizes, kv = Sizes((2,), 1, 9, 9), np.asarray([4, 8])
     mask = (Window(3, 0) & Lengths(kv) & Chunked(5) | Prefix(np.asarray([1, 0]))).bind(sizes)
-    traced = jax.jit(lambda b, lo: mask.key_range(b, 0, (lo, lo + 2), sizes))
+    traced = jax.jit(lambda b, lo: outer(mask, b, Rows(lo, 2), sizes))
     for b in range(2):
         for lo in range(8):
-            plain = mask.key_range(b, 0, (lo, lo + 2), sizes)
+            plain = outer(mask, b, Rows(lo, 2), sizes)
             assert [int(x) for x in traced(b, lo)] == [int(x) for x in plain]
 
 
@@ -140,25 +137,15 @@ def test_static_masks_say_so():
         CAUSAL & MaskFn(even),
         ~Lengths(kv),
     ):
-        assert not mask.is_static and mask.static(sizes) is None and mask.row_ranges(sizes) is None
-
-
-def test_row_ranges_are_found_where_there_are_any():
-    sizes = Sizes((), 1, 4, 7)
-    for mask in (FULL, CAUSAL, Causal("end"), Window(1, 2), Chunked(2), ~FULL, Causal(-2)):
-        lo, hi = mask.row_ranges(sizes)
-        assert (hi - lo == mask.static(sizes).sum(-1)).all() and (lo <= hi).all()
-    assert (~Window(0, 0)).row_ranges(sizes) is None  # two runs a row
+        assert not mask.is_static and mask.static(sizes) is None
 
 
 def test_ranges_skip_what_they_can():
     sizes = Sizes((), 1, 100, 100)
     assert Window(4, 0).key_range(0, 0, (50, 60), sizes) == (46, 60)
-    assert (CAUSAL & Chunked(10)).key_range(0, 0, (20, 25), sizes) == (20, 25)
-    assert (Window(2, 0) | Prefix(3)).key_range(0, 0, (50, 60), sizes) == (0, 60)
+    assert outer(CAUSAL & Chunked(10), 0, Rows(20, 5), sizes) == (20, 25)
+    assert outer(Window(2, 0) | Prefix(3), 0, Rows(50, 10), sizes) == (0, 60)
     assert CAUSAL.bind(sizes).key_range(0, 0, (0, 10), sizes) == (0, 10)
-    assert CAUSAL.row_ranges(sizes) is not None and MaskFn(even).row_ranges(sizes) is None
-    assert (CAUSAL & Dense(np.ones((100, 100), bool))).row_ranges(sizes) is None
 
 
 def test_equal_masks_are_equal_and_hash_alike():

@@ -7,7 +7,7 @@ ENTRIES = "masks.test_laws_entries"
 MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
 JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
 PLAIN = tuple(f"attend.test_laws_{part}" for part in ("reference", "hidden", "hidden_gradients"))
-WALK = ("backends.test_laws_blockwise_walk",)
+LOOPS = ("backends.test_laws_block_loops",)
 
 FILES: dict[str, tuple[str, ...]] = {
     "reference": tuple(
@@ -21,9 +21,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/blockwise/__init__": ("backends.test_laws_blockwise",),
     "backends/blockwise/ranges": ("backends.test_laws_blockwise_ranges",),
     "backends/blockwise/block": ("backends.test_laws_blockwise_block",),
-    "backends/blockwise/plan": WALK,
-    "backends/blockwise/walk": WALK,
-    "backends/blockwise/units": ("backends.test_laws_blockwise",),
+    "backends/blockwise/plan": LOOPS,
+    "backends/blockwise/block_loops": LOOPS,
+    "backends/blockwise/online_softmax": ("backends.test_laws_blockwise",),
     "backends/hoist": ("backends.test_laws_hoist",),
     "backends/protocol": ("backends.test_laws_protocol", "backends.test_laws_kernels"),
     "attend": ("attend.test_laws_attend",),

@@ -32,7 +32,9 @@ from flax_attn import (
     Dropout,
     DropoutMask,
     Lengths,
+    Mask,
     MaskFn,
+    Score,
     ScoreFn,
     Segments,
     Softcap,
@@ -40,6 +42,7 @@ from flax_attn import (
     attend,
     attention_weights,
     explain,
+    frozen,
 )
 from flax_attn.parity import judge
 
@@ -78,6 +81,26 @@ def by_head(gain: Any, x: Any, b: Any, n: Any, q: Any, k: Any) -> Any:
     return x * gain[n] + (b - q).astype(x.dtype) / 50
 
 
+@frozen
+class Reach(Mask):
+    """A user's class that says nothing of shards: it is asked by the numbers of the whole."""
+
+    table: Any
+
+    def __call__(self, b, n, q, k):
+        return abs(q - k) <= self.table[b, n]
+
+
+@frozen
+class Temperature(Score):
+    """Another; its array is whole on every device."""
+
+    table: Any
+
+    def __call__(self, logits, b, n, q, k):
+        return logits * self.table[b, n] + ((q + k) % 3).astype(logits.dtype)
+
+
 IDS = {"q_ids": np.sort(whole(1, 4, B, T)), "kv_ids": np.sort(whole(2, 4, B, S))}
 REQUESTS = {
     "documents": Request(
@@ -103,6 +126,11 @@ REQUESTS = {
     "functions": Request(
         lambda a: {"mask": MaskFn(by_place), "score": ScoreFn(by_head, a["gain"])},
         {"gain": drawn(7, N)},
+        kinds=(*KINDS, MESH_SET),
+    ),
+    "classes of a user": Request(
+        lambda a: {"mask": Reach(a["reach"]), "score": Temperature(a["heat"])},
+        {"reach": whole(19, S, B, N), "heat": drawn(20, B, N)},
         kinds=(*KINDS, MESH_SET),
     ),
     "small arrays that come cut": Request(

@@ -14,6 +14,7 @@ from parity_tests.core.pages.pages import ROOT
 SHARED = (
     "sinks, slopes and scale",
     "functions",
+    "classes of a user",
     "arrays cut along heads",
     "one key head, which all devices have",
     "small arrays that come cut",

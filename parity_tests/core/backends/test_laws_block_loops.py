@@ -1,6 +1,7 @@
-"""The laws of the walk: which blocks of keys and queries are taken, in what order, and how often.
+"""The laws of the loops: which blocks of keys and queries are taken, in what order, how often.
 
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of walk and plan.
+Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the loops
+and the plan.
 """
 
 import itertools
@@ -14,15 +15,15 @@ import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.block import Block
-from flax_attn.backends.blockwise.plan import Plan, plan_of
-from flax_attn.backends.blockwise.ranges import Rows, inner, outer, static_inner, static_outer
-from flax_attn.backends.blockwise.walk import (
+from flax_attn.backends.blockwise.block_loops import (
     ALIGNED,
     _joined,
     _pieces,
     over_keys,
     over_queries,
 )
+from flax_attn.backends.blockwise.plan import Plan, plan_of
+from flax_attn.backends.blockwise.ranges import Rows, inner, outer, static_inner, static_outer
 from flax_attn.masks import CAUSAL, FULL, Causal, Chunked, Dense, Lengths, Mask, Segments, Window
 from flax_attn.rules import Rules
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.long  # the mutation trial begins with them as they sta
 
 
 class Visit(NamedTuple):
-    """A block of keys as the walk handed it out."""
+    """A block of keys as the loop handed it out."""
 
     at: Block
     masked: bool
@@ -44,7 +45,13 @@ class Visit(NamedTuple):
 
 
 def plan(sizes: Sizes, rows: int, cols: int, **how: Any) -> Plan:
-    given = {"band": None, "quiet": True, "unrolled": False, "batched": False, "precision": None}
+    given = {
+        "band": None,
+        "hides_keys": True,
+        "unrolled": False,
+        "batched": False,
+        "precision": None,
+    }
     return Plan(sizes, 1, rows, cols, **{**given, **how})
 
 
@@ -273,10 +280,10 @@ def test_a_plan_fits_its_request():
         assert made("full", "cpu")[0].precision == "highest"
 
 
-def test_a_plan_is_quiet_where_keys_may_be_hidden():
+def test_a_plan_knows_where_keys_may_be_hidden():
     want = {"full": False, "far": False, "wide window": False}  # by somebody each key is seen
     for name in RULES:
-        assert made(name, "cpu")[0].quiet == want.get(name, True), name
+        assert made(name, "cpu")[0].hides_keys == want.get(name, True), name
 
 
 def test_a_band_is_the_most_that_a_block_of_queries_sees():

@@ -12,9 +12,9 @@ from ..._types import wide
 from ...reference import finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity
-from .block import Block, add, is_cut, kept, leaves_of, local, quiet, scored, visible
+from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen
+from .block_loops import over_keys, over_queries
 from .plan import Plan
-from .walk import over_keys, over_queries
 
 ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
 ACROSS = ((1,), (0,)), ((), ())  # a.b of R C and C H
@@ -26,7 +26,7 @@ def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
 
 
 def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
-    """Query heads by the key head they share; batch entries and key heads as one axis."""
+    """Query heads by the key head they inv_l; batch entries and key heads as one axis."""
     B, T, N, H = x.shape
     return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
 
@@ -52,7 +52,7 @@ def _starts(*index: Any) -> list[jax.Array]:
     return [jnp.asarray(i, jnp.int32) for i in index]
 
 
-def forward_units(
+def forward_heads(
     plan: Plan,
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
@@ -72,12 +72,12 @@ def forward_units(
 
     if plan.batched:
         given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
-        o, m, l = jax.vmap(one)(*given, *_units(plan))
+        o, m, l = jax.vmap(one)(*given, *_groups(plan))
         m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
         return join(o, sizes.B), m, l
 
-    def step(whole, unit):
-        b, n = unit
+    def step(whole, group):
+        b, n = group
         k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
         o, *stats = one(take(q, b, n, G), k_, v_, b, n)
         o = put(whole[0], jnp.moveaxis(o, 0, 1)[None], b, 0, n, 0)
@@ -86,15 +86,15 @@ def forward_units(
 
     o = jnp.zeros((*q.shape[:3], v.shape[3]), kind)
     m, l = (jnp.zeros((sizes.B, sizes.N, sizes.T), kind) for _ in range(2))
-    (o, m, l), _ = jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _units(plan))
+    (o, m, l), _ = jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _groups(plan))
     return o, m, l
 
 
-def _units(plan: Plan) -> tuple[jax.Array, jax.Array]:
-    """Batch entry and first query head of every unit."""
+def _groups(plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """Batch entry and first query head of every group of heads that share a key head."""
     heads = plan.sizes.N // plan.groups
-    unit = jnp.arange(plan.sizes.B * heads, dtype=jnp.int32)
-    return unit // heads, unit % heads * plan.groups
+    group = jnp.arange(plan.sizes.B * heads, dtype=jnp.int32)
+    return group // heads, group % heads * plan.groups
 
 
 def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -109,7 +109,7 @@ def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array
         if masked:
             shown = visible(rules.mask, at)
             x = jnp.where(shown, x, -jnp.inf)
-            vb = quiet(vb, shown) if plan.quiet else vb
+            vb = zero_unseen(vb, shown) if plan.hides_keys else vb
         x = x.reshape(-1, at.cols)
         new = jnp.maximum(m, jnp.max(x, axis=1))
         shift = jnp.where(new == -jnp.inf, 0, new)
@@ -149,10 +149,10 @@ def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
     return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
 
 
-def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, share, delta) -> tuple[Any, ...]:
+def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
-    `share` is 1 / l. A row that sees nothing has an m of inf here.
+    `inv_l` is 1 / l. A row that sees nothing has an m of inf here.
     """
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
@@ -170,7 +170,7 @@ def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, share, delta) -> tu
         return totals, (dq, dk, dv)
 
     walk = _backward_batched if plan.batched and not leaves else _backward_looped
-    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, share, delta)
+    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, inv_l, delta)
     grads = [x.astype(q.dtype) for x in (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))]
     is_array = isinstance(rules.scale, jax.Array)
     dscale = dscale.astype(rules.scale.dtype) if is_array else None
@@ -178,24 +178,24 @@ def backward_units(plan: Plan, q, k, v, rules: Rules, do, m, share, delta) -> tu
 
 
 def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
-    """All units at once; dk and dv lie as B K H S."""
+    """All key heads at once; dk and dv lie as B K H S."""
     B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
     lines = (x.reshape(-1, G, T) for x in rows)
     given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
     (dscale, _), (dq, dk, dv) = jax.vmap(lambda given, b, n: one(totals, given, b, n))(
-        given, *_units(plan)
+        given, *_groups(plan)
     )
     dk, dv = (x.reshape(B, -1, *x.shape[1:]) for x in (dk, dv))
     return (dscale.sum(), []), (join(dq, B), dk, dv)
 
 
 def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
-    """One unit after the other, each written into the whole; dk and dv lie as B K H S."""
+    """One key head after the other, each written into the whole; dk and dv lie as B K H S."""
     G, T = plan.groups, plan.sizes.T
 
-    def step(carry, unit):
+    def step(carry, group):
         totals, whole = carry
-        b, n = unit
+        b, n = group
         k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
         by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in rows)
         given = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
@@ -207,14 +207,14 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows:
     # An upright dk would be summed and turned in one slow loop.
     whole = [jnp.zeros((x.shape[0], *x.shape[2:], x.shape[1]), wide(x.dtype)) for x in (k, v)]
     whole = varying_alike((jnp.zeros(q.shape, q.dtype), *whole, q))[:3]
-    return jax.lax.scan(step, (totals, whole), _units(plan))[0]
+    return jax.lax.scan(step, (totals, whole), _groups(plan))[0]
 
 
 def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, m, share, delta = given
+    q, k, v, do, m, inv_l, delta = given
     kind, shape = wide(q.dtype), (at.G, at.rows)
-    raw, do, m, share, delta = (_rows(x, at) for x in (q, do, m, share, delta))
+    raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
     if new is not None:  # rows that an earlier block has had
@@ -227,11 +227,11 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
         dq, dk, dv, (dscale, totals) = carry
         kb, vb = _cols(k, at), _cols(v, at)
         shown = visible(rules.mask, at) if masked else None
-        if shown is not None and plan.quiet:
-            kb, vb = quiet(kb, shown), quiet(vb, shown)
+        if shown is not None and plan.hides_keys:
+            kb, vb = zero_unseen(kb, shown), zero_unseen(vb, shown)
         x, back = _score(rules, _logits(raw, kb, rules, at), at, shown)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
-        lines = (y.reshape(*shape, 1) for y in (m, share, delta))
+        lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))
         p, ds = _weights(rules, at, x, dp, shown, *lines)
         parts, ds = back(ds)
         totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
@@ -247,10 +247,10 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
 
 
-def _weights(rules, at: Block, x, dp, shown, m, share, delta) -> tuple[jax.Array, jax.Array]:
+def _weights(rules, at: Block, x, dp, shown, m, inv_l, delta) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores, from scores and do.v."""
     x = x if shown is None else jnp.where(shown, x, -jnp.inf)
-    p = dropped = jnp.exp(x - m) * share
+    p = dropped = jnp.exp(x - m) * inv_l
     if rules.dropout is not None:
         keep = kept(rules.dropout, at)
         dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))

@@ -33,32 +33,36 @@ def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     return _looped(plan, ranges, at, step, carry)
 
 
-def _pieces(most: int, lo: int, hi: int, sure: int, until: int) -> list[tuple[int, int, bool]]:
-    """`(start, count, masked)` of the blocks from `lo` to `hi`, `sure` to `until` seen by all."""
-    sure, until = min(max(sure, lo), hi), min(until, hi)
-    if hi - lo <= most:
-        return [(lo, hi - lo, not (sure == lo and until == hi))] if hi > lo else []
-    if sure > lo:
-        sure = min(-(-sure // ALIGNED) * ALIGNED, hi)
-    if until < hi:
-        until = max(until // ALIGNED * ALIGNED, lo)
-    ends = [(lo, sure, True), (sure, max(until, sure), False), (max(until, sure), hi, True)]
+def _pieces(cols: int, lo: int, hi: int, first: int, last: int) -> list[tuple[int, int, bool]]:
+    """`(start, count, masked)` of the blocks from `lo` to `hi`; all see from `first` to `last`."""
+    first, last = min(max(first, lo), hi), min(last, hi)
+    if hi - lo <= cols:
+        return [(lo, hi - lo, not (first == lo and last == hi))] if hi > lo else []
+    if first > lo:
+        first = min(-(-first // ALIGNED) * ALIGNED, hi)
+    if last < hi:
+        last = max(last // ALIGNED * ALIGNED, lo)
+    ends = [
+        (lo, first, True),
+        (first, max(last, first), False),
+        (max(last, first), hi, True),
+    ]
     found = []
     for start, stop, masked in ends:
-        found += [(k, min(most, stop - k), masked) for k in range(start, stop, most)]
+        found += [(k, min(cols, stop - k), masked) for k in range(start, stop, cols)]
     return found
 
 
 def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
     cols, S = plan.cols, plan.sizes.S
-    lo, hi, sure, until = ranges
+    lo, hi, inner_lo, inner_hi = ranges
     first, last = lo // cols, (hi + cols - 1) // cols
-    sure, until = (sure + cols - 1) // cols, until // cols
-    starts_sure = isinstance(sure, int) and isinstance(first, int) and sure <= first
-    sure = smaller(larger(sure, first), last)
-    until = smaller(larger(until, sure), last)
-    if starts_sure:
-        first = sure  # so that no loop is compiled for what is known to be empty
+    inner_lo, inner_hi = (inner_lo + cols - 1) // cols, inner_hi // cols
+    no_edge = isinstance(inner_lo, int) and isinstance(first, int) and inner_lo <= first
+    inner_lo = smaller(larger(inner_lo, first), last)
+    inner_hi = smaller(larger(inner_hi, inner_lo), last)
+    if no_edge:
+        first = inner_lo  # so that no loop is compiled for what is known to be empty
 
     def body(masked):
         def run(j, carry):
@@ -68,7 +72,11 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
 
         return run
 
-    for a, b, masked in ((first, sure, True), (sure, until, False), (until, last, True)):
+    for a, b, masked in (
+        (first, inner_lo, True),
+        (inner_lo, inner_hi, False),
+        (inner_hi, last, True),
+    ):
         if a is not b and not (isinstance(a, int) and isinstance(b, int) and a >= b):
             a, b = (jnp.asarray(x, jnp.int32) for x in (a, b))
             carry = jax.lax.fori_loop(a, b, body(masked), carry)
