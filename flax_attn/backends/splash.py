@@ -172,7 +172,7 @@ class Seen(NamedTuple):
     seeing: tuple[int, int]
 
     def __call__(self, q: Any, k: Any) -> Any:
-        seen = _static(self.mask, q, k)
+        seen = _asked(self.mask, q, k)
         if seen.shape != np.broadcast_shapes(q.shape, k.shape):
             seen = seen & (q >= 0) & (k >= 0)
         first, end = self.seeing
@@ -206,7 +206,7 @@ def _seeing(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
     return (first, end) if seeing[first:end].all() else None
 
 
-def _static(mask: Mask, q: Any, k: Any) -> Any:
+def _asked(mask: Mask, q: Any, k: Any) -> Any:
     """The static mask of these queries and keys; of numpy's indices in numpy."""
     if not isinstance(q, np.ndarray):  # inside the kernel
         return mask(0, 0, q, k)
@@ -221,7 +221,7 @@ def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
         return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
     parts = [np.arange(q, min(q + 512, sizes.T)) for q in range(0, sizes.T, 512)]
-    found = [_static(mask, q.astype(np.int32)[:, None], k) for q in parts]
+    found = [_asked(mask, q.astype(np.int32)[:, None], k) for q in parts]
     rows = [np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(found, parts, strict=True)]
     return np.concatenate(rows)
 
