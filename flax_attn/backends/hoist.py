@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._arrays import varying, varying_alike
@@ -51,8 +50,8 @@ class Run:
         self.inside = tuple(_constants_inside(self.jaxpr))
 
     def __eq__(self, other: Any) -> bool:
-        alike = isinstance(other, Run) and self.fn == other.fn and self.text == other.text
-        return alike and all(_same(a, b) for a, b in zip(self.inside, other.inside, strict=True))
+        mine = self.fn, self.text, self.inside
+        return isinstance(other, Run) and mine == (other.fn, other.text, other.inside)
 
     def __hash__(self) -> int:
         return hash((self.fn, self.text))
@@ -62,26 +61,23 @@ class Run:
         return out
 
 
-def _constants_inside(jaxpr: Any) -> Iterator[Any]:
-    """What the programs inside a program close over, of which its text says nothing."""
+def _constants_inside(jaxpr: Any) -> Iterator[bytes]:
+    """What jitted functions inside a program close over, of which its text says nothing.
+
+    What is traced is no constant there: it becomes one of the whole program.
+    """
     for equation in jaxpr.eqns:
         for inner in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr)
         ):
             if isinstance(inner, ClosedJaxpr):
-                yield from (x.copy() if isinstance(x, np.ndarray) else x for x in inner.consts)
+                yield from map(_bits, inner.consts)
                 yield from _constants_inside(inner.jaxpr)
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two constants are the same; traced ones only if they are one."""
-    if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
-        return a is b
-    return _bits(a) == _bits(b)  # by which NaN is itself
-
-
 def _bits(x: Any) -> bytes:
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    """A constant by its bits, which may be compared where there is NaN."""
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
 
 

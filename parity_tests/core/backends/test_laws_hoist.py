@@ -209,6 +209,50 @@ def test_scores_are_told_apart_by_what_they_are_and_what_was_traced():
     assert hoist(ScoreFn(score), "float32").fn != first.fn
 
 
+def constants(table, make=jnp.asarray):
+    """A run of one function whose jitted part closes over what is held at the time."""
+    held["table"] = table, make
+    return Run(looked_up, MaskFn(looked_up), *[jnp.zeros((), jnp.int32)] * 4)
+
+
+held = {}
+
+
+def drawn_from(key):
+    return jax.random.normal(key, (3,))
+
+
+def looked_up(b, n, q, k):
+    def look(x):
+        table, make = held["table"]
+        return make(table)[x] > 0
+
+    return jax.jit(lambda x: jax.jit(lambda x: look(x))(x) | look(x - 1))(q)
+
+
+def test_runs_are_told_apart_by_what_their_jitted_parts_close_over():
+    """Of which the text of a program says nothing."""
+    first, nan = np.asarray([0.0, 1.0, 2.0]), np.asarray([0.0, np.nan, 2.0])
+    assert constants(first) == constants(first.copy()) and constants(nan) == constants(nan.copy())
+    for other in (nan, -first, first + 1, np.asarray([0.0, 1.0, 3.0])):  # -0.0 is not 0.0
+        assert constants(first) != constants(other) and constants(other) != constants(first)
+        assert constants(first).text == constants(other).text
+    keys = [jax.random.key(seed) for seed in (0, 0, 1)]
+    one, same, other = (constants(key, drawn_from) for key in keys)
+    assert one == same and one != other
+    assert hash(constants(first)) == hash(constants(first.copy()))
+    assert constants(first) != looked_up
+
+
+def test_what_a_jitted_part_takes_of_a_trace_is_handed_in():
+    def run(table):
+        made = constants(table)
+        assert len(made.consts) == 1 and made.inside == ()
+        return made(made.consts, *[jnp.asarray(1, jnp.int32)] * 4)
+
+    assert [bool(jax.jit(run)(jnp.asarray(x))) for x in ([0.0, 0.0], [0.0, 1.0])] == [False, True]
+
+
 def test_a_run_takes_its_arrays_from_outside():
     held = jnp.asarray([1.0, 2.0])
     run = Run(
