@@ -281,6 +281,8 @@ class ScoreFn(Score):
     params: Any = None
     places: Places | None = None
 
+    AXES: ClassVar = {}
+
     def __post_init__(self):
         if not callable(self.fn):
             raise TypeError(

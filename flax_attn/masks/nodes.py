@@ -370,6 +370,8 @@ class MaskFn(Mask):
     fn: Callable[[Any, Any, Any, Any], Any]
     places: Places | None = None
 
+    AXES: ClassVar = {}
+
     @property
     def is_static(self):
         return False
