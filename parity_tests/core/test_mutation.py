@@ -15,7 +15,7 @@ from .mutation.operators import mutants, mutated
 from .mutation.record import Record
 from .mutation.worker import Trial, try_all
 
-SAMPLE = 12
+SAMPLE = 4
 
 SOURCE = '''
 """Words."""

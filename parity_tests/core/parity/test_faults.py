@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from flax_attn.parity import Case, ParityError
+from parity_tests.core.slices import one_in
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 faults = import_module("parity_tests.core.parity.faults")
@@ -23,10 +24,13 @@ def cases(name: str) -> list[Case]:
     return import_module(f"parity_tests.{name}").CASES
 
 
-@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_kill_table(low):
-    """Every fault is detected at either amplitude; nearly every one is blamed and named rightly."""
-    found = table.outcomes((low,))
+@pytest.mark.parametrize(("low", "step"), one_in(3, [(False, 9), (False, 1), (True, 1)]))
+def test_the_kill_table(low, step):
+    """Every fault is detected at either amplitude; nearly every one is blamed and named rightly.
+
+    A slice always, the whole table by `pytest -m long`.
+    """
+    found = table.outcomes((low,), step)
     print(f"\n{table.text(found)}")
     undetected = [str(outcome) for outcome in found if not outcome.detected]
     assert not undetected

@@ -4,6 +4,8 @@ from importlib import import_module
 
 import pytest
 
+from parity_tests.core.slices import one_in
+
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 strange = import_module("parity_tests.core.parity.faults.strange")
 table = import_module("parity_tests.core.parity.faults.strange.table")
@@ -21,10 +23,13 @@ AT_LEAST = {
 }
 
 
-@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_strange_table(low):
-    """Every fault is found at each of its amplitudes, and nearly every one placed and named."""
-    rows = strange.run_all((low,))
+@pytest.mark.parametrize(("low", "step"), one_in(3, [(False, 4), (False, 1), (True, 1)]))
+def test_the_strange_table(low, step):
+    """Every fault is found at each of its amplitudes, and nearly every one placed and named.
+
+    A slice always, the whole table by `pytest -m long`.
+    """
+    rows = strange.run_all((low,), step)
     print(f"\n{table.text(rows)}")
     missed = [str(row) for row in rows if not row.found]
     assert not missed, "\n".join(missed)
@@ -43,13 +48,13 @@ def test_the_list_of_strange_faults():
     assert len(strange.REWRITES) >= 12
 
 
-@pytest.mark.parametrize("fault", [f for f in strange.FAULTS if not f.lonely], ids=str)
+@pytest.mark.parametrize("fault", one_in(5, (f for f in strange.FAULTS if not f.lonely)), ids=str)
 def test_a_pair_is_equal_without_its_fault(fault):
     report = fault.pair.report()
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("rewrite", strange.REWRITES, ids=str)
+@pytest.mark.parametrize("rewrite", one_in(3, strange.REWRITES), ids=str)
 def test_no_strange_rewrite_is_flagged(rewrite):
     report = rewrite.pair.report()
     assert report.ok, str(report)
