@@ -87,7 +87,7 @@ def of_mesh(x: jax.Array) -> str | None:
             "cannot be cut along mesh axes of type Auto; give the mesh Explicit axes, which is "
             "jax.make_mesh's default, or call attend inside a jax.shard_map"
         )
-    varies = not isinstance(x, jax.ShapeDtypeStruct) and jax.typeof(x).manual_axis_type.varying
+    varies = jax.typeof(x).manual_axis_type.varying
     return "needs check_vma=False in the shard_map around it" if varies else None
 
 

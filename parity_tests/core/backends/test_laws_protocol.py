@@ -82,8 +82,10 @@ def test_a_cache_is_long_from_a_mebibyte_a_query_on():
 
 
 def test_lengths_that_are_left_open_are_refused():
-    refuses = with_known_lengths(lambda q, k, v, rules: f"asked with {rules}")
-    q, k, v = shapes(3, 4)
+    refuses = with_known_lengths(lambda *asked: f"asked with {asked[3]}")
+    q, k, _ = shapes(3, 4)
+    v = jax.ShapeDtypeStruct((1, 4, 2, 7), "float32")
+    assert with_known_lengths(lambda *asked: asked)(q, k, v, "rules") == (q, k, v, "rules")
     assert refuses(q, k, v, "rules") == "asked with rules"
     for arrays in (
         (SimpleNamespace(shape=(1, "open", 2, 4)), k),
@@ -266,7 +268,7 @@ def odd(b, n, q, k):
 
 
 def test_long_masks_are_asked_a_few_queries_at_a_time():
-    for length in (256, 300, 512):
+    for length in (256, 300, 512, 700, 1024):
         sizes = Sizes((2,), 3, length, 150)
         q, k = np.arange(length)[:, None], np.arange(150)
         seen = np.stack([odd(b, 0, q, k) for b in range(2)])[:, None]
