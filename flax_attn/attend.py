@@ -1,7 +1,8 @@
 """The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows weights."""
 
 import os
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,36 @@ FORWARD_MODE = (
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
+@overload
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
+    *,
+    mask: Mask | Array | None = ...,
+    score: Score | None = ...,
+    scale: float | Array | None = ...,
+    sinks: Float[Array, " N"] | None = ...,
+    dropout: Drop | None = ...,
+    places: Places | None = ...,
+    backend: str = ...,
+    return_lse: Literal[False] = False,
+) -> Float[Array, "*B T N h"]: ...
+@overload
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
+    *,
+    mask: Mask | Array | None = ...,
+    score: Score | None = ...,
+    scale: float | Array | None = ...,
+    sinks: Float[Array, " N"] | None = ...,
+    dropout: Drop | None = ...,
+    places: Places | None = ...,
+    backend: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]: ...
 def attend(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],
@@ -41,7 +72,7 @@ def attend(
     places: Places | None = None,
     backend: str = "auto",
     return_lse: bool = False,
-) -> Any:
+) -> Float[Array, "*B T N h"] | tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]:
     """`softmax(mask(score(scale * q.k))) . v`, with query head n on key head n // (N // K).
 
     In this order: `logits = scale * q.k`; the score, as chained; the mask; softmax over S, with the
@@ -140,7 +171,7 @@ def attention_weights(
     return weights_locally(q, k, whole) if found is None else found
 
 
-def use_backend(name: str) -> Any:
+def use_backend(name: str) -> AbstractContextManager[None]:
     """A context in which `attend(backend="auto")`, so every layer too, takes the backend `name`.
 
     It raises where that one cannot serve a request; "auto" gives the choice back. `jax.jit` traces

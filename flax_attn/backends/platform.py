@@ -1,5 +1,6 @@
 """The machine that a request is for: the one at hand, unless another is assumed."""
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,9 @@ class Assumed(NamedTuple):
 _assumed = jax.make_user_context(None)
 
 
-def assume_platform(platform: str, capability: tuple[int, int] | None = None) -> Any:
+def assume_platform(
+    platform: str, capability: tuple[int, int] | None = None
+) -> AbstractContextManager[None]:
     """A context in which `attend` chooses and refuses as on another machine.
 
     The choice of a backend is made while a function is traced, for the machine at hand. What is

@@ -84,7 +84,7 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    def lift(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
+    def to_float64(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
         asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
         if not asked:
             return args, kwargs
@@ -100,7 +100,7 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
             try:
                 if name not in READERS:
                     return func(*args, **kwargs)
-                args, kwargs = lift(name, args, kwargs)
+                args, kwargs = to_float64(name, args, kwargs)
                 out = func(*args, **kwargs)
                 _note_narrow(notes, name, out, {})
                 return out
@@ -111,7 +111,7 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name, kwargs = func.overloadpacket.__name__, kwargs or {}
             if name not in LEFT:
-                args, kwargs = lift(name, args, kwargs)
+                args, kwargs = to_float64(name, args, kwargs)
             out = func(*args, **kwargs)
             if not _computes_nothing(func, name, args, out):
                 _note_narrow(notes, name, out, wide)

@@ -22,10 +22,10 @@ from .between import between
 from .conditioning import conditioning
 from .conjugate import conjugate, is_complex
 from .evidence import Evidence, Guess, Guesses, times
+from .explains import partly, throughout, where_it_differs
 from .filled import other_fills, without_fills
 from .fused import recut, recut_together
 from .kept import changed_alone
-from .likeness import partly, throughout, where_it_differs
 from .masks import unseen
 from .modules import submodule
 from .rotary import fitted_base, turned, turned_together

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from .evidence import Evidence, Guesses, times
-from .likeness import differing
+from .explains import differing
 from .masks import only_blind
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))

@@ -10,7 +10,7 @@ import numpy as np
 from ...groups import fills, groups
 from ...sides.match import Layout
 from .evidence import Evidence
-from .likeness import differing
+from .explains import differing
 from .masks import LOW
 
 # Points whose places are hidden on purpose have hints of their own.

@@ -11,9 +11,9 @@ from ... import judge
 from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
+from .explains import in_torchs_layout
 from .fitting import parallel
 from .fused import own_cut, recut
-from .likeness import in_torchs_layout
 from .turning import (
     BASES,
     Turning,

@@ -6,7 +6,7 @@ import numpy as np
 from ... import judge
 from .chain import is_mask, product, replay, steps_of
 from .evidence import Evidence
-from .likeness import in_torchs_layout
+from .explains import in_torchs_layout
 
 HALF = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"))
 # A rounding moves numbers by up to half a unit in the last place, and some by nearly that much.
