@@ -21,6 +21,7 @@ from .parity import Case, ParityError, Report
 from .parity.cases import certificate, markdown
 from .parity.cases.asked import ask
 from .parity.cases.case import has_torch
+from .parity.cases.collect import Listed
 from .parity.cases.prove import Job, jobs, not_proven, prove, record
 from .parity.cases.workers import Failure, Workers
 from .parity.compare import versions
@@ -192,7 +193,7 @@ def _proven(
                 console.out(f"recorded {result}", highlight=False)
         with Progress(console=console, transient=True) as progress:
             proofs = list(_proofs(wanted, workers, progress))
-        if not options.names:
+        if not options.names or (options.markdown and _holds_kept(asked.cases)):
             proofs.append(_kept(workers))
         backends = _backends(wanted, workers) if options.markdown and live else {}
     proofs += [(name.rpartition(".")[2], "-", not_proven(name, why)) for name, why in failed]
@@ -205,6 +206,12 @@ def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iter
     for job, report in zip(wanted, prove(wanted, workers), strict=True):
         progress.update(task, description=job.listed.variant, advance=1)
         yield job.listed.variant, job.listed.witness, report
+
+
+def _holds_kept(cases: Sequence[Listed]) -> bool:
+    """Whether the layer of the trained weights is among these: its row names them too."""
+    variant = import_module(f"{OWN}.real").VARIANT
+    return any((case.package, case.variant) == (OWN, variant) for case in cases)
 
 
 def _kept(workers: Workers) -> Proof:

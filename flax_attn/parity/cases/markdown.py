@@ -9,6 +9,7 @@ That page holds `<!-- short certificate -->` and `<!-- end of short certificate 
 is made from the table alone, so the two cannot disagree.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -202,7 +203,7 @@ def _between(marks: re.Match[str], text: str, table: str) -> str:
 
 def _beside(path: Path, name: str) -> Path:
     """A page that another one names from where it stands."""
-    return path.parent / name
+    return Path(os.path.normpath(path.parent / name))
 
 
 def _text(path: Path) -> str:
