@@ -54,6 +54,14 @@ def test_every_file_of_the_tree_is_there():
             assert any(place.exists() for place in places), piece
 
 
+def test_the_certificate_fits_a_page_of_838_pixels():
+    """Where a cell breaks at each space: 93 letters of 7.8 pixels, and the edges of four cells."""
+    table = re.search(r"<!-- short certificate -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
+    columns = zip(*(line.strip("| ").split(" | ") for line in table.splitlines()), strict=True)
+    widest = [max((word for cell in cells for word in cell.split()), key=len) for cells in columns]
+    assert sum(map(len, widest)) <= 93, f"README's table is too wide by its words {widest}."
+
+
 def test_its_report_is_the_one_that_the_page_on_porting_prints():
     (report,) = blocks(TEXT, "text")
     assert any(report in shown for shown in blocks(text_of("docs/porting.md"), "text"))
