@@ -18,9 +18,10 @@ from .attend import use_backend
 from .backends import BACKENDS
 from .bench.options import add_to as add_bench
 from .parity import Case, ParityError, Report
-from .parity.cases import certificate
+from .parity.cases import certificate, markdown
 from .parity.cases.asked import ask
 from .parity.cases.case import has_torch
+from .parity.cases.collect import Listed
 from .parity.cases.prove import Job, jobs, not_proven, prove, record
 from .parity.cases.workers import Failure, Workers
 from .parity.compare import versions
@@ -29,7 +30,6 @@ from .parity.show import pages
 
 OWN = "parity_tests"
 WIDTH = 192
-MARKS = ("<!-- certificate -->", "<!-- end of certificate -->")
 Proof = tuple[str, str, Report]
 
 
@@ -84,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parity.add_argument(
         "--markdown",
         metavar="FILE",
-        help="write the table; between its marks, if the file has them",
+        help="write the table, between the marks if the file has them, and its short form on the "
+        "page that the first mark names; a part of the variants leaves other rows as they are",
     )
     _add_ways(parity)
     add_bench(commands)
@@ -115,9 +116,9 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     if options.real:
         _say_how(live, _machine(), console)
         with Progress(console=console, transient=True) as progress:
-            proofs, backends = list(_real(progress)), {}
+            proofs, about = list(_real(progress)), {}
     else:
-        proofs, backends = _proven(options, live, console)
+        proofs, about = _proven(options, live, console)
     lines = certificate.lines(proofs)
     Console(width=max(console.width, WIDTH), soft_wrap=True).print(certificate.table(lines))
     for report in (report for line in lines for report in line.reports):
@@ -126,7 +127,7 @@ def _parity(options: argparse.Namespace, console: Console) -> int:
     found = proofs[0][2].versions if proofs else versions()
     seconds = time.perf_counter() - start
     console.out(certificate.footer(lines, found, seconds, options.strict), highlight=False)
-    _write(options, proofs, certificate.markdown(lines, backends))
+    _write(options, proofs, markdown.markdown(lines, about), console)
     return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
 
 
@@ -147,6 +148,10 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError(
             "--real proves all trained weights; it takes no names, --record or --replay."
         )
+    if options.real and options.markdown and markdown.has_marks(Path(options.markdown)):
+        raise ValueError(
+            "--real proves trained weights alone: give --markdown a page without marks."
+        )
     if options.record and options.replay:
         raise ValueError("--record needs torch's results, --replay does without: choose one.")
     if options.seed is not None and (options.record or options.replay or options.real):
@@ -166,12 +171,14 @@ def _machine(_: None = None) -> tuple[str, str]:
 
 def _proven(
     options: argparse.Namespace, live: bool, console: Console
-) -> tuple[list[Proof], dict[str, str]]:
-    """All that is asked for, proven by workers, and by variant the backends that are equal."""
+) -> tuple[list[Proof], dict[str, markdown.About]]:
+    """All that is asked for, proven by workers, and by variant what a Markdown row says of it."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a project's own package, as `python -m` finds it
     with Workers() as workers:
         asked = ask(OWN, options.names, workers)
+        if options.markdown:
+            markdown.check(Path(options.markdown), asked.cases, asked.known)
         wanted = jobs(asked.cases, live, options.seed)
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
@@ -186,11 +193,12 @@ def _proven(
                 console.out(f"recorded {result}", highlight=False)
         with Progress(console=console, transient=True) as progress:
             proofs = list(_proofs(wanted, workers, progress))
-        if not options.names:
+        if not options.names or (options.markdown and _holds_kept(asked.cases)):
             proofs.append(_kept(workers))
         backends = _backends(wanted, workers) if options.markdown and live else {}
     proofs += [(name.rpartition(".")[2], "-", not_proven(name, why)) for name, why in failed]
-    return proofs, backends
+    layers = markdown.layers(asked.cases)
+    return proofs, {v: markdown.About(layers[v], backends.get(v, "-")) for v in layers}
 
 
 def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
@@ -198,6 +206,12 @@ def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iter
     for job, report in zip(wanted, prove(wanted, workers), strict=True):
         progress.update(task, description=job.listed.variant, advance=1)
         yield job.listed.variant, job.listed.witness, report
+
+
+def _holds_kept(cases: Sequence[Listed]) -> bool:
+    """Whether the layer of the trained weights is among these: its row names them too."""
+    variant = import_module(f"{OWN}.real").VARIANT
+    return any((case.package, case.variant) == (OWN, variant) for case in cases)
 
 
 def _kept(workers: Workers) -> Proof:
@@ -224,10 +238,10 @@ def _backends(wanted: Sequence[Job], workers: Workers) -> dict[str, str]:
 
 
 def _backends_of(job: Job) -> list[str]:
-    """The backends on which a case is equal; its own steps, where it does not choose one."""
+    """The backends on which a case is equal; "own" for a layer that does not use `attend`."""
     case = job.case
     if not hasattr(sys.modules[case.flax_class.__module__], "attend"):
-        return ["its own steps"]
+        return ["own"]
     return [name for name in BACKENDS if _equal_on(name, case)]
 
 
@@ -245,7 +259,9 @@ def _real(progress: Progress) -> Iterable[Proof]:
     return import_module(f"{OWN}.real").run(progress)
 
 
-def _write(options: argparse.Namespace, proofs: Sequence[Proof], table: str) -> None:
+def _write(
+    options: argparse.Namespace, proofs: Sequence[Proof], table: str, console: Console
+) -> None:
     """Writes the files that were asked for."""
     if options.json:
         text = json.dumps(plain([_as_dict(proof) for proof in proofs]), indent=1)
@@ -253,20 +269,10 @@ def _write(options: argparse.Namespace, proofs: Sequence[Proof], table: str) -> 
     if options.html:
         Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
-        _write_markdown(Path(options.markdown), table, whole=not options.names)
+        written = markdown.write(Path(options.markdown), table, whole=not options.names)
+        console.out(f"wrote {' and '.join(map(str, written))}", highlight=False)
 
 
 def _as_dict(proof: Proof) -> dict[str, object]:
     variant, witness, report = proof
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
-
-
-def _write_markdown(path: Path, table: str, whole: bool) -> None:
-    """Writes the table; between the marks if there are some, where a part leaves other rows be."""
-    old = path.read_text("utf-8") if path.exists() else ""
-    if all(mark in old for mark in MARKS):
-        before, rest = old.split(MARKS[0], 1)
-        held, after = rest.split(MARKS[1], 1)
-        table = table if whole else certificate.joined(held.strip(), table)
-        table = f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}"
-    path.write_text(table, "utf-8")

@@ -4,16 +4,23 @@ All is read from the sources by `ast`, so that torch need not be there.
 """
 
 import ast
+import json
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flax_attn
+import flax_attn.layers
+from flax_attn.parity.cases import markdown
+from flax_attn.parity.cases.collect import Listed, listed
+from parity_tests import real
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
@@ -42,11 +49,35 @@ HOMES = {
 }
 VARIANTS = sorted(set.union(*HOMES.values()))
 LAYERS = sorted(HOMES["flax_attn/layers/{}.py"])
+WHOLE = sorted(set.intersection(*HOMES.values()))  # of the others their missing file is told
+
+CERTIFICATE, README = "docs/certificate.md", "README.md"
+FULL, BRIEF = markdown.FULL_MARKS, markdown.SHORT_MARKS
 
 of_all_sources = pytest.mark.parametrize(
     "path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix()
 )
 of_all_layers = pytest.mark.parametrize("layer", LAYERS)
+of_whole_variants = pytest.mark.parametrize("layer", WHOLE)
+
+
+@cache
+def cases_of(layer: str) -> list[Listed]:
+    """The cases of a layer, which its own file holds."""
+    try:
+        found = listed(("parity_tests", f"parity_tests.test_{layer}"))
+    except ImportError as error:
+        pytest.fail(f"parity_tests/test_{layer}.py cannot be imported: {error}.", pytrace=False)
+    return [case for case in found if case.variant == layer]
+
+
+@cache
+def certificate() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The rows of both pages by their layers."""
+    pages = ((CERTIFICATE, FULL), (README, BRIEF))
+    texts = [(marks, (ROOT / page).read_text("utf-8")) for page, marks in pages]
+    full, brief = (markdown.rows(marks.search(text)["table"]) for marks, text in texts)
+    return full, brief
 
 
 @cache
@@ -119,10 +150,76 @@ def ours(path: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_file_of_a_variant_was_forgotten(variant):
     missing = [home.format(variant) for home, names in HOMES.items() if variant not in names]
-    assert not missing, f"The variant {variant} is three files; {' and '.join(missing)} is missing."
+    there = [home.format(variant) for home, names in HOMES.items() if variant in names]
+    assert not missing, (
+        f"The variant {variant} lacks {' and '.join(missing)}: write what is missing and run "
+        f"`flax-attn parity {variant}`, or, if it was removed, delete {' and '.join(there)}."
+    )
 
 
-@of_all_layers
+@of_whole_variants
+def test_the_case_file_of_a_layer_has_cases_of_it(layer):
+    assert cases_of(layer), (
+        f"parity_tests/test_{layer}.py has no case of flax_attn/layers/{layer}.py: write a list "
+        f"CASES there, and run `flax-attn parity {layer}`."
+    )
+
+
+@of_whole_variants
+def test_no_golden_was_forgotten(layer):
+    path, again = f"flax_attn/goldens/{layer}.npz", f"run `flax-attn parity {layer} --record`"
+    assert (ROOT / path).exists(), f"{path} is missing, the record of torch's results: {again}."
+    with np.load(ROOT / path) as stored:
+        recorded = json.loads(zlib.decompress(stored["meta"].tobytes()))["cases"]
+    titles = {case.title for case in cases_of(layer)}
+    assert titles <= {*recorded}, f"{path} lacks the case {min(titles - {*recorded})}: {again}."
+    extra = {*recorded} - titles
+    assert not extra, f"{path} holds {min(extra, default='')}, which is no case now: {again}."
+
+
+def test_every_golden_is_of_a_layer():
+    for name in sorted({path.stem for path in (ROOT / "flax_attn/goldens").glob("*.npz")}):
+        known = name in LAYERS or name.startswith("real_")
+        assert known, f"flax_attn/goldens/{name}.npz belongs to no layer: delete it."
+
+
+@of_whole_variants
+def test_no_row_of_the_certificate_was_forgotten(layer):
+    again = f"run `flax-attn parity {layer} --markdown {CERTIFICATE}`, which writes both pages"
+    full, brief = certificate()
+    name = markdown.layers(cases_of(layer)).get(layer, layer)
+    for page, rows in ((CERTIFICATE, full), (README, brief)):
+        assert name in rows, f"{page} has no row of {name}: {again}."
+    row = dict(zip(markdown.HEADINGS, full[name], strict=True))
+    witnesses = {case.witness for case in cases_of(layer)}
+    witnesses |= {real.KEPT} if layer == real.VARIANT else set()
+    should = " and ".join(sorted(witnesses))
+    told = f"The row of {name} in {CERTIFICATE}"
+    assert {*row["equal to"].split("; ")} == witnesses, f"{told} should name {should}: {again}."
+    assert row["verdict"] == "equal", f"{told} says {row['verdict']!r}: {again}."
+
+
+def test_every_row_of_the_certificate_is_of_a_layer():
+    names = {", ".join(modules_of(ROOT / f"flax_attn/layers/{layer}.py")) for layer in LAYERS}
+    full, brief = certificate()
+    for page, rows in ((CERTIFICATE, full), (README, brief)):
+        for name in rows:
+            assert name in names, f"{page} has a row of {name}, which is no layer: delete the row."
+
+
+def test_the_short_certificate_is_made_from_the_long_one():
+    full = FULL.search((ROOT / CERTIFICATE).read_text("utf-8"))["table"]
+    brief = BRIEF.search((ROOT / README).read_text("utf-8"))["table"]
+    for row in set(brief.splitlines()) ^ set(markdown.short(full).splitlines()):
+        name = row.split(" | ")[0].strip("| ")
+        pytest.fail(
+            f"The rows of {name} in {README} and {CERTIFICATE} disagree: run `flax-attn parity "
+            f"{name} --markdown {CERTIFICATE}`, which writes both pages."
+        )
+    assert brief == markdown.short(full), f"The rows of {README} are in another order."
+
+
+@of_whole_variants
 def test_twins_have_the_same_classes_and_arguments(layer):
     theirs = modules_of(ROOT / f"torch_ref/{layer}.py")
     mine = modules_of(ROOT / f"flax_attn/layers/{layer}.py")
@@ -136,10 +233,14 @@ def test_twins_have_the_same_classes_and_arguments(layer):
 @of_all_layers
 def test_every_layer_is_exported(layer):
     for name in modules_of(ROOT / f"flax_attn/layers/{layer}.py"):
-        found = getattr(flax_attn, name, None)
-        lines = f"from .{layer} import {name} as {name}", f"from .layers import {name} as {name}"
-        assert found is not None, f"flax_attn/layers/__init__.py and flax_attn/__init__.py: {lines}"
-        assert found.__module__ == f"flax_attn.layers.{layer}"
+        for package in (flax_attn.layers, flax_attn):
+            found = getattr(package, name, None)
+            file = Path(package.__file__).relative_to(ROOT)
+            assert found is not None, (
+                f"{file} does not export {name}: name it there as its neighbours are named, and "
+                f"run `python -c 'from {package.__name__} import {name}'`."
+            )
+            assert found.__module__ == f"flax_attn.layers.{layer}"
 
 
 @of_all_layers

@@ -10,9 +10,11 @@ from .fetch import RealError as RealError
 from .fetch import cache_dir as cache_dir
 from .golden import record_golden as record_golden
 from .golden import replay_golden as replay_golden
+from .proof import VARIANT as VARIANT
 from .proof import Proof, Proofs, Say, prove
 
 TOTAL = 10
+KEPT = "torch.nn.MultiheadAttention, trained weights"
 
 
 def rows(say: Say = lambda text: None) -> Proofs:
@@ -42,4 +44,4 @@ def run(progress: Progress | None = None) -> list[Proof]:
 
 def kept() -> Proof:
     """The proof on the one trained layer that comes with the package: no download, no torch."""
-    return prove(ANARCII, "torch.nn.MultiheadAttention, trained weights", replay_golden())
+    return prove(ANARCII, KEPT, replay_golden())

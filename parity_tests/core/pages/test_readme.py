@@ -1,4 +1,7 @@
-"""The README is true: its blocks run, its table names every variant, its claims have files."""
+"""The README is true: its blocks run, its figures and its report stand on the pages that made them.
+
+`python -m parity_tests.core.pages.test_readme` writes the benchmark's figures into it.
+"""
 
 import re
 
@@ -6,11 +9,18 @@ import pytest
 
 import torch_ref
 from flax_attn.parity.cases.case import has_torch
-from flax_attn.parity.cases.collect import collect
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
 TEXT = text_of("README.md")
 BLOCKS = blocks(TEXT)
+SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- end of speed -->)", re.DOTALL)
+GENERATED = re.compile(r"<!-- (short certificate|speed) -->.*?<!-- end of \1 -->", re.DOTALL)
+CALLS = {
+    "jax.nn": "`jax.nn.dot_product_attention`",
+    "flax.nnx": "`flax.nnx.dot_product_attention`",
+    "torch": "`scaled_dot_product_attention` of torch",
+}
+PASSES = ("fwd", "fwd+bwd")
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
@@ -18,17 +28,6 @@ def test_block_runs(block):
     if absent := missing(block):
         pytest.skip(f"this block needs {', '.join(absent)}")
     run(block, "README.md")
-
-
-def test_the_table_names_every_variant_and_witness():
-    rows = dict(
-        row.split(" | ")[:2] for row in re.findall(r"^\| (.*equal) \|$", TEXT, re.MULTILINE)
-    )
-    cases = collect("parity_tests")
-    for case in cases:
-        assert case.proven_equal_to in rows[case.variant].split("; ")
-    assert {*rows} == {case.variant for case in cases}
-    assert "DIFFERENT" not in TEXT
 
 
 @pytest.mark.skipif(not has_torch(), reason="torch_ref is written in torch")
@@ -42,7 +41,7 @@ def test_an_original_is_found_under_the_name_in_the_table():
 
 
 def test_the_front_door_is_short():
-    assert len(TEXT.splitlines()) < 150
+    assert len(GENERATED.sub("", TEXT).splitlines()) < 150
     assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()) < 50
 
 
@@ -53,3 +52,71 @@ def test_every_file_of_the_tree_is_there():
         for piece in name.split():
             places = [ROOT / piece, ROOT / "flax_attn" / piece]
             assert any(place.exists() for place in places), piece
+
+
+def test_the_certificate_fits_a_page_of_838_pixels():
+    """Where a cell breaks at each space: 93 letters of 7.8 pixels, and the edges of four cells."""
+    table = re.search(r"<!-- short certificate -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
+    columns = zip(*(line.strip("| ").split(" | ") for line in table.splitlines()), strict=True)
+    widest = [max((word for cell in cells for word in cell.split()), key=len) for cells in columns]
+    assert sum(map(len, widest)) <= 93, f"README's table is too wide by its words {widest}."
+
+
+def test_its_report_is_the_one_that_the_page_on_porting_prints():
+    (report,) = blocks(TEXT, "text")
+    assert any(report in shown for shown in blocks(text_of("docs/porting.md"), "text"))
+
+
+def test_its_counts_of_faults_are_those_of_the_trial():
+    trial, told = text_of("docs/trial.md"), " ".join(TEXT.split())
+    counts = re.findall(r"^\| (?:detected|found) \|.* (\d+)/(\d+) \|$", trial, re.MULTILINE)
+    first, second = (f"{found} of {planted}" for found, planted in counts)
+    assert f"it finds {first} in our own list, and {second} in a list by" in told
+    allclose = re.search(r"^\| allclose 1e-3 \|.* (\d+) \| \d+ \|$", trial, re.MULTILINE)
+    harness = re.search(r"^\| \*\*float64, norm-relative.* (\d+) \| \d+ \|$", trial, re.MULTILINE)
+    assert f"catches {allclose[1]}, and this harness catches {harness[1]} (" in told
+    assert f"Of {re.search(r'caught of ([0-9]+)', trial)[1]} faults" in told
+
+
+def test_its_figures_are_those_of_the_benchmark():
+    assert SPEED.search(TEXT)[0] == speed(text_of("docs/benchmarks.md")), (
+        "README.md shows other figures than docs/benchmarks.md: run "
+        "`python -m parity_tests.core.pages.test_readme`, which copies them."
+    )
+
+
+def speed(page: str) -> str:
+    """How long others take, of 1,024 tokens and more, and what memory the longest row needs."""
+    rows = _table(page, "time over that of flax_attn: head width 64, causal, float32")
+    long = [row for row in rows if int(row["T"]) >= 1024]
+    lines = ["| | forward | forward and backward |", "| --- | --- | --- |"]
+    for name, call in CALLS.items():
+        cells = [_range(name, [row for row in long if row["pass"] == done]) for done in PASSES]
+        lines.append(f"| {call} | {' | '.join(cells)} |")
+    last = _table(page, "memory over that of flax_attn: head width 64, causal, float32")[-1]
+    other = re.search(rf"jax.nn, left out at T {last['T']} \S+ it would take (.*) of temp", page)
+    lines += [
+        "",
+        f"One head of {int(last['T']):,} tokens, forward and backward, needs {last['flax_attn']} "
+        f"of temporary memory; `jax.nn.dot_product_attention` would need {other[1]}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(page: str, title: str) -> list[dict[str, str]]:
+    """The rows under a title, each by its headings."""
+    lines = page.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def _range(name: str, rows: list[dict[str, str]]) -> str:
+    """The smallest and largest ratio, and the lengths that were measured."""
+    found = {int(row["T"]): float(row[name].rstrip("x")) for row in rows if row[name] != "-"}
+    least, most = (f"{ratio:.2g}" for ratio in (min(found.values()), max(found.values())))
+    return f"{least} to {most} times as long ({min(found):,} to {max(found):,} tokens)"
+
+
+if __name__ == "__main__":
+    figures = speed(text_of("docs/benchmarks.md"))
+    (ROOT / "README.md").write_text(SPEED.sub(lambda _: figures, TEXT), "utf-8")

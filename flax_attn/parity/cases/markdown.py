@@ -1,0 +1,210 @@
+"""The certificate in Markdown: one row for each layer, on a page, and its short form on another.
+
+A page holds the table between two marks, and the first mark may name the page of the short form:
+
+    <!-- certificate; short form in README.md -->
+    <!-- end of certificate -->
+
+That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`. The short form
+is made from the table alone, so the two cannot disagree.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..report import badness
+from .certificate import Line
+from .collect import Listed
+
+HEADINGS = ("layer", "equal to", "backends", "params")
+HEADINGS += ("float64", "grads", "float32", "bfloat16", "verdict")
+SHORT = ("layer", "equal to", "worst error", "verdict")
+FULL_MARKS = re.compile(
+    r"(<!-- certificate(?:; short form in (?P<short>\S+))? -->\n)"
+    r"(?P<table>.*?)(<!-- end of certificate -->)",
+    re.DOTALL,
+)
+SHORT_MARKS = re.compile(
+    r"(<!-- short certificate -->\n)(?P<table>.*?)(<!-- end of short certificate -->)", re.DOTALL
+)
+
+
+class About(NamedTuple):
+    """What a row says beside what the reports tell: the Flax class, the backends that passed."""
+
+    layer: str
+    backends: str = "-"
+
+
+def layers(cases: Iterable[Listed]) -> dict[str, str]:
+    """By variant, the names of its Flax classes."""
+    names: dict[str, list[str]] = {}
+    for case in cases:
+        names.setdefault(case.variant, []).append(case.of)
+    return {variant: ", ".join(dict.fromkeys(found)) for variant, found in names.items()}
+
+
+def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
+    """The table with all columns: one row a variant, torch's own witnesses first.
+
+    Args:
+      lines: the certificate's, one for each variant and witness.
+      about: by variant; one that is missing stands under its own name.
+    """
+    variants: dict[str, list[Line]] = {}
+    for line in lines:
+        variants.setdefault(line.variant, []).append(line)
+    return _written(HEADINGS, (_row(found, about) for found in variants.values()))
+
+
+def short(table: str) -> str:
+    """The table with the columns that fit a narrow page; the worst error is that of float64.
+
+    >>> row = ["A", "b", "own", "3", "1.0e-16", "2.0e-15", "-", "-", "equal"]
+    >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
+    | A | b | 2.0e-15 | equal |
+    """
+    return _written(SHORT, map(_short_row, rows(table).values()))
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """The cells of each row by its first one.
+
+    >>> rows("| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n")
+    {'A': ['A', 'equal']}
+    """
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {row[0]: row for row in cells}
+
+
+def joined(old: str, new: str) -> str:
+    """A table with new rows in the places of their layers, or in alphabetical order.
+
+    >>> print(joined("| v |\\n| --- |\\n| b |", "| v |\\n| --- |\\n| a |"), end="")
+    | v |
+    | --- |
+    | a |
+    | b |
+    """
+    headings = new.splitlines()[0].strip("| ").split(" | ")
+    return _written(headings, (rows(old) | rows(new)).values())
+
+
+def has_marks(path: Path) -> bool:
+    """Whether the page has marks for the table or for its short form."""
+    text = _text(path)
+    return bool(FULL_MARKS.search(text) or SHORT_MARKS.search(text))
+
+
+def check(path: Path, asked: Sequence[Listed], known: Sequence[Listed]) -> None:
+    """Refuses, before the work, what could not be written to a page with marks.
+
+    Args:
+      path: the page.
+      asked: the cases that are to be proven.
+      known: all cases of their packages.
+
+    Raises:
+      ValueError: if the page holds the short form, or names a page that does not; or if a row
+        would speak for a layer of which only some cases are proven.
+    """
+    text = _text(path)
+    found = FULL_MARKS.search(text)
+    if found is None and SHORT_MARKS.search(text):
+        raise ValueError(
+            f"{path} holds only the short form of a certificate: give --markdown the page whose "
+            f"first mark says '; short form in {path.name}', and both are written."
+        )
+    if found is None:
+        return
+    if found["short"] and not SHORT_MARKS.search(_text(_beside(path, found["short"]))):
+        raise ValueError(
+            f"{path} says that {_beside(path, found['short'])} holds its short form, but that "
+            "page has no '<!-- short certificate -->' and '<!-- end of short certificate -->'."
+        )
+    wanted = Counter((case.package, case.variant) for case in asked)
+    every = Counter((case.package, case.variant) for case in known)
+    for place, count in wanted.items():
+        if count < every[place]:
+            _, variant = place
+            raise ValueError(
+                f"A row of {path} speaks for all {every[place]} cases of a layer, but only "
+                f"{count} of {variant} would be proven: ask for {variant}, not for a part of it."
+            )
+
+
+def write(path: Path, table: str, whole: bool) -> list[Path]:
+    """Writes the table, between its marks if the page has them, and its short form.
+
+    Args:
+      path: the page; one without marks, or that is not there, will hold the table alone.
+      table: from `markdown`.
+      whole: whether it replaces all rows between the marks; else other layers keep theirs.
+
+    Returns:
+      The pages that were written.
+    """
+    text = _text(path)
+    found = FULL_MARKS.search(text)
+    if found is None:
+        path.write_text(table, "utf-8")
+        return [path]
+    table = table if whole else joined(found["table"], table)
+    path.write_text(_between(found, text, table), "utf-8")
+    if not found["short"]:
+        return [path]
+    other = _beside(path, found["short"])
+    text = _text(other)
+    if marks := SHORT_MARKS.search(text):
+        other.write_text(_between(marks, text, short(table)), "utf-8")
+    return [path, other]
+
+
+def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
+    variant = lines[0].variant
+    layer, backends = about.get(variant, About(variant))
+    witnesses = [line.proven_equal_to for line in lines]
+    whole = Line(variant, "", [report for line in lines for report in line.reports])
+    return [
+        layer,
+        "; ".join(sorted(witnesses, key=lambda name: not name.startswith("torch."))),
+        backends,
+        str(max(report.params for report in whole.reports)),
+        whole.error("output", "tap"),
+        whole.error("gradient"),
+        whole.ratio("float32"),
+        whole.ratio("bfloat16"),
+        whole.verdict,
+    ]
+
+
+def _short_row(row: Sequence[str]) -> list[str]:
+    cells = dict(zip(HEADINGS, row, strict=True))
+    errors = [cells[name] for name in ("float64", "grads") if cells[name] != "-"]
+    worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
+    return [cells["layer"], cells["equal to"], worst, cells["verdict"]]
+
+
+def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its rows in alphabetical order."""
+    ordered = sorted(rows, key=lambda row: row[0])
+    cells = [headings, ["---"] * len(headings), *ordered]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _between(marks: re.Match[str], text: str, table: str) -> str:
+    before, after = text[: marks.start("table")], text[marks.end("table") :]
+    return f"{before}{table}{after}"
+
+
+def _beside(path: Path, name: str) -> Path:
+    """A page that another one names from where it stands."""
+    return Path(os.path.normpath(path.parent / name))
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
