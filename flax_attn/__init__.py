@@ -11,8 +11,6 @@ from .drop_in import dot_product_attention as dot_product_attention
 from .dropout import Dropout as Dropout
 from .dropout import DropoutMask as DropoutMask
 from .flax_drop_in import flax_attention as flax_attention
-from .heads import merge_heads as merge_heads
-from .heads import split_heads as split_heads
 from .layers import BahdanauAttention as BahdanauAttention
 from .layers import CausalAttention as CausalAttention
 from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
@@ -29,6 +27,8 @@ from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .layers import SingleHeadAttention as SingleHeadAttention
 from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .layers import UniformCausalAverage as UniformCausalAverage
+from .layers._common import merge_heads as merge_heads
+from .layers._common import split_heads as split_heads
 from .masks import CAUSAL as CAUSAL
 from .masks import FULL as FULL
 from .masks import Causal as Causal

@@ -1,14 +1,17 @@
-"""Grouped queries against their twin and torch's SDPA, with rotary and norms handed in."""
+"""Grouped queries against their twin and torch's SDPA, with all that can be handed in."""
 
 import numpy as np
 from flax import nnx
 
-from flax_attn import Rotary
+from flax_attn import CAUSAL, Alibi, Rotary, Rules, Softcap, Window, alibi_slopes
 from flax_attn.layers.grouped_query import GroupedQueryAttention
 from flax_attn.parity import Case
 
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
 RAGGED[1, 2, 3] = False
+VALID = np.asarray([[True] * 7, [False, False, True, True, True, False, False]])
+PACKED = np.asarray([[0, 0, 0, 1, 1, 2, 2]] * 2)[:, None, :, None]
+DOCUMENTS = PACKED == PACKED.mT
 FAR = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
 
 
@@ -18,6 +21,47 @@ def sizes(kv_heads):
 
 def flax_norm():
     return nnx.RMSNorm(4, epsilon=1e-6, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+
+def built(name, flax=None, torch=None, **both):
+    """Configurations of both sides: `both` for both, `flax()` and `torch()` for one each."""
+
+    def of(own):
+        return lambda: {**sizes(3), **both, **(own() if own else {})}
+
+    return {"config": of(flax), "witness_config": of(torch), "name": name}
+
+
+def normed(**both):
+    """A rotary and norms, which `norm_after_rotary` puts into order."""
+
+    def flax():
+        return {"rotary": Rotary(), "q_norm": flax_norm(), "k_norm": flax_norm()}
+
+    def torch():
+        from torch.nn import RMSNorm
+
+        from torch_ref.grouped_query import Rotary
+
+        norms = {name: RMSNorm(4, eps=1e-6) for name in ("q_norm", "k_norm")}
+        return {"rotary": Rotary(), **norms}
+
+    return built("rotary,norm_after_rotary", flax, torch, **both)
+
+
+def window():
+    """Of both sides: each token sees itself and the two before it."""
+
+    def torch():
+        from torch import from_numpy
+
+        return {"mask": from_numpy(np.tri(7, dtype=bool) & ~np.tri(7, k=-3, dtype=bool))}
+
+    return built("mask=Window(2)", lambda: {"mask": CAUSAL & Window(2, 0)}, torch)
+
+
+def scored(name, plain, **rules):
+    return built(name, lambda: {"rules": Rules(**rules)}, lambda: plain)
 
 
 def turned(norms=False, **rotary):
@@ -77,6 +121,38 @@ CASES = [
     Case(GroupedQueryAttention, **turned(layout="half", width=2), x=(2, 34, 11)),
     Case(GroupedQueryAttention, **turned(), x=(2, 7, 11), positions=FAR),
     Case(GroupedQueryAttention, **turned(norms=True), x=(2, 7, 11), mask=RAGGED),
+    Case(GroupedQueryAttention, **normed(norm_after_rotary=True), x=(2, 7, 11)),
+    Case(GroupedQueryAttention, {**sizes(3), "qkv_bias": True}, x=(2, 7, 11)),
+    Case(GroupedQueryAttention, {**sizes(3), "out_bias": True}, x=(2, 7, 11)),
+    Case(GroupedQueryAttention, {**sizes(3), "sinks": True}, x=(2, 7, 11), mask=RAGGED),
+    Case(GroupedQueryAttention, **window(), x=(2, 7, 11)),
+    Case(GroupedQueryAttention, **window(), x=(2, 7, 11), mask=DOCUMENTS),
+    Case(GroupedQueryAttention, **scored("scale=0.3", {"scale": 0.3}, scale=0.3), x=(2, 7, 11)),
+    Case(
+        GroupedQueryAttention,
+        **scored("softcap=2.5", {"softcap": 2.5}, score=Softcap(2.5)),
+        x=(2, 7, 11),
+    ),
+    Case(
+        GroupedQueryAttention,
+        **scored(
+            "softcap=2.5,alibi",
+            {"softcap": 2.5, "slopes": alibi_slopes(6)},
+            score=Softcap(2.5) >> Alibi(alibi_slopes(6)),
+        ),
+        x=(2, 7, 11),
+    ),
+    Case(
+        GroupedQueryAttention,
+        {**sizes(3), "qkv_bias": True, "out_bias": True},
+        x=(2, 7, 11),
+        valid=VALID,
+    ),
+    Case(GroupedQueryAttention, {**sizes(3), "sinks": True}, x=(2, 7, 11), valid=VALID),
+    *(
+        Case(GroupedQueryAttention, {**sizes(3), "dropout": rate}, x=(2, 7, 11), train=True)
+        for rate in (0.1, 0.5)
+    ),
 ]
 
 

@@ -30,7 +30,10 @@ class Rotary:
 
 
 class GroupedQueryAttention(nn.Module):
-    """N query heads on K key/value heads; mask broadcasts to `*B N T S`, True sees."""
+    """N query heads on K key/value heads; mask broadcasts to `*B N T S`, True sees.
+
+    `scale`, `softcap` and `slopes` (ALiBi's, one a query head) say what happens to the logits.
+    """
 
     def __init__(
         self,
@@ -42,33 +45,71 @@ class GroupedQueryAttention(nn.Module):
         rotary=None,
         q_norm=None,
         k_norm=None,
+        norm_after_rotary=False,
+        mask=None,
+        scale=None,
+        softcap=None,
+        slopes=None,
+        sinks=False,
+        qkv_bias=False,
+        out_bias=False,
+        dropout=0.0,
     ):
         super().__init__()
         assert num_heads % num_kv_heads == 0, f"{num_heads} heads, {num_kv_heads} key/value heads"
         self.head_dim, self.groups = head_dim, num_heads // num_kv_heads
         self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
-        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=False)
+        self.norm_after_rotary, self.mask = norm_after_rotary, mask
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap, self.slopes = softcap, slopes
+        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
+        self.dropout = nn.Dropout(dropout)
 
     def placed(self, x, norm, positions):
         x = x.unflatten(-1, (-1, self.head_dim))  # *B T N H
-        x = norm(x) if norm else x  # *B T N H
-        return self.rotary(x, positions) if self.rotary else x  # *B T N H
+        if norm and not self.norm_after_rotary:
+            x = norm(x)  # *B T N H
+        x = self.rotary(x, positions) if self.rotary else x  # *B T N H
+        return norm(x) if norm and self.norm_after_rotary else x  # *B T N H
 
-    def forward(self, x, mask=None, positions=None):
-        T = x.shape[-2]
+    def seen(self, mask, valid, T):
+        mask = self.mask if mask is None else mask
+        if mask is None:
+            mask = torch.ones(T, T, dtype=torch.bool).tril()  # T T
+        return mask if valid is None else mask & valid[..., None, None, :]  # *B N T T
+
+    def scored(self, logits):
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)  # *B N T T
+        if self.slopes is not None:
+            places = torch.arange(logits.shape[-1])  # T
+            distance = (places[:, None] - places).abs()  # T T
+            slopes = torch.as_tensor(self.slopes).to(logits.dtype)  # N
+            logits = logits - slopes[:, None, None] * distance  # *B N T T
+        return logits
+
+    def weighed(self, scores):
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)  # *B N T T
+        column = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)  # *B N T 1
+        return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]  # *B N T T
+
+    def forward(self, x, mask=None, positions=None, valid=None):
+        if valid is not None:
+            x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
         q = self.placed(self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
         k = self.placed(self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
         k = k.repeat_interleave(self.groups, dim=-3)  # *B N T H
         v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H
-        scores = q @ k.transpose(-2, -1) / self.head_dim**0.5  # *B N T T
-        if mask is None:
-            mask = torch.ones(T, T, dtype=torch.bool).tril()  # T T
-        mask = mask.expand(scores.shape)  # *B N T T
-        weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)  # *B N T T
+        scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
+        mask = self.seen(mask, valid, x.shape[-2]).expand(scores.shape)  # *B N T T
+        weights = self.weighed(scores.masked_fill(~mask, -torch.inf))  # *B N T T
         weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
-        context = (weights @ v).transpose(-3, -2)  # *B T N H
-        return self.o_proj(context.flatten(-2))  # *B T D
+        context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
+        y = self.o_proj(context.flatten(-2))  # *B T D
+        return y if valid is None else y.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D

@@ -7,7 +7,7 @@ from torch import nn
 class LuongAttention(nn.Module):
     """`context_t = sum_i softmax_i(score(s_t, h_i)) h_i`; mask `*B 1 T S`, True sees."""
 
-    def __init__(self, d_decoder, d_encoder, *, score="general", units=None):
+    def __init__(self, d_encoder, d_decoder, *, score="general", units=None):
         super().__init__()
         assert score in ("dot", "general", "concat"), score
         self.score = score

@@ -1,15 +1,16 @@
 """Additive attention: a small network scores each encoder state (Bahdanau et al., 2015)."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..masks import FULL, Mask
-from ..pooling import pool, visible, zero_unseen
-from ..projection import torch_linear
+from ._common import pool, torch_linear, visible, zero_unseen
 
 
 class BahdanauAttention(nnx.Module):
@@ -22,6 +23,8 @@ class BahdanauAttention(nnx.Module):
       d_encoder: width of an encoder state.
       d_decoder: width of a decoder state.
       units: width of the layer in which both are added.
+      kernel_init: initializer of the projections; None draws as torch does.
+      bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
@@ -45,15 +48,18 @@ class BahdanauAttention(nnx.Module):
         d_decoder: int,
         units: int,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder, units=units)
-        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype}
-        self.W1 = torch_linear(d_encoder, units, rngs=rngs, **types)
-        self.W2 = torch_linear(d_decoder, units, rngs=rngs, **types)
-        self.v = torch_linear(units, 1, rngs=rngs, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.W1 = linear(d_encoder, units, use_bias=False)
+        self.W2 = linear(d_decoder, units, use_bias=False)
+        self.v = linear(units, 1, use_bias=False)
 
     def __call__(
         self,
@@ -61,8 +67,12 @@ class BahdanauAttention(nnx.Module):
         s: Float[Array, "*B T d_decoder"],
         *,
         mask: Mask | Array = FULL,
+        deterministic: bool | None = None,
     ) -> Float[Array, "*B T d_encoder"]:
-        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`."""
+        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`.
+
+        There is no dropout, so `deterministic` changes nothing.
+        """
         h = check_input("h", h, self.W1.in_features)
         s = check_input("s", s, self.W2.in_features)
         seen = visible(mask, h, s)  # *B T S

@@ -1,16 +1,18 @@
 """Causal attention: every token looks at itself and at those before it."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class CausalAttention(nnx.Module):
@@ -24,6 +26,7 @@ class CausalAttention(nnx.Module):
       dropout: share of the weights that is dropped in training, from 0 to 1.
       qkv_bias: whether the three projections have biases.
       context_dropout: the same for the context vectors, the other common place.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -49,6 +52,8 @@ class CausalAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         context_dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -56,10 +61,11 @@ class CausalAttention(nnx.Module):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
         context_dropout = check_rate("context_dropout", context_dropout)
         self.context_dropout = LayerDropout(context_dropout, rngs=rngs)

@@ -1,16 +1,18 @@
 """Causal attention the long way: softmax over everybody, the future erased, the rows made whole."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class CausalRenormalisedAttention(nnx.Module):
@@ -27,6 +29,7 @@ class CausalRenormalisedAttention(nnx.Module):
       context_length: the longest sequence taken; it adds no parameter.
       dropout: share of the renormalised weights that is dropped in training, from 0 to 1.
       qkv_bias: whether the three projections have biases.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -51,6 +54,8 @@ class CausalRenormalisedAttention(nnx.Module):
         dropout: float = 0.0,
         qkv_bias: bool = False,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -58,10 +63,11 @@ class CausalRenormalisedAttention(nnx.Module):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(

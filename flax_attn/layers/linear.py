@@ -1,17 +1,18 @@
 """Linear attention: the softmax replaced by a feature map, so that sums can be shared."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input, check_positive
 from .._types import wide
-from ..heads import merge_heads, split_heads
-from ..projection import torch_linear
 from ..taps import tap
+from ._common import check_tokens, merge_heads, split_heads, torch_linear
 
 CHUNK = 64
 
@@ -106,6 +107,8 @@ class LinearAttention(nnx.Module):
       num_heads: how many heads.
       head_dim: width of a head.
       causal: whether a token sees only itself and what came before.
+      kernel_init: initializer of the projections; None draws as torch does.
+      bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
       dtype: of the projections; None promotes x and the weights. Sums run in float32 or wider.
       param_dtype: of the weights.
@@ -130,25 +133,35 @@ class LinearAttention(nnx.Module):
         head_dim: int,
         *,
         causal: bool = False,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
-        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.num_heads, self.head_dim, self.causal = num_heads, head_dim, causal
-        self.q_proj = torch_linear(in_features, num_heads * head_dim, **types)
-        self.k_proj = torch_linear(in_features, num_heads * head_dim, **types)
-        self.v_proj = torch_linear(in_features, num_heads * head_dim, **types)
-        self.o_proj = torch_linear(num_heads * head_dim, in_features, **types)
+        self.q_proj = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.k_proj = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.v_proj = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.o_proj = linear(num_heads * head_dim, in_features, use_bias=False)
 
     def __call__(
-        self, x: Float[Array, "*B T D"], *, mask: Bool[Array, "*#B T"] | None = None
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; a token where `mask` is False, `*B T`, is not there: nobody
-        sees it, and its own output is zero."""
+        sees it, and its own output is zero.
+
+        There is no dropout, so `deterministic` changes nothing.
+        """
         x = check_input("x", x, self.q_proj.in_features)
-        there = _there(mask, x)  # *B T 1
+        there = check_tokens("mask", mask, x)[..., None]  # *B T 1
         x = jnp.where(there, x, 0)
         q, k, v = self._mapped(x)  # *B T N H
         k = jnp.where(there[..., None], k, 0)
@@ -191,14 +204,3 @@ class LinearAttention(nnx.Module):
     def _out(self, o: jax.Array, x: jax.Array) -> jax.Array:
         o = tap("context", o.astype(self.q_proj.dtype or x.dtype))
         return self.o_proj(merge_heads(o))
-
-
-def _there(mask: jax.Array | None, x: jax.Array) -> jax.Array:
-    """The mask of tokens as `*B T 1`."""
-    there = jnp.ones(x.shape[:-1], bool) if mask is None else jnp.asarray(mask)
-    if there.dtype != jnp.bool_:
-        raise TypeError(f"mask must be boolean, True for a token that is there; got {there.dtype}.")
-    sizes = zip(there.shape[::-1], x.shape[-2::-1], strict=False)
-    if there.ndim > x.ndim - 1 or any(n not in (1, of) for n, of in sizes):
-        raise ValueError(f"mask must broadcast to *B T = {x.shape[:-1]}; got shape {there.shape}.")
-    return jnp.broadcast_to(there, x.shape[:-1])[..., None]

@@ -1,16 +1,17 @@
 """Multiplicative attention between decoder and encoder states (Luong et al., 2015)."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ..pooling import pool, visible, zero_unseen
-from ..projection import torch_linear
+from ._common import pool, torch_linear, visible, zero_unseen
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -46,10 +47,12 @@ class LuongAttention(nnx.Module):
     `*B T d_encoder`. One decoder state at a time is T = 1.
 
     Args:
-      d_decoder: width of a decoder state.
-      d_encoder: width of an encoder state; for "dot" the same.
+      d_encoder: width of an encoder state; first, as h comes first in the call.
+      d_decoder: width of a decoder state; for "dot" the same.
       score: "dot", "general" or "concat".
       units: width of the hidden layer of "concat"; only there.
+      kernel_init: initializer of the projections; None draws as torch does.
+      bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
@@ -62,33 +65,36 @@ class LuongAttention(nnx.Module):
     Source: Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine
     Translation", 2015, section 3.1.
 
-    >>> layer = LuongAttention(4, 6, rngs=nnx.Rngs(0))
+    >>> layer = LuongAttention(6, 4, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 7, 6)), jnp.ones((2, 3, 4))).shape
     (2, 3, 6)
     """
 
     def __init__(
         self,
-        d_decoder: int,
         d_encoder: int,
+        d_decoder: int,
         *,
         score: Literal["dot", "general", "concat"] = "general",
         units: int | None = None,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
-        check_positive(d_decoder=d_decoder, d_encoder=d_encoder)
+        check_positive(d_encoder=d_encoder, d_decoder=d_decoder)
         check_choice("score", score, *SCORES)
-        _check_sizes(score, d_decoder, d_encoder, units)
-        types = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        _check_sizes(score, d_encoder, d_decoder, units)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.score, self.dtype = score, dtype
-        self.d_decoder, self.d_encoder = d_decoder, d_encoder
+        self.d_encoder, self.d_decoder = d_encoder, d_decoder
         if score == "general":
-            self.W = torch_linear(d_encoder, d_decoder, **types)
+            self.W = linear(d_encoder, d_decoder, use_bias=False)
         if units is not None:
-            self.W = torch_linear(d_decoder + d_encoder, units, **types)
-            self.v = torch_linear(units, 1, **types)
+            self.W = linear(d_decoder + d_encoder, units, use_bias=False)
+            self.v = linear(units, 1, use_bias=False)
 
     def __call__(
         self,
@@ -96,8 +102,12 @@ class LuongAttention(nnx.Module):
         s: Float[Array, "*B T d_decoder"],
         *,
         mask: Mask | Array = FULL,
+        deterministic: bool | None = None,
     ) -> Float[Array, "*B T d_encoder"]:
-        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`."""
+        """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`.
+
+        There is no dropout, so `deterministic` changes nothing.
+        """
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
         seen = visible(mask, h, s)  # *B T S
@@ -105,10 +115,10 @@ class LuongAttention(nnx.Module):
         return pool(SCORES[self.score](self, h, s), h, seen)
 
 
-def _check_sizes(score: str, d_decoder: int, d_encoder: int, units: int | None) -> None:
+def _check_sizes(score: str, d_encoder: int, d_decoder: int, units: int | None) -> None:
     if score == "dot" and d_decoder != d_encoder:
         raise ValueError(
-            f'score="dot" needs states of one width; got {d_decoder=}, {d_encoder=}. '
+            f'score="dot" needs states of one width; got {d_encoder=}, {d_decoder=}. '
             'score="general" maps one onto the other.'
         )
     if (score == "concat") != (units is not None):

@@ -1,16 +1,18 @@
 """Multi-head causal attention by weight split: three wide projections, cut into heads."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class MultiHeadAttention(nnx.Module):
@@ -29,6 +31,7 @@ class MultiHeadAttention(nnx.Module):
       qkv_bias: whether the three projections have biases.
       out_proj: whether a Linear layer with bias follows. Without it, this is
         `MultiHeadAttentionWrapper` with heads of width d_out / N.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -56,6 +59,8 @@ class MultiHeadAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         out_proj: bool = True,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -65,11 +70,12 @@ class MultiHeadAttention(nnx.Module):
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types) if out_proj else None
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
+        self.out_proj = linear(d_out, d_out) if out_proj else None
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(

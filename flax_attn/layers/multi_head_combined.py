@@ -1,16 +1,18 @@
 """Multi-head causal attention with queries, keys and values out of one projection."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class MultiHeadAttentionCombined(nnx.Module):
@@ -28,6 +30,7 @@ class MultiHeadAttentionCombined(nnx.Module):
       dropout: share of the weights that is dropped in training, from 0 to 1.
       num_heads: how many heads; must divide d_out.
       qkv_bias: whether the projection has a bias; `out_proj` always has one.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -53,6 +56,8 @@ class MultiHeadAttentionCombined(nnx.Module):
         num_heads: int,
         qkv_bias: bool = False,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -62,9 +67,10 @@ class MultiHeadAttentionCombined(nnx.Module):
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.qkv = torch_linear(d_in, 3 * d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.out_proj = torch_linear(d_out, d_out, rngs=rngs, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.qkv = linear(d_in, 3 * d_out, use_bias=qkv_bias)
+        self.out_proj = linear(d_out, d_out)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(

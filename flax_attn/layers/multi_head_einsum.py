@@ -1,17 +1,19 @@
 """Multi-head causal attention in einsum: the axes are named, so nothing is transposed."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
-from ..projection import torch_linear, torch_uniform
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear, torch_uniform
 
 
 def project(
@@ -38,6 +40,9 @@ class MultiHeadAttentionEinsum(nnx.Module):
       dropout: share of the weights that is dropped in training, from 0 to 1.
       num_heads: how many heads; must divide d_out.
       qkv_bias: whether queries, keys and values have biases; `out_proj` always has one.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does. The three
+        weights are asked for as `(d_out, d_in)`, so one that scales by the width in needs
+        `in_axis=-1, out_axis=-2`; `out_proj` is an `nnx.Linear` and asks for its kernel as usual.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -64,6 +69,8 @@ class MultiHeadAttentionEinsum(nnx.Module):
         num_heads: int,
         qkv_bias: bool = False,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -75,13 +82,17 @@ class MultiHeadAttentionEinsum(nnx.Module):
         self.context_length = context_length
         self.dtype = dtype
 
-        def start(*shape: int) -> nnx.Param:
-            return nnx.Param(torch_uniform(d_in)(rngs.params(), shape, param_dtype))
+        def start(init: Initializer | None, *shape: int) -> nnx.Param:
+            draw = torch_uniform(d_in) if init is None else init
+            return nnx.Param(draw(rngs.params(), shape, param_dtype))
 
-        self.W_query, self.W_key, self.W_value = (start(d_out, d_in) for _ in range(3))
-        biases = (start(d_out) if qkv_bias else None for _ in range(3))
+        weights = (start(kernel_init, d_out, d_in) for _ in range(3))
+        self.W_query, self.W_key, self.W_value = weights
+        biases = (start(bias_init, d_out) if qkv_bias else None for _ in range(3))
         self.b_query, self.b_key, self.b_value = biases
-        self.out_proj = torch_linear(d_out, d_out, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.out_proj = linear(d_out, d_out)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
     def __call__(

@@ -1,9 +1,11 @@
 """Multi-head attention by hand: several causal attentions side by side."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive
@@ -23,6 +25,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
       dropout: share of the weights that is dropped in training, from 0 to 1.
       num_heads: how many heads.
       qkv_bias: whether the projections have biases.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -48,16 +51,17 @@ class MultiHeadAttentionWrapper(nnx.Module):
         num_heads: int,
         qkv_bias: bool = False,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         check_positive(num_heads=num_heads)
         arguments = (d_in, d_out, context_length, dropout, qkv_bias)
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.heads = nnx.List(
-            CausalAttention(*arguments, rngs=rngs, **types) for _ in range(num_heads)
-        )
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        head = partial(CausalAttention, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.heads = nnx.List(head(*arguments) for _ in range(num_heads))
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

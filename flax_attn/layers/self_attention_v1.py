@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
@@ -24,6 +25,8 @@ class SelfAttentionV1(nnx.Module):
 
     Args:
       d_in, d_out: widths of a token and of its query, key and value.
+      kernel_init: initializer of the three weights; None draws from U[0, 1).
+      bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -44,6 +47,8 @@ class SelfAttentionV1(nnx.Module):
         d_in: int,
         d_out: int,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -51,12 +56,15 @@ class SelfAttentionV1(nnx.Module):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
         self.dtype = dtype
-        self.W_query = nnx.Param(jax.random.uniform(rngs.params(), (d_in, d_out), param_dtype))
-        self.W_key = nnx.Param(jax.random.uniform(rngs.params(), (d_in, d_out), param_dtype))
-        self.W_value = nnx.Param(jax.random.uniform(rngs.params(), (d_in, d_out), param_dtype))
+        start = jax.random.uniform if kernel_init is None else kernel_init
+        self.W_query = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
+        self.W_key = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
+        self.W_value = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
 
-    def __call__(self, x: Float[Array, "*B T d_in"]) -> Float[Array, "*B T d_out"]:
-        """The context vectors."""
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
         x = check_input("x", x, self.W_query.shape[0])
         x, W_query, W_key, W_value = promote_dtype(
             (x, self.W_query[...], self.W_key[...], self.W_value[...]), dtype=self.dtype

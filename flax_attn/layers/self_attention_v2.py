@@ -1,15 +1,17 @@
 """Self-attention with trainable weights, second version: three Linear layers."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class SelfAttentionV2(nnx.Module):
@@ -20,6 +22,7 @@ class SelfAttentionV2(nnx.Module):
     Args:
       d_in, d_out: widths of a token and of its query, key and value.
       qkv_bias: whether the three projections have biases.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -41,19 +44,24 @@ class SelfAttentionV2(nnx.Module):
         d_out: int,
         qkv_bias: bool = False,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.W_query = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_key = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
-        self.W_value = torch_linear(d_in, d_out, use_bias=qkv_bias, rngs=rngs, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
 
-    def __call__(self, x: Float[Array, "*B T d_in"]) -> Float[Array, "*B T d_out"]:
-        """The context vectors."""
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T d_out"]:
+        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
         x = check_input("x", x, self.W_query.in_features)
         q = self.W_query(x)  # *B T d_out
         k = self.W_key(x)  # *B T d_out

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input
@@ -20,7 +21,7 @@ class SimplifiedSelfAttention(nnx.Module):
     Args:
       normalise: what makes a row of scores add up to one: `"softmax"`, or `"sum"`, which divides by
         the row's sum and is fit only for scores whose sum keeps away from zero.
-      rngs, param_dtype: taken as by every layer; there is nothing to draw or to hold.
+      kernel_init, bias_init, rngs, param_dtype: taken as by every layer; there are no weights.
       dtype: of the arithmetic; None keeps that of x.
 
     Raises:
@@ -38,6 +39,8 @@ class SimplifiedSelfAttention(nnx.Module):
         self,
         *,
         normalise: str = "softmax",
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs | None = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -46,8 +49,10 @@ class SimplifiedSelfAttention(nnx.Module):
         self.normalise = normalise
         self.dtype = dtype
 
-    def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
-        """The context vectors."""
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T D"]:
+        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
         (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
         scores = tap("scores", x @ x.mT)  # *B T T
         if self.normalise == "softmax":

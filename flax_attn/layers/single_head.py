@@ -1,15 +1,17 @@
 """One head of causal attention whose scores are not scaled."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
-from ..projection import torch_linear
 from ..reference import softmax
 from ..taps import tap
+from ._common import torch_linear
 
 
 class SingleHeadAttention(nnx.Module):
@@ -22,6 +24,8 @@ class SingleHeadAttention(nnx.Module):
       head_size: width of a query, key and value.
       scale: whether the scores are divided by sqrt(head_size); never by the width of a token.
       value: whether there is a value projection; without one the tokens themselves are mixed.
+      kernel_init: initializer of the projections; None draws as torch does.
+      bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -43,21 +47,24 @@ class SingleHeadAttention(nnx.Module):
         *,
         scale: bool = False,
         value: bool = True,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         check_positive(d_in=d_in, head_size=head_size)
         self.scale = head_size**-0.5 if scale else 1.0
-        types = {"dtype": dtype, "param_dtype": param_dtype}
-        self.key = torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types)
-        self.query = torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types)
-        self.value = (
-            torch_linear(d_in, head_size, use_bias=False, rngs=rngs, **types) if value else None
-        )
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.key = linear(d_in, head_size, use_bias=False)
+        self.query = linear(d_in, head_size, use_bias=False)
+        self.value = linear(d_in, head_size, use_bias=False) if value else None
 
-    def __call__(self, x: Float[Array, "*B T d_in"]) -> Float[Array, "*B T h"]:
-        """The context vectors."""
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T h"]:
+        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
         x = check_input("x", x, self.key.in_features)
         k = self.key(x)  # *B T H
         q = self.query(x)  # *B T H

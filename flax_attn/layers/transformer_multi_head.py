@@ -1,17 +1,18 @@
 """Multi-head attention as in "Attention Is All You Need": self, cross, masked, any widths."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
-from ..heads import merge_heads, split_heads
 from ..masks import FULL, Mask
-from ..projection import torch_linear
+from ._common import merge_heads, split_heads, torch_linear
 
 
 class TransformerMultiHeadAttention(nnx.Module):
@@ -32,6 +33,7 @@ class TransformerMultiHeadAttention(nnx.Module):
       bias: whether the four projections have biases.
       kdim: width of keys; None for embed_dim.
       vdim: width of values; None for embed_dim.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
@@ -57,6 +59,8 @@ class TransformerMultiHeadAttention(nnx.Module):
         kdim: int | None = None,
         vdim: int | None = None,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -64,11 +68,12 @@ class TransformerMultiHeadAttention(nnx.Module):
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         check_positive(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
         self.head_dim = check_divides("num_heads", num_heads, "embed_dim", embed_dim)
-        types = {"use_bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.q_proj = torch_linear(embed_dim, embed_dim, **types)
-        self.k_proj = torch_linear(kdim, embed_dim, **types)
-        self.v_proj = torch_linear(vdim, embed_dim, **types)
-        self.out_proj = torch_linear(embed_dim, embed_dim, **types)
+        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
+        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.q_proj = linear(embed_dim, embed_dim, use_bias=bias)
+        self.k_proj = linear(kdim, embed_dim, use_bias=bias)
+        self.v_proj = linear(vdim, embed_dim, use_bias=bias)
+        self.out_proj = linear(embed_dim, embed_dim, use_bias=bias)
         self.dropout = AttentionDropout(dropout, rngs=rngs)
 
     def __call__(

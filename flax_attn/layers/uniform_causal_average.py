@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input
@@ -18,7 +19,7 @@ class UniformCausalAverage(nnx.Module):
     Shapes: x `*B T D` -> context `*B T D`. The weights are one `T T` table for the whole batch.
 
     Args:
-      rngs, param_dtype: taken as by every layer; there is nothing to draw or to hold.
+      kernel_init, bias_init, rngs, param_dtype: taken as by every layer; there are no weights.
       dtype: of the arithmetic; None keeps that of x.
 
     Raises:
@@ -34,14 +35,18 @@ class UniformCausalAverage(nnx.Module):
     def __init__(
         self,
         *,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
         rngs: nnx.Rngs | None = None,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
         self.dtype = dtype
 
-    def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
-        """The running means."""
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, deterministic: bool | None = None
+    ) -> Float[Array, "*B T D"]:
+        """The running means. There is no dropout, so `deterministic` changes nothing."""
         (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
         scores = jnp.zeros((x.shape[-2], x.shape[-2]), x.dtype)  # T T
         future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from flax_attn import CAUSAL, Dense, Mask, attend
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import CAUSAL, Dense, Mask, attend, merge_heads, split_heads
 from flax_attn.taps import tap
 
 from .parts import Embed, next_token_loss

@@ -12,8 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from flax_attn import Additive, Dense, Mask, attend
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import Additive, Dense, Mask, attend, merge_heads, split_heads
 from flax_attn.scores import Score
 from flax_attn.taps import tap
 

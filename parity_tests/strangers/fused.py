@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import torch
 from flax import nnx
 
-from flax_attn import IDENTITY, Dense, Rotary, alibi_slopes, attend
+from flax_attn import IDENTITY, Dense, Rotary, alibi_slopes, attend, merge_heads, split_heads
 from flax_attn import Additive as bias_of
-from flax_attn.heads import merge_heads, split_heads
 from flax_attn.parity import Rule
 from flax_attn.scores import Score
 

@@ -10,8 +10,7 @@ import torch
 from flax import nnx
 
 from flax_attn import Additive as bias_of
-from flax_attn import attend
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import attend, merge_heads, split_heads
 from flax_attn.parity import Rule
 
 from .stranger import Stranger, linear, normal, normalised, zeros

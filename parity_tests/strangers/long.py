@@ -9,8 +9,7 @@ import torch
 from flax import nnx
 
 from flax_attn import Additive as bias_of
-from flax_attn import Dense, Window, attend, attention_weights
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import Dense, Window, attend, attention_weights, merge_heads, split_heads
 
 from .stranger import Stranger, linear, normal, padded
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from flax_attn import Causal, attend
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import Causal, attend, merge_heads, split_heads
 from flax_attn.parity import Rule
 
 from .stranger import Stranger, linear, normal, padded, zeros

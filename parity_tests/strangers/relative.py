@@ -9,8 +9,7 @@ import torch
 from flax import nnx
 
 from flax_attn import Additive as bias_of
-from flax_attn import Dense, attend
-from flax_attn.heads import merge_heads, split_heads
+from flax_attn import Dense, attend, merge_heads, split_heads
 
 from .stranger import Additive, Stranger, first, linear, normal, padded, zeros
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from flax_attn import IDENTITY, Softcap, attend
+from flax_attn import IDENTITY, Softcap, attend, merge_heads, split_heads
 from flax_attn import Additive as bias_of
-from flax_attn.heads import merge_heads, split_heads
 from flax_attn.parity import Rule
 from flax_attn.scores import Score
 from flax_attn.taps import tap

@@ -185,12 +185,12 @@ def test_choices_are_listed():
         SimplifiedSelfAttention(normalise="max")
     with refused(ValueError, "score must be one of 'dot', 'general', 'concat'; got 'cosine'."):
         LuongAttention(7, 7, score="cosine", rngs=nnx.Rngs(0))
-    with refused(ValueError, 'score="dot"', "d_decoder=7, d_encoder=11", 'score="general"'):
-        LuongAttention(7, 11, score="dot", rngs=nnx.Rngs(0))
+    with refused(ValueError, 'score="dot"', "d_encoder=11, d_decoder=7", 'score="general"'):
+        LuongAttention(11, 7, score="dot", rngs=nnx.Rngs(0))
     with refused(ValueError, 'units goes with score="concat"', "units=None"):
-        LuongAttention(7, 11, score="concat", rngs=nnx.Rngs(0))
+        LuongAttention(11, 7, score="concat", rngs=nnx.Rngs(0))
     with refused(ValueError, 'units goes with score="concat"', "units=5"):
-        LuongAttention(7, 11, score="general", units=5, rngs=nnx.Rngs(0))
+        LuongAttention(11, 7, score="general", units=5, rngs=nnx.Rngs(0))
 
 
 def test_a_recurrence_needs_a_layer_that_looks_back():

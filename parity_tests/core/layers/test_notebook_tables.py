@@ -12,9 +12,9 @@ from flax_attn import (
     UniformCausalAverage,
     attention_weights,
     reference,
+    split_heads,
     taps,
 )
-from flax_attn.heads import split_heads
 from flax_attn.parity import judge
 
 from . import notebook

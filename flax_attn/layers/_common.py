@@ -1,0 +1,146 @@
+"""What the layers share: heads, linear projections that start as torch's do, softmax pooling."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Shaped
+
+from .._types import Sizes, is_frozen
+from ..masks import Mask, as_mask
+from ..reference import softmax
+from ..taps import tap
+
+
+def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B T N H"]:
+    """`*B T (N H) -> *B T N H`; the model width must be a multiple of `head_dim`."""
+    if head_dim < 1 or x.shape[-1] % head_dim:
+        raise ValueError(
+            f"head_dim must divide the width; got head_dim={head_dim}, width={x.shape[-1]}."
+        )
+    return x.reshape(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
+
+
+def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
+    """`*B T N H -> *B T (N H)`."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def torch_linear(
+    in_features: int,
+    out_features: int,
+    *,
+    use_bias: bool = True,
+    kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+    dtype: Any = None,
+    param_dtype: Any = jnp.float32,
+    rngs: nnx.Rngs,
+) -> nnx.Linear:
+    """An `nnx.Linear` whose kernel and bias start from U(+-1 / sqrt(in_features)), as in torch.
+
+    Args:
+      in_features, out_features, use_bias, dtype, param_dtype, rngs: as of `nnx.Linear`.
+      kernel_init, bias_init: initializers instead of torch's; None keeps torch's.
+
+    >>> torch_linear(3, 2, rngs=nnx.Rngs(0)).kernel.shape
+    (3, 2)
+    """
+    return nnx.Linear(
+        in_features,
+        out_features,
+        use_bias=use_bias,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        kernel_init=torch_uniform(in_features) if kernel_init is None else kernel_init,
+        bias_init=torch_uniform(in_features) if bias_init is None else bias_init,
+        rngs=rngs,
+    )
+
+
+def torch_uniform(fan_in: int) -> Any:
+    """The initializer U(+-1 / sqrt(fan_in))."""
+    bound = fan_in**-0.5
+
+    def init(
+        key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any
+    ) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def as_attribute(value: Any) -> Any:
+    """`value`, ready to be an attribute of a layer: frozen objects that hold arrays are its data.
+
+    >>> from flax_attn import CAUSAL
+    >>> as_attribute(CAUSAL) is CAUSAL
+    True
+    """
+    return nnx.data(value) if is_frozen(type(value)) and jax.tree.leaves(value) else value
+
+
+def check_tokens(name: str, given: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
+    """Which tokens of `x` are there, as `*B T`; None stands for all.
+
+    Raises:
+      TypeError: if `given` is not boolean.
+      ValueError: if it does not broadcast to `*B T`.
+
+    >>> check_tokens("valid", None, jnp.ones((2, 3))).tolist()
+    [True, True]
+    """
+    there = jnp.ones(x.shape[:-1], bool) if given is None else jnp.asarray(given)
+    if there.dtype != jnp.bool_:
+        raise TypeError(
+            f"{name} must be boolean, True for a token that is there; got {there.dtype}."
+        )
+    sizes = zip(there.shape[::-1], x.shape[-2::-1], strict=False)
+    if there.ndim > x.ndim - 1 or any(n not in (1, of) for n, of in sizes):
+        raise ValueError(
+            f"{name} must broadcast to *B T = {x.shape[:-1]}; got shape {there.shape}."
+        )
+    return jnp.broadcast_to(there, x.shape[:-1])
+
+
+def visible(
+    mask: Mask | Array, h: Float[Array, "*B S E"], s: Float[Array, "*B T F"]
+) -> Bool[Array, "*B T S"]:
+    """Which of the S states each of the T queries may look at; one head, so N is 1.
+
+    Raises:
+      ValueError: if `h` and `s` have other batch axes, or the mask does not broadcast.
+
+    >>> from flax_attn import Causal
+    >>> visible(Causal(), jnp.ones((3, 4)), jnp.ones((2, 5))).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0]]
+    """
+    if h.shape[:-2] != s.shape[:-2]:
+        raise ValueError(f"h and s must share their batch axes; got h {h.shape}, s {s.shape}.")
+    sizes = Sizes(h.shape[:-2], 1, s.shape[-2], h.shape[-2])
+    seen = as_mask(mask).bind(sizes).grid(sizes)
+    seen = jnp.broadcast_to(seen, (sizes.B, 1, sizes.T, sizes.S))
+    return seen.reshape(*sizes.batch, sizes.T, sizes.S)
+
+
+def zero_unseen(
+    h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
+) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
+    """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""
+    h = jnp.where(seen.any(axis=-2)[..., None], h, 0)
+    return h, jnp.where(seen.any(axis=-1)[..., None], s, 0)
+
+
+def pool(
+    logits: Float[Array, "*B T S"], h: Float[Array, "*B S E"], seen: Bool[Array, "*B T S"]
+) -> Float[Array, "*B T E"]:
+    """`softmax(logits where seen) . h`; a query that sees nothing gets zeros.
+
+    >>> pool(jnp.zeros((1, 2)), jnp.asarray([[1.0], [3.0]]), jnp.ones((1, 2), bool)).tolist()
+    [[2.0]]
+    """
+    scores = tap("scores", jnp.where(seen, logits, -jnp.inf))  # *B T S
+    weights = tap("weights", softmax(scores))  # *B T S
+    return tap("context", weights @ h.astype(weights.dtype))  # *B T E

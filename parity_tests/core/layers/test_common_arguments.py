@@ -1,0 +1,125 @@
+"""What every layer takes: initialisers that reach each kernel and bias, and `deterministic=`."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn.parity import judge, port
+from flax_attn.parity.cases.case import has_torch
+from flax_attn.weights.known_layers import flax_state
+from parity_tests.core.layers.test_rngs import (
+    SHARES,
+    config_of,
+    first_cases,
+    inputs_of,
+    of_all_layers,
+    takes,
+)
+
+# The variants that have no weights at all, and those whose equation has no bias.
+WITHOUT_WEIGHTS = {"simplified_self_attention", "uniform_causal_average"}
+MORE = {"luong": {"score": "concat", "units": 6}}  # of its scores the one with most weights
+WITHOUT_BIAS = {"bahdanau", "linear", "luong", "self_attention_v1", "single_head"}
+
+
+def build(variant, rate=0.0, **given):
+    """The layer of a variant's first case, with every bias that it may have."""
+    case, config = first_cases()[variant], config_of(first_cases()[variant], rate)
+    config |= MORE.get(variant, {})
+    config |= {name: True for name in ("bias", "qkv_bias", "out_bias") if takes(case, name)}
+    return case.flax_class(**{"rngs": nnx.Rngs(0), **config, **given})
+
+
+def recorded(made):
+    """An initialiser that keeps what it gives."""
+
+    def init(key, shape, dtype=jnp.float32):
+        made.append(jax.random.normal(key, shape, dtype))
+        return made[-1]
+
+    return init
+
+
+def is_kernel(value):
+    return value.ndim == 2
+
+
+@of_all_layers
+def test_initialisers_reach_every_kernel_and_bias(variant):
+    kernels, biases = [], []
+    given = {"kernel_init": recorded(kernels), "bias_init": recorded(biases)}
+    params = flax_state(build(variant, param_dtype=jnp.bfloat16, **given))
+    plain = flax_state(build(variant))
+    assert {name: x.shape for name, x in params.items()} == {k: x.shape for k, x in plain.items()}
+    assert bool(kernels) == (variant not in WITHOUT_WEIGHTS)
+    assert bool(biases) == (variant not in WITHOUT_WEIGHTS | WITHOUT_BIAS)
+    assert len(params) == len(kernels) + len(biases)
+    for name, param in params.items():
+        value = param.get_value()
+        made = kernels if is_kernel(value) else biases
+        same = [x.shape == value.shape and judge.exact(x, value).ok for x in made]
+        assert value.dtype == jnp.bfloat16 and sum(same) == 1, name
+
+
+def partitioned(variant):
+    """A layer whose kernels and biases say over which mesh axes they lie."""
+    kernel, bias = nnx.initializers.normal(), nnx.initializers.ones
+    return build(
+        variant,
+        kernel_init=nnx.with_partitioning(kernel, ("embed", "heads"), eager_sharding=False),
+        bias_init=nnx.with_partitioning(bias, ("heads",), eager_sharding=False),
+    )
+
+
+def axes(layer):
+    """The mesh axes that each Param names."""
+    return {name: param.get_metadata("out_sharding") for name, param in flax_state(layer).items()}
+
+
+def wanted(layer):
+    return {
+        name: ("embed", "heads") if is_kernel(param.get_value()) else ("heads",)
+        for name, param in flax_state(layer).items()
+    }
+
+
+@of_all_layers
+def test_initialisers_bring_their_partitioning(variant):
+    layer = partitioned(variant)
+    assert axes(layer) == wanted(layer)
+
+
+@pytest.mark.skipif(not has_torch(), reason="the weights come from torch")
+@pytest.mark.parametrize("variant", ["grouped_query", "multi_head", "multi_head_einsum"])
+def test_port_keeps_the_partitioning(variant):
+    case, layer = first_cases()[variant], partitioned(variant)
+    more = {k: True for k in ("qkv_bias", "out_bias") if takes(case, k)}
+    package = __import__(f"torch_ref.{variant}", fromlist=["torch_ref"])
+    twin = getattr(package, case.flax_class.__name__)(**config_of(case, 0.0), **more)
+    before = {name: np.asarray(x.get_value()) for name, x in flax_state(layer).items()}
+    ported = port(twin, layer)
+    assert axes(ported) == wanted(ported)
+    for name, param in flax_state(ported).items():
+        assert not judge.exact(np.asarray(param.get_value()), before[name]).ok, name
+
+
+@of_all_layers
+def test_deterministic_does_what_train_and_eval_do(variant):
+    case = first_cases()[variant]
+    inputs, drops = inputs_of(case), takes(case, "dropout")
+    assert "deterministic" in inspect.signature(case.flax_class.__call__).parameters
+
+    def run(mode, **given):
+        layer = build(variant, rate=0.5)
+        getattr(layer, mode)()
+        return np.asarray(layer(**inputs, **given))
+
+    plain, noisy = run("eval"), run("train")
+    assert judge.exact(run("train", deterministic=True), plain).ok
+    assert judge.exact(run("eval", deterministic=False), noisy).ok
+    assert judge.exact(noisy, plain).ok != drops
+    assert drops == any(takes(case, share) for share in SHARES)
