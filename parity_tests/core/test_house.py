@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types < taps, _checks, _arrays < places < masks, positions, dropout < scores < rules
+errors, _types, _lazy < taps, _checks, _arrays < places < masks, positions, dropout < scores < rules
 < reference < backends < sharding < attend, pooling, projection, heads
 < drop_in, layers < flax_drop_in, bench < cli
 """
@@ -184,7 +184,7 @@ def test_imports_run_one_way(path):
     if part in (("__init__",), ("__main__",)):
         allowed = {*LEVEL} - {"cli"} if part == ("__init__",) else {"cli"}
     elif part[0] == "parity":
-        allowed = {"parity", "weights", "errors", "taps"}
+        allowed = {"parity", "weights", "errors", "taps", "_lazy"}
     elif part[0] == "weights":
         allowed = {"weights", "errors", "taps"}
     else:
