@@ -281,9 +281,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
         if path.is_dir() or not name:
             raise ValueError(f"--{option} takes a file to write; {name!r} is a folder.")
         if not path.parent.is_dir():
-            raise ValueError(
-                f"--{option} {name} cannot be written: there is no folder {path.parent}."
-            )
+            raise ValueError(f"--{option} {name}: there is no folder {path.parent} to write into.")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError(f"--{option} {name} cannot be written: permission denied.")
 

@@ -123,8 +123,9 @@ def _stacked(rows: Rows, width: int, needed: Sequence[int]) -> Table:
     """Variants in lines of their own, witnesses below them; numbers one space apart."""
     *numbers, verdicts = needed
     left = width - sum(numbers) - len(needed)
-    verdicts = min(verdicts, max(9, left - 28))
-    names = max(left - verdicts, 12)
+    longest = max(len(name) for cells, _ in rows for name in (cells[0], f" {cells[1]}"))
+    names = max(min(longest, left - 9), 12)  # "DIFFERENT" has nine letters
+    verdicts = max(min(verdicts, left - names), 9)
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     shown.add_column("variant, equal to", width=names, no_wrap=True)
     for heading, number in zip(HEADINGS[2:-1], numbers, strict=True):

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from .collect import Listed, letters, modules
 from .home import LIBRARY, file_of
 from .nearest import unknown_name
 
+WORD = re.compile(r"[\w./\\-]+")
 LAYERS = LIBRARY / "flax_attn" / "layers"
 
 
@@ -26,7 +28,8 @@ def check_names(own: str, names: Sequence[str]) -> None:
     Raises:
       ValueError: if the first of them is no variant, class, case, package or file.
     """
-    if not names or "[" in names[0] or file_of(names[0]) or may_be_package(names[0]):
+    plain = bool(names) and WORD.fullmatch(names[0])  # else a title, or the name of a case
+    if not plain or file_of(names[0]) or may_be_package(names[0]):
         return
     known = _variants()
     words = {letters(word) for case in known for word in (case.variant, case.of)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..report import Report
 from .collect import Listed, cases_in
 from .strict import strict
-from .workers import Failure, Workers
+from .workers import Failure, Late, Workers
 
 if TYPE_CHECKING:  # importing it brings jax, which workers alone need
     from .case import Case
@@ -85,8 +85,11 @@ def prove_until(
 ) -> Iterator[Report | None]:
     """As `prove`; None for a case that is not done when `time.monotonic()` reaches `end`."""
     for job, result in zip(wanted, workers.map_until(end, _prove, wanted), strict=True):
-        failed = isinstance(result, Failure)
-        yield not_proven(job.listed.title, result) if failed else result
+        if isinstance(result, Late):
+            yield None
+        else:
+            failed = isinstance(result, Failure)
+            yield not_proven(job.listed.title, result) if failed else result
 
 
 def not_proven(title: str, failure: Failure) -> Report:

@@ -37,6 +37,11 @@ class Failure:
     about: str = ""
 
 
+@dataclass(frozen=True)
+class Late:
+    """What stands for a piece of work that was not done in time."""
+
+
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     """The result of `work`, or what it raised, `SystemExit` included."""
     try:
@@ -93,21 +98,21 @@ class Workers:
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
         """The results in order. `work` and `items` are sent, so they must be picklable."""
         for result in self.map_until(None, work, items):
-            assert result is not None  # nothing is left out
+            assert not isinstance(result, Late)  # since there is no end
             yield result
 
     def map_until(
         self, end: float | None, work: Callable[[A], B], items: Sequence[A]
-    ) -> Iterator[B | Failure | None]:
-        """The results in order; None for what is not done when `time.monotonic()` reaches `end`."""
+    ) -> Iterator[B | Failure | Late]:
+        """The results in order; `Late` for what is not done when `time.monotonic()` is `end`."""
         waiting = deque(range(len(items)))
-        done: dict[int, B | Failure | None] = {}
+        done: dict[int, B | Failure | Late] = {}
         many = max(1, min(self.most, len(items) // 2))
         for at in range(len(items)):
             while at not in done:
                 if end is not None and time.monotonic() >= end:
                     self._stop()
-                    done = {i: done.get(i) for i in range(at, len(items))}
+                    done = {i: done.get(i, Late()) for i in range(at, len(items))}
                     break
                 while waiting and len(self._busy) < many:
                     self._give(waiting.popleft(), work, items)
