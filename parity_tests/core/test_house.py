@@ -139,6 +139,7 @@ def test_every_layer_is_exported(layer):
     for name in modules_of(ROOT / f"flax_attn/layers/{layer}.py"):
         found = getattr(flax_attn, name, None)
         lines = f"from .{layer} import {name} as {name}", f"from .layers import {name} as {name}"
+        lines = (*lines, f'"{name}": ".layers"')  # in the table too
         assert found is not None, f"flax_attn/layers/__init__.py and flax_attn/__init__.py: {lines}"
         assert found.__module__ == f"flax_attn.layers.{layer}"
 
