@@ -1,56 +1,134 @@
 """Attention in JAX that can be trusted: every variant a Flax module, proven equal to PyTorch."""
 
-from . import taps as taps
-from ._types import frozen as frozen
-from .attend import attend as attend
-from .attend import attention_weights as attention_weights
-from .attend import explain as explain
-from .attend import use_backend as use_backend
-from .backends.platform import assume_platform as assume_platform
-from .drop_in import dot_product_attention as dot_product_attention
-from .dropout import Dropout as Dropout
-from .dropout import DropoutMask as DropoutMask
-from .flax_drop_in import flax_attention as flax_attention
-from .layers import BahdanauAttention as BahdanauAttention
-from .layers import CausalAttention as CausalAttention
-from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
-from .layers import GroupedQueryAttention as GroupedQueryAttention
-from .layers import LinearAttention as LinearAttention
-from .layers import LuongAttention as LuongAttention
-from .layers import MultiHeadAttention as MultiHeadAttention
-from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
-from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
-from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
-from .layers import SelfAttentionV1 as SelfAttentionV1
-from .layers import SelfAttentionV2 as SelfAttentionV2
-from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
-from .layers import SingleHeadAttention as SingleHeadAttention
-from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
-from .layers import UniformCausalAverage as UniformCausalAverage
-from .layers._common import merge_heads as merge_heads
-from .layers._common import split_heads as split_heads
-from .masks import CAUSAL as CAUSAL
-from .masks import FULL as FULL
-from .masks import Causal as Causal
-from .masks import Chunked as Chunked
-from .masks import Dense as Dense
-from .masks import Full as Full
-from .masks import Lengths as Lengths
-from .masks import Mask as Mask
-from .masks import MaskFn as MaskFn
-from .masks import Prefix as Prefix
-from .masks import Segments as Segments
-from .masks import Window as Window
-from .places import Places as Places
-from .positions import Rotary as Rotary
-from .positions import alibi_slopes as alibi_slopes
-from .positions import rotary_angles as rotary_angles
-from .positions import rotate as rotate
-from .reference import softmax as softmax
-from .rules import Rules as Rules
-from .scores import IDENTITY as IDENTITY
-from .scores import Additive as Additive
-from .scores import Alibi as Alibi
-from .scores import Score as Score
-from .scores import ScoreFn as ScoreFn
-from .scores import Softcap as Softcap
+import sys
+
+from ._lazy import Lazy
+
+TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
+if TYPE_CHECKING:
+    from . import taps as taps
+    from ._types import frozen as frozen
+    from .attend import attend as attend
+    from .attend import attention_weights as attention_weights
+    from .attend import explain as explain
+    from .attend import use_backend as use_backend
+    from .backends.platform import assume_platform as assume_platform
+    from .drop_in import dot_product_attention as dot_product_attention
+    from .dropout import Dropout as Dropout
+    from .dropout import DropoutMask as DropoutMask
+    from .flax_drop_in import flax_attention as flax_attention
+    from .layers import BahdanauAttention as BahdanauAttention
+    from .layers import CausalAttention as CausalAttention
+    from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
+    from .layers import GroupedQueryAttention as GroupedQueryAttention
+    from .layers import LinearAttention as LinearAttention
+    from .layers import LuongAttention as LuongAttention
+    from .layers import MultiHeadAttention as MultiHeadAttention
+    from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
+    from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
+    from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+    from .layers import SelfAttentionV1 as SelfAttentionV1
+    from .layers import SelfAttentionV2 as SelfAttentionV2
+    from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
+    from .layers import SingleHeadAttention as SingleHeadAttention
+    from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
+    from .layers import UniformCausalAverage as UniformCausalAverage
+    from .layers._common import merge_heads as merge_heads
+    from .layers._common import split_heads as split_heads
+    from .masks import CAUSAL as CAUSAL
+    from .masks import FULL as FULL
+    from .masks import Causal as Causal
+    from .masks import Chunked as Chunked
+    from .masks import Dense as Dense
+    from .masks import Full as Full
+    from .masks import Lengths as Lengths
+    from .masks import Mask as Mask
+    from .masks import MaskFn as MaskFn
+    from .masks import Prefix as Prefix
+    from .masks import Segments as Segments
+    from .masks import Window as Window
+    from .places import Places as Places
+    from .positions import Rotary as Rotary
+    from .positions import alibi_slopes as alibi_slopes
+    from .positions import rotary_angles as rotary_angles
+    from .positions import rotate as rotate
+    from .reference import softmax as softmax
+    from .rules import Rules as Rules
+    from .scores import IDENTITY as IDENTITY
+    from .scores import Additive as Additive
+    from .scores import Alibi as Alibi
+    from .scores import Score as Score
+    from .scores import ScoreFn as ScoreFn
+    from .scores import Softcap as Softcap
+
+# The module that defines each public name; "." for a submodule itself. Imported on first use.
+_HOMES = {
+    "taps": ".",
+    "frozen": "._types",
+    "attend": ".attend",
+    "attention_weights": ".attend",
+    "explain": ".attend",
+    "use_backend": ".attend",
+    "assume_platform": ".backends.platform",
+    "dot_product_attention": ".drop_in",
+    "Dropout": ".dropout",
+    "DropoutMask": ".dropout",
+    "flax_attention": ".flax_drop_in",
+    "BahdanauAttention": ".layers",
+    "CausalAttention": ".layers",
+    "CausalRenormalisedAttention": ".layers",
+    "GroupedQueryAttention": ".layers",
+    "LinearAttention": ".layers",
+    "LuongAttention": ".layers",
+    "MultiHeadAttention": ".layers",
+    "MultiHeadAttentionCombined": ".layers",
+    "MultiHeadAttentionEinsum": ".layers",
+    "MultiHeadAttentionWrapper": ".layers",
+    "SelfAttentionV1": ".layers",
+    "SelfAttentionV2": ".layers",
+    "SimplifiedSelfAttention": ".layers",
+    "SingleHeadAttention": ".layers",
+    "TransformerMultiHeadAttention": ".layers",
+    "UniformCausalAverage": ".layers",
+    "merge_heads": ".layers._common",
+    "split_heads": ".layers._common",
+    "CAUSAL": ".masks",
+    "FULL": ".masks",
+    "Causal": ".masks",
+    "Chunked": ".masks",
+    "Dense": ".masks",
+    "Full": ".masks",
+    "Lengths": ".masks",
+    "Mask": ".masks",
+    "MaskFn": ".masks",
+    "Prefix": ".masks",
+    "Segments": ".masks",
+    "Window": ".masks",
+    "Places": ".places",
+    "Rotary": ".positions",
+    "alibi_slopes": ".positions",
+    "rotary_angles": ".positions",
+    "rotate": ".positions",
+    "softmax": ".reference",
+    "Rules": ".rules",
+    "IDENTITY": ".scores",
+    "Additive": ".scores",
+    "Alibi": ".scores",
+    "Score": ".scores",
+    "ScoreFn": ".scores",
+    "Softcap": ".scores",
+}
+# Old public names, and what they are called now.
+_RENAMED = {
+    "Fn": "MaskFn",
+    "Keep": "DropoutMask",
+    "additive": "Additive",
+    "aim": "assume_platform",
+    "alibi": "Alibi",
+    "modify": "ScoreFn",
+    "softcap": "Softcap",
+}
+
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+sys.modules[__name__].__class__ = Lazy

@@ -1,44 +1,42 @@
-"""The command: `flax-attn parity` proves every variant equal, `flax-attn bench` times attention."""
+"""The command: `flax-attn parity` proves all variants, `bench` times, `explain` says which backend.
+
+Nothing slow is imported before it is needed.
+"""
 
 import argparse
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import jax
-from rich.console import Console
-from rich.progress import Progress
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from .attend import use_backend
-from .backends import BACKENDS
-from .bench.options import add_to as add_bench
-from .parity import Case, ParityError, Report
-from .parity.cases import certificate, markdown
-from .parity.cases.asked import ask
-from .parity.cases.case import has_torch
-from .parity.cases.collect import Listed
-from .parity.cases.prove import Job, jobs, not_proven, prove, record
-from .parity.cases.workers import Failure, Workers
-from .parity.compare import versions
-from .parity.report import plain
-from .parity.show import pages
+    from .parity.report import Report
+    from .proving import Proof, Proven
 
-OWN = "parity_tests"
-WIDTH = 192
-Proof = tuple[str, str, Report]
+OWN = "parity_tests"  # the package of this library's cases
+WIDE = 192  # columns where nobody looks: a pipe, a file
+STARTED = time.monotonic()
+BENCH = "time attention against others, each proven equal first"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; 0 if all is equal, 1 if something differs, 2 if the question is unclear."""
-    options = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    options = _parser(argv).parse_args(argv)
+    from rich.console import Console
+
+    from .errors import ParityError
+
     console = Console(soft_wrap=True, emoji=False)
     try:
-        return _bench(options, console) if options.command == "bench" else _parity(options, console)
+        return {"bench": _bench, "explain": _explain, "parity": _parity}[options.command](
+            options, console
+        )
     except (ValueError, ModuleNotFoundError) as error:
         said = f"flax-attn {options.command}: {error}"
         Console(stderr=True, soft_wrap=True).out(said, highlight=False)
@@ -52,49 +50,85 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _bench(options: argparse.Namespace, console: Console) -> int:
-    from .bench.command import bench  # late, so that `parity` does not wait for it
+def _bench(options: argparse.Namespace, console: "Console") -> int:
+    from .bench.command import bench
 
     return bench(options, console)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _explain(options: argparse.Namespace, console: "Console") -> int:
+    from .explain_command import explained
+
+    console.out(explained(options), highlight=False)
+    return 0
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"flax-attn {version('flax-attn')}")
+        parser.exit()
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flax-attn", description="Attention in JAX that can be trusted."
     )
-    parser.add_argument("--version", action="version", version=f"flax-attn {version('flax-attn')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True)
+    _add_parity(commands)
+    _add_explain(commands)
+    if "bench" in argv:  # whose options are slow to import
+        from .bench.options import add_to
+
+        add_to(commands)
+    else:
+        commands.add_parser("bench", help=BENCH)
+    return parser
+
+
+def _add_parity(commands: Any) -> None:
     parity = commands.add_parser(
         "parity",
         help="prove every variant equal to its PyTorch originals",
-        description="Compares outputs, intermediate values and gradients, eagerly and under jit: "
-        "live where torch is installed, else against what torch gave when it was recorded. The "
-        "columns: weight tensors carried; largest float64 error of values and of gradients; error "
-        "in float32 and bfloat16 over torch's own.",
+        description="Compares outputs, intermediate values and gradients: live where torch is "
+        "installed, else against what torch gave when it was recorded. Without names it takes a "
+        "minute at most and tries the first case of each variant and witness, in float64 under "
+        "jit; --all proves everything, eagerly and under jit, in float32 and bfloat16 too. The "
+        "columns: number of weight tensors copied; largest float64 error of values and of "
+        "gradients; error in float32 and bfloat16 divided by torch's own.",
     )
     parity.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help="a variant or its class; a package, a module or a file that holds CASES; after it, or "
-        "of this library, one case: its name, or its title as a report prints it",
+        help="proven whole: a variant or its class; a package, a module or a file that holds "
+        "CASES; after it, or of this library, one case: its name, or its title as a report prints "
+        "it",
     )
+    parity.add_argument("--all", action="store_true", help="prove every case of this library whole")
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
     parity.add_argument("--html", metavar="FILE", help="write one page with every comparison")
     parity.add_argument(
         "--markdown",
         metavar="FILE",
         help="write the table, between the marks if the file has them, and its short form on the "
-        "page that the first mark names; a part of the variants leaves other rows as they are",
+        "page that the first mark names; a part of the variants leaves other rows as they are "
+        "(without names: --all)",
     )
     _add_ways(parity)
-    add_bench(commands)
-    return parser
 
 
 def _add_ways(parity: argparse.ArgumentParser) -> None:
     """Options that say against what, and how strictly, cases are proven."""
-    parity.add_argument("--record", action="store_true", help="record torch's results first")
+    parity.add_argument(
+        "--record",
+        action="store_true",
+        help="record torch's results first (without names: --all)",
+    )
     parity.add_argument("--replay", action="store_true", help="use the record though torch is here")
     parity.add_argument(
         "--strict",
@@ -105,37 +139,113 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
     parity.add_argument(
         "--real", action="store_true", help="prove trained weights instead (downloads two packages)"
     )
+    parity.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="keep no compiled programs (1 GiB at most, in your cache folder, unless "
+        "JAX_COMPILATION_CACHE_DIR says where)",
+    )
 
 
-def _parity(options: argparse.Namespace, console: Console) -> int:
-    start = time.perf_counter()
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="say which backend `attend` takes for a request, and why the others do not serve it",
+        description="Prints every backend's verdict on attention over arrays of these shapes; "
+        "nothing is computed. Example: flax-attn explain --q 2 5 6 8 --kv 2 9 3 8 --dtype bfloat16 "
+        "--mask 'Causal() & Window(3, 0)' --on tpu",
+    )
+    add, shape = explain.add_argument, {"type": int, "nargs": "+"}
+    add("--q", **shape, required=True, metavar="SIZE", help="shape of the queries: B T N H")
+    add("--kv", **shape, metavar="SIZE", help="shape of keys and values: B S K H; default: of --q")
+    add("--v", **shape, metavar="SIZE", help="shape of the values, where it is another: B S K h")
+    add("--dtype", default="float32", metavar="DTYPE", help="float32 (default), bfloat16, ...")
+    add("--mask", default="FULL", metavar="MASK", help="of flax_attn's masks, with & | ~")
+    add("--sinks", action="store_true", help="with a sink logit for each query head")
+    add("--dropout", type=float, metavar="RATE", help="with dropout of this rate")
+    add("--on", metavar="PLATFORM", help="cpu, gpu or tpu; default: this machine")
+    add("--capability", metavar="X.Y", help="of the GPU: 9.0 for an H100; default 8.0")
+
+
+def _parity(options: argparse.Namespace, console: "Console") -> int:
+    from .parity.cases.home import has_torch
+    from .parity.cases.known import check_names
+
     _check_options(options)
+    _check_outputs(options)
+    check_names(OWN, options.names)
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
-    if options.real:
-        _say_how(live, _machine(), console)
-        with Progress(console=console, transient=True) as progress:
-            proofs, about = list(_real(progress)), {}
-    else:
-        proofs, about = _proven(options, live, console)
+    from .parity.cases import certificate
+
+    found = _proven(options, live, console)
+    proofs, short = found.proofs, _is_short(options)
     lines = certificate.lines(proofs)
-    Console(width=max(console.width, WIDTH), soft_wrap=True).print(certificate.table(lines))
+    shown = certificate.lines(proofs, found.untried)
+    _wide(console).print(certificate.table(shown, _width(console), options.strict, short))
     for report in (report for line in lines for report in line.reports):
         if not report.ok or (options.strict and not report.certain):
             console.out(f"\n{_told(report)}", highlight=False)
-    found = proofs[0][2].versions if proofs else versions()
-    seconds = time.perf_counter() - start
-    console.out(certificate.footer(lines, found, seconds, options.strict), highlight=False)
-    _write(options, proofs, markdown.markdown(lines, about), console)
+    seconds = time.monotonic() - STARTED
+    foot = certificate.footer(lines, _versions(proofs), seconds, options.strict)
+    if short:
+        foot = f"{certificate.of_all(lines, found.cases, found.rest, options.strict)}\n{foot}"
+    console.out(foot, highlight=False)
+    _write(options, found, console)
     return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
 
 
-def _passes(report: Report, strict: bool) -> bool:
+def _is_short(options: argparse.Namespace) -> bool:
+    """Whether a minute's proof is asked for."""
+    whole = options.all or options.real or options.record or options.markdown
+    return not (options.names or whole)
+
+
+def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Proven":
+    from . import proving
+    from .parity.cases.cache import cache_settings
+
+    if options.real:
+        return proving.Proven(proving.real(OWN, console))
+    wanted = proving.Wanted(
+        own=OWN,
+        names=options.names,
+        live=live,
+        record=options.record,
+        page=Path(options.markdown) if options.markdown else None,
+        seed=options.seed,
+        short=_is_short(options),
+        settings=cache_settings(not options.no_cache),
+    )
+    return proving.proven(wanted, STARTED, console)
+
+
+def _width(console: "Console") -> int:
+    """Columns of the terminal; many where there is none."""
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
+
+
+def _wide(console: "Console") -> "Console":
+    """A console that breaks no line, since the table is made for the width."""
+    from rich.console import Console
+
+    return Console(width=max(console.width, WIDE), soft_wrap=True)
+
+
+def _versions(proofs: "Sequence[Proof]") -> dict[str, str]:
+    if proofs:
+        return proofs[0][2].versions
+    from .parity.compare import versions
+
+    return versions()
+
+
+def _passes(report: "Report", strict: bool) -> bool:
     return report.certain if strict else report.ok
 
 
-def _told(report: Report) -> str:
+def _told(report: "Report") -> str:
     """The report; in one line where nothing could be compared."""
     if report.rows or not report.notes:
         return str(report)
@@ -144,6 +254,8 @@ def _told(report: Report) -> str:
 
 
 def _check_options(options: argparse.Namespace) -> None:
+    from .parity.cases import markdown
+
     if options.real and (options.names or options.record or options.replay):
         raise ValueError(
             "--real proves all trained weights; it takes no names, --record or --replay."
@@ -152,127 +264,53 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError(
             "--real proves trained weights alone: give --markdown a page without marks."
         )
+    if options.all and (options.names or options.real):
+        raise ValueError(
+            "--all proves every case of this library; names and --real are proven whole without it."
+        )
     if options.record and options.replay:
         raise ValueError("--record needs torch's results, --replay does without: choose one.")
     if options.seed is not None and (options.record or options.replay or options.real):
         raise ValueError("--seed draws other numbers than were recorded: torch alone can tell.")
 
 
-def _say_how(live: bool, machine: tuple[str, str], console: Console) -> None:
-    how = "live against torch" if live else "against recorded results, since torch is not used"
-    console.out(f"{how}, on {machine[0]} ({machine[1]})", highlight=False)
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuses files that cannot be written, before an hour is spent on what they would hold.
+
+    Raises:
+      ValueError: for a folder, a file in no folder, or one that may not be written.
+    """
+    for option in ("json", "html", "markdown"):
+        name = getattr(options, option)
+        if name is None:
+            continue
+        path = Path(name)
+        if path.is_dir() or not name:
+            raise ValueError(f"--{option} takes a file to write; {name!r} is a folder.")
+        if not path.parent.is_dir():
+            raise ValueError(f"--{option} {name}: there is no folder {path.parent} to write into.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"--{option} {name} cannot be written: permission denied.")
 
 
-def _machine(_: None = None) -> tuple[str, str]:
-    """What JAX runs on."""
-    device = jax.devices()[0]
-    return device.platform, device.device_kind
-
-
-def _proven(
-    options: argparse.Namespace, live: bool, console: Console
-) -> tuple[list[Proof], dict[str, markdown.About]]:
-    """All that is asked for, proven by workers, and by variant what a Markdown row says of it."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a project's own package, as `python -m` finds it
-    with Workers() as workers:
-        asked = ask(OWN, options.names, workers)
-        if options.markdown:
-            markdown.check(Path(options.markdown), asked.cases, asked.known)
-        wanted = jobs(asked.cases, live, options.seed)
-        machine = workers.call(_machine, None)
-        if isinstance(machine, Failure):
-            raise ParityError(machine.text)
-        workers.most = (os.cpu_count() or 1) if machine[0] == "cpu" else 1
-        _say_how(live, machine, console)
-        failed = list(asked.failed)
-        for result in record(wanted, asked.known, workers) if options.record else ():
-            if isinstance(result, Failure):
-                failed.append((result.about, result))
-            else:
-                console.out(f"recorded {result}", highlight=False)
-        with Progress(console=console, transient=True) as progress:
-            proofs = list(_proofs(wanted, workers, progress))
-        if not options.names or (options.markdown and _holds_kept(asked.cases)):
-            proofs.append(_kept(workers))
-        backends = _backends(wanted, workers) if options.markdown and live else {}
-    proofs += [(name.rpartition(".")[2], "-", not_proven(name, why)) for name, why in failed]
-    layers = markdown.layers(asked.cases)
-    return proofs, {v: markdown.About(layers[v], backends.get(v, "-")) for v in layers}
-
-
-def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
-    task = progress.add_task("parity", total=len(wanted))
-    for job, report in zip(wanted, prove(wanted, workers), strict=True):
-        progress.update(task, description=job.listed.variant, advance=1)
-        yield job.listed.variant, job.listed.witness, report
-
-
-def _holds_kept(cases: Sequence[Listed]) -> bool:
-    """Whether the layer of the trained weights is among these: its row names them too."""
-    variant = import_module(f"{OWN}.real").VARIANT
-    return any((case.package, case.variant) == (OWN, variant) for case in cases)
-
-
-def _kept(workers: Workers) -> Proof:
-    """The layer with trained weights that comes with the library."""
-    result = workers.call(_kept_proof, None)
-    if isinstance(result, Failure):
-        return "real", "trained weights", not_proven("the layer of trained weights", result)
-    return result
-
-
-def _kept_proof(_: None) -> Proof:
-    return import_module(f"{OWN}.real").kept()
-
-
-def _backends(wanted: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, the backends of this machine on which its first case of each witness is equal."""
-    found: dict[str, list[str]] = {}
-    first = [job for job in wanted if job.eager]
-    for job, names in zip(first, workers.map(_backends_of, first), strict=True):
-        names = ["none"] if isinstance(names, Failure) else names
-        before = found.get(job.listed.variant, names)
-        found[job.listed.variant] = [name for name in before if name in names]
-    return {variant: ", ".join(names) for variant, names in found.items()}
-
-
-def _backends_of(job: Job) -> list[str]:
-    """The backends on which a case is equal; "own" for a layer that does not use `attend`."""
-    case = job.case
-    if not hasattr(sys.modules[case.flax_class.__module__], "attend"):
-        return ["own"]
-    return [name for name in BACKENDS if _equal_on(name, case)]
-
-
-def _equal_on(backend: str, case: Case) -> bool:
-    try:
-        with use_backend(backend):
-            return case.report(live=True, eager=False).ok
-    except ParityError as error:
-        if isinstance(error.__cause__, NotImplementedError):  # it refuses: another machine's, say
-            return False
-        raise
-
-
-def _real(progress: Progress) -> Iterable[Proof]:
-    return import_module(f"{OWN}.real").run(progress)
-
-
-def _write(
-    options: argparse.Namespace, proofs: Sequence[Proof], table: str, console: Console
-) -> None:
+def _write(options: argparse.Namespace, found: "Proven", console: "Console") -> None:
     """Writes the files that were asked for."""
+    from .parity.cases import certificate, markdown
+    from .parity.report import plain
+    from .parity.show import pages
+
+    proofs = found.proofs
     if options.json:
         text = json.dumps(plain([_as_dict(proof) for proof in proofs]), indent=1)
         Path(options.json).write_text(text + "\n")
     if options.html:
         Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
+        table = markdown.markdown(certificate.lines(proofs), found.about)
         written = markdown.write(Path(options.markdown), table, whole=not options.names)
         console.out(f"wrote {' and '.join(map(str, written))}", highlight=False)
 
 
-def _as_dict(proof: Proof) -> dict[str, object]:
+def _as_dict(proof: "Proof") -> dict[str, object]:
     variant, witness, report = proof
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}

@@ -20,9 +20,10 @@ import jax
 import pytest
 
 from flax_attn.parity import Case
+from flax_attn.parity.cases.strict import MODES
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
+for name, mode in MODES.items():
+    jax.config.update(name, mode)
 
 
 def pytest_configure(config: pytest.Config) -> None:

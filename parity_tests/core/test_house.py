@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zlib
 from collections.abc import Iterator
 from functools import cache
@@ -26,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types < taps, _checks, _arrays < places < masks, positions, dropout < scores < rules
+errors, _types, _lazy < taps, _checks, _arrays < places < masks, positions, dropout < scores < rules
 < reference < backends < sharding < attend
-< drop_in, layers < flax_drop_in, bench < cli
+< drop_in, layers < flax_drop_in, bench, proving, explain_command < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
@@ -294,16 +295,16 @@ def test_imports_run_one_way(path):
     outside = {name.split(".")[0] for name in imports(path)} & {"torch_ref", "parity_tests"}
     assert not outside, f"The library does not know {outside}."
     if part in (("__init__",), ("__main__",)):
-        allowed = {*LEVEL} - {"cli"} if part == ("__init__",) else {"cli"}
+        allowed = {*LEVEL} - {"cli", "_pytest"} if part == ("__init__",) else {"cli"}
     elif part[0] == "parity":
-        allowed = {"parity", "weights", "errors", "taps"}
+        allowed = {"parity", "weights", "errors", "taps", "_lazy"}
     elif part[0] == "weights":
         allowed = {"weights", "errors", "taps"}
     else:
         assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
         allowed |= {"layers", "backends", "bench", "masks", "sharding"} & {part[0]}
-        allowed |= {"parity"} if part[0] in ("bench", "cli") else set()
+        allowed |= {"parity"} if part[0] in ("bench", "proving", "cli", "_pytest") else set()
     for name, of in ours(path):
         assert of in allowed, f"imports {name}, which stands above it or aside."
         if part[0] == of == "backends" and part[-1] != "__init__":
@@ -334,6 +335,22 @@ def test_the_tolerance_pattern_finds_tolerances():
     for line in ["allclose(a, b, r" + "tol=1e-3)", "a" + "tol = 1", "app" + "rox(2.0)"]:
         assert TOLERANCE.search(line)
     assert not TOLERANCE.search("judge.same_function(got, want)")
+
+
+def test_the_wheel_holds_the_library_its_twins_and_the_cases():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    patterns = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]
+    found = [path for pattern in patterns for path in ROOT.glob(pattern.removeprefix("/"))]
+    held = {f for path in found for f in ([path] if path.is_file() else path.rglob("*.py"))}
+    assert held >= {*own("flax_attn"), *own("torch_ref")}
+    rest = {path.relative_to(ROOT).as_posix() for path in held & {*own("parity_tests")}}
+    cases = {f"parity_tests/test_{variant}.py" for variant in VARIANTS}
+    real = {f"parity_tests/real/{name}.py" for name in (*names_in("parity_tests/real"), "__init__")}
+    assert rest == {"parity_tests/__init__.py", *cases, *real}
+    for path in held:
+        for name in imports(path):
+            inside = name.startswith("parity_tests.")
+            assert not inside or path.is_relative_to(ROOT / "parity_tests/real"), f"{path}: {name}"
 
 
 FRESH = """

@@ -13,7 +13,7 @@ from .mutation.chain import Chain, Sources
 from .mutation.files import CHOOSES_SIZES, LIGHT, chosen
 from .mutation.operators import mutants, mutated
 from .mutation.record import Record
-from .mutation.worker import Trial, try_all
+from .mutation.worker import PACKAGES, ROOT, Trial, try_all
 
 SAMPLE = 4
 
@@ -224,6 +224,48 @@ def test_every_user_gets_the_mutant_and_then_all_is_put_back(built):
     alive = {change for change, law in fates.items() if law is None}
     unfrozen = {f"dataclass(frozen=True)  =>  dataclass({but})" for but in ("", "frozen=False")}
     assert alive == {"@lru_cache  =>  no decorator", *unfrozen}
+
+
+LAZY = """
+import sys
+from flax_attn._lazy import Lazy
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .low import Pair as Pair
+    from .low import gap as gap
+    from .beside import other as other
+_HOMES = {"Pair": ".low", "gap": ".low", "other": ".beside"}
+_RENAMED = {}
+sys.modules[__name__].__class__ = Lazy
+"""
+
+
+def test_laws_that_take_a_name_of_a_lazy_package_see_a_mutant_of_it(built):
+    (built / "built" / "__init__.py").write_text(LAZY)
+    laws = built / "built" / "laws.py"
+    laws.write_text(
+        "import built.middle\nfrom built import Pair, gap, other\n"
+        "def test_the_gap():\n"
+        "    assert gap(Pair(5.0, 2.0)) == 3 and isinstance(other, object)\n"
+    )
+    found = chain(built)
+    assert found.above == ["built.low", "built.middle", "built.laws"]
+    assert {*found.reached} == {*found.above, "built.beside"}
+    assert {r.name for r in found.reexports["built.low"]} == {"Pair", "gap"}
+    trial = Trial(found)
+    source = (built / "built" / "low.py").read_text()
+    wrong = compile(source.replace("pair.a - pair.b", "pair.a + pair.b"), "planted", "exec")
+    assert (trial.broken_by(wrong, "") or "").startswith("test_the_gap")
+    assert trial.broken(None) is None
+
+
+def test_a_law_on_a_name_of_the_library_reaches_its_module():
+    sources = Sources(ROOT, PACKAGES)
+    assert sources.origin("flax_attn", "attend") == ("flax_attn.attend", "attend")
+    assert sources.origin("flax_attn", "taps") == ("flax_attn.taps", None)
+    assert sources.origin("flax_attn.parity", "Case") == ("flax_attn.parity.cases.case", "Case")
+    laws = "parity_tests.core.attend.test_laws_attend"
+    assert "flax_attn.attend" in Chain(sources, "flax_attn.attend", (laws,)).above
 
 
 def test_laws_that_fail_with_nothing_changed_are_refused(built):

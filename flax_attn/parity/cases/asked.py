@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...errors import ParityError
 from .collect import Listed, listed, modules, nothing_in, select
 from .home import File, file_of
+from .known import may_be_package
 from .nearest import unknown_name
 from .workers import Failure, Workers, attempt
 
@@ -38,15 +39,18 @@ def ask(own: str, names: Sequence[str], workers: Workers) -> Asked:
     """The cases that `names` ask for: of this library, or of packages that have cases.
 
     Args:
-      own: the package of this library's cases, which is imported here; others are by workers.
+      own: the package of this library's cases.
       names: variants, cases as a report prints them or by their own names, Flax classes, packages,
         modules and paths of files.
-      workers: who imports other people's modules.
+      workers: who imports the modules.
 
     Raises:
       ValueError: if a name is none of all.
+      ParityError: if this library's own cases cannot be listed.
     """
-    mine = _own(own)
+    mine = workers.call(_own, own)
+    if isinstance(mine, Failure):
+        raise ParityError(f"The cases of {own} cannot be listed: {mine.text}")
     if not names:
         return Asked(mine.cases, mine.cases, mine.failed)
     packages, wanted = _split(mine.cases, names, workers)
@@ -98,7 +102,7 @@ def _package(name: str, workers: Workers) -> _Package | None:
         workers.look_in(str(file.folder))
         found = workers.call(_module_at, file)
     else:
-        found = workers.call(_modules_of, name) if _may_be(name) else None
+        found = workers.call(_modules_of, name) if may_be_package(name) else None
     if isinstance(found, Failure):
         return _Package([], [(name if file is None else file.module, found)])
     if found is None:
@@ -108,15 +112,6 @@ def _package(name: str, workers: Workers) -> _Package | None:
         empty = workers.call(_empty_lists, found)
         raise ValueError(nothing_in(name) if isinstance(empty, Failure) or not empty else empty)
     return package
-
-
-def _may_be(name: str) -> bool:
-    """Whether the outermost package exists; nothing is imported."""
-    pieces = name.split(".")
-    try:
-        return all(map(str.isidentifier, pieces)) and find_spec(pieces[0]) is not None
-    except ValueError:  # "__main__"
-        return False
 
 
 def _modules_of(package: str) -> list[str] | None:

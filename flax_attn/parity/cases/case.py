@@ -4,7 +4,6 @@ import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from .. import draw
 from ..compare import compare
 from ..report import Report
 from . import golden
-from .home import caller_of
+from .home import caller_of, has_torch, is_ours, quoted
 
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
@@ -45,6 +44,7 @@ class Case:
       tells_class: whether its text has the Flax class, without which another would have the same.
 
     Raises:
+      ValueError: if there is no witness and the class is not one of this library's.
       ParityError: by `check`, with the report, unless all is equal.
 
     >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, witness="torch.nn.Linear",
@@ -175,20 +175,6 @@ class Case:
             raise ParityError(str(report), report)
 
 
-def quoted(text: str) -> str:
-    """`text` as one word of a shell's line, in quotes.
-
-    >>> print(quoted("a[b|c]"), quoted("it's"))
-    'a[b|c]' 'it'"'"'s'
-    """
-    return "'" + text.replace("'", "'\"'\"'") + "'"
-
-
-def has_torch() -> bool:
-    """Whether torch can be imported."""
-    return find_spec("torch") is not None
-
-
 def _call(module: Any, **inputs: Any) -> Any:
     return module(**inputs)
 
@@ -203,6 +189,12 @@ def _show(value: Any) -> str:
 
 
 def _twin_of(flax_class: type) -> str:
+    """The witness of a layer of this library, which is the only one to have such a twin."""
+    if not is_ours(flax_class):
+        raise ValueError(
+            f'Case({flax_class.__name__}) needs witness="package.Class"; '
+            "only flax_attn's own layers have twins."
+        )
     return f"torch_ref.{flax_class.__module__.rpartition('.')[2]}.{flax_class.__name__}"
 
 

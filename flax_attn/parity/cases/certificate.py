@@ -1,14 +1,17 @@
 """The certificate: one line for each variant and witness, from the reports of its cases."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table
+from rich.text import Text
 
 from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, plural, times
 
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "params", "float64", "grads", "float32", "bfloat16", "")
+UNTRIED, ALL = "not tried", "--all"  # what would try it
 
 
 @dataclass
@@ -21,16 +24,20 @@ class Line:
 
     @property
     def ok(self) -> bool:
-        """Whether every report is."""
-        return all(report.ok for report in self.reports)
+        """Whether every report is, and there is one."""
+        return bool(self.reports) and all(report.ok for report in self.reports)
 
     @property
     def verdict(self) -> str:
         """The worst of the reports'."""
+        if not self.reports:
+            return UNTRIED
         return min((report.verdict for report in self.reports), key=WORST_FIRST.index)
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows: tensors carried, errors in float64, errors over torch's own."""
+        """What the table shows: tensors copied, errors in float64, errors over torch's own."""
+        if not self.reports:
+            return (self.variant, self.proven_equal_to, *[ALL] * 5, self.verdict)
         return (
             self.variant,
             self.proven_equal_to,
@@ -55,26 +62,102 @@ class Line:
         return times(max(found, key=badness)) if found else "-"
 
 
-def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
-    """One line for each variant and witness, in order of appearance."""
+def lines(
+    reports: Iterable[tuple[str, str, Report]], untried: Iterable[tuple[str, str]] = ()
+) -> list[Line]:
+    """One line for each variant and witness, in order of appearance; `untried` have no report."""
     found: dict[tuple[str, str], Line] = {}
     for variant, witness, report in reports:
         found.setdefault((variant, witness), Line(variant, witness)).reports.append(report)
+    for line in untried:
+        found.setdefault(line, Line(*line))
     order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in found))}
     return sorted(found.values(), key=lambda line: order[line.variant])
 
 
-def table(found: list[Line]) -> Table:
-    """The certificate for a terminal; a variant's name stands once."""
+def table(found: Sequence[Line], width: int, strict: bool = False, short: bool = False) -> Table:
+    """The certificate for a terminal; a variant's name stands once.
+
+    Args:
+      found: the lines.
+      width: columns there are. Where a line needs more, a variant has a line of its own and names
+        are folded.
+      strict: whether what is equal only as far as its input can tell is shown as different.
+      short: whether float64 alone was asked for; the other columns then say what proves the rest.
+    """
+    cells = [_with_all(line.cells()) if short else line.cells() for line in found]
+    spaces = 2 * (len(HEADINGS) - 1)
+    needed = [max(map(len, column)) for column in zip(HEADINGS, *cells, strict=True)]
+    styles = [_style(line, strict) for line in found]
+    rows = list(zip(cells, styles, strict=True))
+    return _flat(rows) if sum(needed) + spaces <= width else _stacked(rows, width, needed[2:])
+
+
+def _with_all(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return (*cells[:5], *(ALL if cell == "-" else cell for cell in cells[5:7]), cells[7])
+
+
+def _style(line: Line, strict: bool) -> str:
+    """Green for what is equal, red for what is not, and nothing between them."""
+    if not line.reports:
+        return ""
+    if not line.ok or (strict and not all(report.certain for report in line.reports)):
+        return "red"
+    return "green" if line.verdict in (EQUAL, ANOTHER_WAY) else ""
+
+
+Rows = Sequence[tuple[tuple[str, ...], str]]  # cells, and the style of the verdict
+
+
+def _flat(rows: Rows) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(HEADINGS):
         shown.add_column(heading, justify="right" if 2 <= i <= 6 else "left", no_wrap=True)
     before = ""
-    for line in found:
-        variant, *cells = line.cells()
-        shown.add_row("" if variant == before else variant, *cells, style="" if line.ok else "red")
+    for (variant, *cells, verdict), style in rows:
+        name = "" if variant == before else variant
+        shown.add_row(name, *cells, Text(verdict, style))
         before = variant
     return shown
+
+
+def _stacked(rows: Rows, width: int, needed: Sequence[int]) -> Table:
+    """Variants in lines of their own, witnesses below them; numbers one space apart."""
+    *numbers, verdicts = needed
+    left = width - sum(numbers) - len(needed)
+    longest = max(len(name) for cells, _ in rows for name in (cells[0], f" {cells[1]}"))
+    names = max(min(longest, left - 9), 12)  # "DIFFERENT" has nine letters
+    verdicts = max(min(verdicts, left - names), 9)
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    shown.add_column("variant, equal to", width=names, no_wrap=True)
+    for heading, number in zip(HEADINGS[2:-1], numbers, strict=True):
+        shown.add_column(heading, justify="right", width=number, no_wrap=True)
+    shown.add_column("", width=verdicts)
+    before = None
+    for (variant, witness, *cells, verdict), style in rows:
+        if variant != before:
+            shown.add_row(folded(variant, names))
+        shown.add_row(folded(witness, names, " "), *cells, Text(verdict, style))
+        before = variant
+    return shown
+
+
+def folded(name: str, width: int, indent: str = "") -> str:
+    """A name in lines of a width, broken after its dots, commas and underscores where it can be.
+
+    >>> print(folded("torch.nn.functional.scaled_dot_product_attention", 28, "  "))
+      torch.nn.functional.
+      scaled_dot_product_
+      attention
+    """
+    lines, room = [""], max(width - len(indent), 1)
+    for piece in re.split(r"(?<=[. _])", name):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > room:
+            lines[-1:] = [lines[-1][:room], lines[-1][room:]]
+    return "\n".join(indent + line.rstrip() for line in lines)
 
 
 def footer(
@@ -82,11 +165,22 @@ def footer(
 ) -> str:
     """How many variants and cases, how many not equal, by which versions, in what time."""
     variants = len({line.variant for line in found})
-    told = [report.verdict for line in found for report in line.reports]
-    different = told.count(DIFFERENT) + told.count(UNSURE) * strict
-    counts = f"{plural(variants, 'variant')}, {plural(len(told), 'case')}"
-    nothing = f", {told.count(NOTHING)} not proven" if NOTHING in told else ""
+    cases = plural(sum(len(line.reports) for line in found), "case")
     return (
-        f"{counts}, {different} different{nothing}; "
+        f"{plural(variants, 'variant')}, {cases}, {_not_equal(found, strict)}; "
         f"torch {versions.get('torch', 'missing')}, jax {versions.get('jax')}, {seconds:.0f} s"
     )
+
+
+def of_all(found: list[Line], cases: int, rest: str, strict: bool = False) -> str:
+    """How many of all cases were tried, and how long the rest may take."""
+    tried = sum(len(line.reports) for line in found)
+    counts = f"{tried} of {plural(cases, 'case')}, {_not_equal(found, strict)}"
+    return f"{counts}; {ALL} proves the rest, {rest}"
+
+
+def _not_equal(found: list[Line], strict: bool) -> str:
+    told = [report.verdict for line in found for report in line.reports]
+    different = told.count(DIFFERENT) + told.count(UNSURE) * strict
+    nothing = f", {told.count(NOTHING)} not proven" if NOTHING in told else ""
+    return f"{different} different{nothing}"

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ParityError
-from .case import Case
 from .home import Home
 from .traces import may_have_cases
+
+if TYPE_CHECKING:  # importing it brings jax, which names and files can be read without
+    from .case import Case
 
 
 class Listed(NamedTuple):
@@ -32,7 +34,7 @@ class Listed(NamedTuple):
     of: str = ""
 
 
-def collect(package: str) -> list[Case]:
+def collect(package: str) -> "list[Case]":
     """The cases of a package or module, in order of its modules' names.
 
     Only modules that name `CASES`, or take all names of a module that does, are imported.
@@ -62,7 +64,7 @@ def modules(package: str) -> list[str]:
     return list(_modules(package))
 
 
-def cases_in(package: str, module: str) -> list[Case]:
+def cases_in(package: str, module: str) -> "list[Case]":
     """The list of one module, empty if it has none; the package is the one that was asked for.
 
     A case that another module of the package has in its list too stays at home there.
@@ -71,6 +73,8 @@ def cases_in(package: str, module: str) -> list[Case]:
       ValueError: if it holds something else than cases.
       ParityError: if two cases have one name.
     """
+    from .case import Case
+
     held = import_module(module)
     cases = getattr(held, "CASES", [])
     if not isinstance(cases, list | tuple) or not all(isinstance(case, Case) for case in cases):
@@ -138,7 +142,7 @@ def _meant(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
     return next((some for some in found if some), [])
 
 
-def _tell_apart(module: str, cases: Sequence[Case]) -> None:
+def _tell_apart(module: str, cases: "Sequence[Case]") -> None:
     """Of cases with one name the Flax classes are told, if they are different."""
     for told in (False, True):
         by_title: dict[str, list[Case]] = {}

@@ -2,6 +2,7 @@
 
 import sys
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,6 +115,20 @@ def caller_of(case: object) -> Home:
         frame = frame.f_back
     facts = frame.f_globals
     return Home(str(facts.get("__name__", "__main__")), str(facts.get("__file__") or ""))
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a shell's line, in quotes.
+
+    >>> print(quoted("a[b|c]"), quoted("it's"))
+    'a[b|c]' 'it'"'"'s'
+    """
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def has_torch() -> bool:
+    """Whether torch can be imported."""
+    return find_spec("torch") is not None
 
 
 def _is_package(folder: Path) -> bool:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ...weights.mapping import some
-from .case import quoted
 from .collect import Listed, letters
+from .home import quoted
 
 
 def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Listed]]) -> str:
@@ -21,6 +20,8 @@ def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Li
     theirs = [case for cases in theirs for case in cases]
     near = _nearest(name, _names(theirs)) or _nearest(name, [*_names(mine), *_modules_here()])
     if packages:
+        from ...weights.mapping import some  # late, since it brings jax
+
         has = some(quoted(case.title) for case in theirs)
         told = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
         return f"{told}: did you mean {near}?" if near else f"{told}; the cases are: {has}."

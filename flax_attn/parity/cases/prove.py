@@ -1,17 +1,31 @@
 """Many cases, each in a worker, so that one that ends its process ends nothing else."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..compare import versions
 from ..report import Report
-from . import golden
-from .case import Case
 from .collect import Listed, cases_in
-from .workers import Failure, Workers
+from .strict import strict
+from .workers import Failure, Late, Workers
+
+if TYPE_CHECKING:  # importing it brings jax, which workers alone need
+    from .case import Case
+
+# What the short proof begins with: the climb from the simplest attention, and the newest layer.
+CLIMB = (
+    "simplified_self_attention",
+    "self_attention_v1",
+    "self_attention_v2",
+    "causal_attention",
+    "multi_head_wrapper",
+    "multi_head",
+    "grouped_query",
+)
+SHORT = "float64"  # the dtype of the short proof
 
 
 class Job(NamedTuple):
@@ -22,20 +36,23 @@ class Job(NamedTuple):
       live: against torch, else against its record.
       eager: whether float64 runs eagerly too.
       seed: in place of the case's own.
+      short: whether one dtype is enough.
     """
 
     listed: Listed
     live: bool
     eager: bool
     seed: int | None = None
+    short: bool = False
 
     @property
-    def case(self) -> Case:
+    def case(self) -> "Case":
         """The case itself; its module is imported."""
-        case = _cases(self.listed.package, self.listed.module)[self.listed.at]
+        case = copy(_cases(self.listed.package, self.listed.module)[self.listed.at])
         if self.seed is not None:
-            case = copy(case)
             case.seed = self.seed
+        if self.short:
+            case.dtypes = (SHORT,) if SHORT in case.dtypes else case.dtypes[:1]
         return case
 
 
@@ -49,15 +66,36 @@ def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[J
     return found
 
 
+def short(wanted: Sequence[Job]) -> list[Job]:
+    """The first job of each variant and witness, in float64 under jit, the climb's first."""
+    order = {variant: i for i, variant in enumerate(CLIMB)}
+    found = [job._replace(eager=False, short=True) for job in wanted if job.eager]
+    return sorted(found, key=lambda job: order.get(job.listed.variant, len(order)))
+
+
 def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
     """The reports, in order; of a case that could not be compared, one without comparisons."""
-    for job, result in zip(wanted, workers.map(_prove, wanted), strict=True):
-        failed = isinstance(result, Failure)
-        yield not_proven(job.listed.title, result) if failed else result
+    for report in prove_until(None, wanted, workers):
+        assert report is not None  # nothing is left out
+        yield report
+
+
+def prove_until(
+    end: float | None, wanted: Sequence[Job], workers: Workers
+) -> Iterator[Report | None]:
+    """As `prove`; None for a case that is not done when `time.monotonic()` reaches `end`."""
+    for job, result in zip(wanted, workers.map_until(end, _prove, wanted), strict=True):
+        if isinstance(result, Late):
+            yield None
+        else:
+            failed = isinstance(result, Failure)
+            yield not_proven(job.listed.title, result) if failed else result
 
 
 def not_proven(title: str, failure: Failure) -> Report:
     """A report of nothing, which is not equal."""
+    from ..compare import versions
+
     return Report(title, (), notes=(failure.text,), versions=versions())
 
 
@@ -84,15 +122,19 @@ def record(
 
 
 def _prove(job: Job) -> Report:
-    return job.case.report(job.live, eager=job.eager)
+    case = job.case
+    with strict() if case.home.is_own(case.flax_class) else nullcontext():
+        return case.report(job.live, eager=job.eager)
 
 
 def _record(cases: Sequence[Listed]) -> Path:
     """Records one variant's cases; what fails is told with the case's name."""
+    from . import golden
+
     return golden.record([_cases(case.package, case.module)[case.at] for case in cases])
 
 
 @lru_cache
-def _cases(package: str, module: str) -> list[Case]:
+def _cases(package: str, module: str) -> "list[Case]":
     """The cases of a module, the same objects each time."""
     return cases_in(package, module)

@@ -4,9 +4,11 @@ import importlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -18,6 +20,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 HOME = os.path.dirname(sys.modules[__name__.partition(".")[0]].__file__ or "")
 IMPORTS = os.path.dirname(importlib.__file__)
+LARGEST = 1.1 * 2**30  # bytes; a larger worker is replaced, since jax keeps all that it compiled
+SAFE = "PYTHONSAFEPATH"  # keeps the current folder from the front of a new process's path
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Failure:
     about: str = ""
 
 
+@dataclass(frozen=True)
+class Late:
+    """What stands for a piece of work that was not done in time."""
+
+
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     """The result of `work`, or what it raised, `SystemExit` included."""
     try:
@@ -46,14 +55,19 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
 class Workers:
     """Processes that take work one piece at a time; one that dies is named and replaced.
 
+    Of two modules of one name they import what Python would without them: the folders here and the
+    current folder come last. One that has grown large is replaced too.
+
     Attributes:
       most: how many there may be.
-      folders: where they look for modules first.
+      folders: where they look for modules that are nowhere else, before the current folder.
+      settings: environment variables of theirs.
     """
 
-    def __init__(self, most: int = 1):
+    def __init__(self, most: int = 1, settings: Mapping[str, str] | None = None):
         self.most = most
         self.folders: tuple[str, ...] = ()
+        self.settings = dict(settings or {})
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, int] = {}
 
@@ -68,9 +82,14 @@ class Workers:
         self._idle, self._busy = [], {}
 
     def look_in(self, folder: str) -> None:
-        """Modules are looked for in a folder first, by those who start from now on."""
+        """Modules are looked for in a folder too, by those who start from now on."""
         self.folders = (folder, *self.folders)
         self._drop_idle()
+
+    def start(self, count: int) -> None:
+        """Starts processes that will be wanted soon, so that they are ready by then."""
+        while len(self._idle) < count:
+            self._idle.append(self._new())
 
     def call(self, work: Callable[[A], B], item: A) -> B | Failure:
         """One piece of work."""
@@ -78,18 +97,30 @@ class Workers:
 
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
         """The results in order. `work` and `items` are sent, so they must be picklable."""
+        for result in self.map_until(None, work, items):
+            assert not isinstance(result, Late)  # since there is no end
+            yield result
+
+    def map_until(
+        self, end: float | None, work: Callable[[A], B], items: Sequence[A]
+    ) -> Iterator[B | Failure | Late]:
+        """The results in order; `Late` for what is not done when `time.monotonic()` is `end`."""
         waiting = deque(range(len(items)))
-        done: dict[int, B | Failure] = {}
+        done: dict[int, B | Failure | Late] = {}
         many = max(1, min(self.most, len(items) // 2))
         for at in range(len(items)):
             while at not in done:
+                if end is not None and time.monotonic() >= end:
+                    self._stop()
+                    done = {i: done.get(i, Late()) for i in range(at, len(items))}
+                    break
                 while waiting and len(self._busy) < many:
                     self._give(waiting.popleft(), work, items)
                 for worker, result in self._results():
                     i = self._busy.pop(worker)
                     if not isinstance(result, _Death):
                         done[i] = result
-                        self._idle.append(worker)
+                        self._keep(worker)
                     elif worker.served > 1:  # what it did before may have killed it: once more
                         waiting.appendleft(i)
                         self._drop_idle()
@@ -98,14 +129,31 @@ class Workers:
             yield done.pop(at)
 
     def _give(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
-        worker = self._idle.pop() if self._idle else _Worker(self.folders)
+        worker = self._idle.pop() if self._idle else self._new()
         try:
             worker.give(work, items[i])
         except OSError:  # it died while it waited
             worker.end()
-            worker = _Worker(self.folders)
+            worker = self._new()
             worker.give(work, items[i])
         self._busy[worker] = i
+
+    def _new(self) -> "_Worker":
+        return _Worker(self.folders, self.settings)
+
+    def _keep(self, worker: "_Worker") -> None:
+        """For the next piece of work, unless it has grown large."""
+        if worker.size > LARGEST:
+            worker.end()
+        else:
+            self._idle.append(worker)
+
+    def _stop(self) -> None:
+        """Ends all that are at work."""
+        for worker in self._busy:
+            worker.process.kill()
+            worker.end()
+        self._busy = {}
 
     def _results(self) -> Iterator[tuple["_Worker", Any]]:
         """What workers have sent, and which of them are dead."""
@@ -127,20 +175,20 @@ class _Death:
 
 
 class _Worker:
-    """One process; Ctrl-C does not reach it, whoever started it ends it."""
+    """One process; Ctrl-C does not reach it, whoever started it ends it.
 
-    def __init__(self, folders: tuple[str, ...]) -> None:
+    Attributes:
+      served: how many pieces of work it was given.
+      size: the largest memory that it has had, in bytes; 0 where that is not told.
+    """
+
+    def __init__(self, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, folders))
-        self.served = 0
-        blocks = hasattr(signal, "pthread_sigmask")
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
-        try:
+        self.process = context.Process(target=_serve, args=(theirs, folders, dict(settings)))
+        self.served, self.size = 0, 0
+        with _without_interrupts(), _safe_path():
             self.process.start()
-        finally:
-            if blocks:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def give(self, work: Callable[..., Any], item: Any) -> None:
@@ -150,7 +198,8 @@ class _Worker:
     def result(self) -> Any:
         try:
             if self.pipe.poll():
-                return self.pipe.recv()
+                result, self.size = self.pipe.recv()
+                return result
         except (EOFError, OSError):
             pass
         self.end()
@@ -168,9 +217,34 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, folders: tuple[str, ...]) -> None:
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A process that is started inside never hears Ctrl-C."""
+    blocks = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
+    try:
+        yield
+    finally:
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A process that is started inside takes none of its own modules from the current folder."""
+    before = os.environ.get(SAFE)
+    os.environ[SAFE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(SAFE) if before is None else os.environ.update({SAFE: before})
+
+
+def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
     """Works until nobody asks any more."""
-    sys.path[:0] = folders
+    os.environ.pop(SAFE, None)
+    os.environ.update(settings)
+    sys.path += [path for path in (*folders, os.getcwd()) if path not in sys.path]
     _one_thread()
     while True:
         try:
@@ -179,11 +253,20 @@ def _serve(pipe: Connection, folders: tuple[str, ...]) -> None:
             return
         result = attempt(lambda given: given[0](given[1]), (work, item))
         try:
-            pipe.send(result)
+            pipe.send((result, _size()))
         except (EOFError, OSError):
             return
         except Exception as error:
-            pipe.send(Failure(f"its result cannot be sent: {_told(error)}"))
+            pipe.send((Failure(f"its result cannot be sent: {_told(error)}"), _size()))
+
+
+def _size() -> int:
+    """The largest memory that this process has had, in bytes; 0 on systems that do not tell."""
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:
+        return 0
+    return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _one_thread() -> None:

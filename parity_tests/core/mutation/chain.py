@@ -84,11 +84,15 @@ class Sources:
         return (inner, None) if self.path(inner) else (module, name)
 
     def handed_on(self, package: str) -> dict[str, tuple[str, str]]:
-        """The names that an `__init__` imports from elsewhere: the module and the name there."""
+        """The names that an `__init__` imports from elsewhere: the module and the name there.
+
+        A lazy package (`flax_attn._lazy`) says them under TYPE_CHECKING.
+        """
         if package not in self._handed:
             self._handed[package] = {
                 alias.asname or alias.name: (self._base(package, node), alias.name)
-                for node in self.tree(package).body
+                for statement in self.tree(package).body
+                for node in (statement.body if _is_for_checkers(statement) else [statement])
                 if isinstance(node, ast.ImportFrom)
                 for alias in node.names
             }
@@ -177,6 +181,10 @@ class Chain:
         for module in self.reached:
             held.update(f"{module}\n{ast.dump(self.sources.tree(module))}\n".encode())
         return held.hexdigest()[:16]
+
+
+def _is_for_checkers(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _parents(module: str) -> Iterator[str]:

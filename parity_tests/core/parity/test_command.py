@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn import cli
+from flax_attn import cli, proving
 from flax_attn.parity import Case, ParityError, Report, Row, judge
-from flax_attn.parity.cases import golden, home
+from flax_attn.parity.cases import golden, home, known
 from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
@@ -275,8 +275,10 @@ VERDICTS = {
 def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkeypatch, capsys):
     report, loose, strict = VERDICTS[verdict]
     asked = Asked([Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)], [], [])
-    monkeypatch.setattr(cli, "ask", lambda *_: asked)
-    monkeypatch.setattr(cli, "prove", lambda wanted, workers: iter([report]))
+    monkeypatch.setattr(known, "check_names", lambda *_: None)
+    monkeypatch.setattr(proving, "ask", lambda *_: asked)
+    monkeypatch.setattr(proving, "prove", lambda wanted, workers: iter([report]))
+    monkeypatch.setattr(Workers, "start", lambda *_: None)
     monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
     for options, code in (((), loose), (("--strict",), strict)):
         assert cli.main(["parity", "here", *options]) == code

@@ -9,8 +9,6 @@ from flax_attn.parity.cases.case import has_torch
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[3]
-if not (ROOT / "pytest_flax_attn.py").exists():
-    pytest.skip("the plugin lies elsewhere in an installed package", allow_module_level=True)
 
 # Two sums, one right and one not; the pair is found by its import path.
 PAIRS = """
@@ -83,7 +81,9 @@ import sys
 
 def test_nothing_was_imported():
     foreign = {name.split(".")[0] for name in sys.modules}
-    assert not foreign & {"jax", "flax", "torch", "numpy", "flax_attn"}, foreign
+    assert not foreign & {"jax", "flax", "torch", "numpy"}, foreign
+    ours = {name for name in sys.modules if name.startswith("flax_attn")}
+    assert ours == {"flax_attn", "flax_attn._lazy", "flax_attn._pytest"}, ours
 """
 
 needs_torch = pytest.mark.skipif(not has_torch(), reason="compares with torch")
@@ -97,7 +97,7 @@ def run(pytester, monkeypatch):
 
     def go(*options, **files):
         pytester.makepyfile(**files)
-        return pytester.runpytest_subprocess("-p", "pytest_flax_attn", "-v", *options)
+        return pytester.runpytest_subprocess("-p", "flax_attn._pytest", "-v", *options)
 
     return go
 
@@ -141,7 +141,7 @@ def test_the_fixture_asserts_and_names_its_test(run):
         ]
     )
     text = result.stdout.str()
-    assert "compare.py" not in text and "pytest_flax_attn.py" not in text
+    assert "compare.py" not in text and "_pytest.py" not in text
 
 
 def test_a_suite_that_does_not_use_it_pays_nothing(run):

@@ -1,7 +1,7 @@
 """flax_attn's pytest plugin: parity cases as parameters, `assert_parity` as a fixture, and reports.
 
-It stands outside the package, since loading a part of a package loads all of it: a suite that has
-flax_attn installed and does not use it must not wait for jax.
+A suite that has flax_attn installed and does not use it does not wait for jax: nothing of ours, and
+neither jax nor numpy, is imported until a test asks for a case or for the fixture.
 
 * A test with the argument `case`, in a module with a list `CASES` of `flax_attn.parity.Case`, runs
   once for each case.
@@ -62,8 +62,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`flax_attn.parity.assert_parity`; the report bears the test's name and how to run it."""
-    from flax_attn.parity import assert_parity
-    from flax_attn.parity.cases.case import quoted
+    from .parity import assert_parity
+    from .parity.cases.case import quoted
 
     seed = request.config.getoption("parity_seed")
     name, (_, *inside) = request.node.name, request.node.nodeid.split("::")

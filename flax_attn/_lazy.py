@@ -1,0 +1,55 @@
+"""Packages that import what they export on first use, so that importing them costs nothing."""
+
+import sys
+from importlib import import_module
+
+
+class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
+    """A package that imports each name of its table `_HOMES` when it is first asked for.
+
+    `_HOMES` says by name the module that defines it, as an import would: ".attend", "..errors"; "."
+    means the submodule of that name itself. The package's imports under TYPE_CHECKING say the same
+    to type checkers and editors. `_RENAMED` says by old name the new one; an old name works, with a
+    DeprecationWarning. A submodule that is in neither table is imported on first use too.
+
+    Set as the class of a package: `sys.modules[__name__].__class__ = Lazy`.
+    """
+
+    _HOMES: dict[str, str]
+    _RENAMED: dict[str, str]
+
+    def __getattr__(self, name: str) -> object:
+        if name in self._RENAMED:
+            return self._renamed(name)
+        home = self._HOMES.get(name)
+        if home is not None:
+            whole = home == "."
+            module = import_module(f".{name}" if whole else home, self.__name__)
+            found = self.__dict__[name] = module if whole else getattr(module, name)
+            return found
+        from importlib.util import find_spec
+
+        full = f"{self.__name__}.{name}"
+        if not name.startswith("_") and find_spec(full) is not None:
+            return import_module(full)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system binds a submodule to its name here, which may be that of a function.
+        if not (self._HOMES.get(name, ".") != "." and isinstance(value, type(sys))):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self._HOMES})
+
+    def _renamed(self, name: str) -> object:
+        from warnings import warn
+
+        new = self._RENAMED[name]
+        warn(
+            f"{self.__name__}.{name} is now called {self.__name__}.{new}; the old name will be "
+            "removed in the next release.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return getattr(self, new)

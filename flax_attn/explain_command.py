@@ -1,0 +1,141 @@
+"""`flax-attn explain`: the backends' verdicts on a request that is written on the command line."""
+
+import argparse
+import ast
+import inspect
+import operator
+from contextlib import nullcontext
+from difflib import get_close_matches
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import masks
+from .attend import explain
+from .backends.platform import assume_platform
+from .dropout import Dropout
+from .masks import Mask
+
+OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
+
+
+def explained(options: argparse.Namespace) -> str:
+    """The table of verdicts.
+
+    Raises:
+      ValueError: for shapes, a dtype, a mask or a platform that do not exist or do not fit.
+    """
+    dtype = _dtype(options.dtype)
+    q = tuple(options.q)
+    kv = tuple(options.kv or q)
+    v = tuple(options.v or kv)
+    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, dtype) for shape in (q, kv, v)]
+    heads = q[-2] if len(q) > 1 else 1
+    rate = options.dropout
+    sinks: Any = jax.ShapeDtypeStruct((heads,), dtype) if options.sinks else None
+    try:
+        with _platform(options.on, options.capability):
+            return str(
+                explain(
+                    *arrays,
+                    mask=mask_of(options.mask),
+                    sinks=sinks,
+                    dropout=None if rate is None else Dropout(rate, jax.random.key(0)),
+                )
+            )
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def mask_of(text: str) -> Mask:
+    """A mask from its expression: flax_attn's masks with numbers, lists of them, and `& | ~`.
+
+    Nothing is executed but the masks' own constructors and operators.
+
+    Raises:
+      ValueError: for anything else.
+
+    >>> mask_of("Causal() & ~Window(3, 0)")
+    Causal(offset=0) & ~Window(left=3, right=0, offset=0)
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"--mask {text!r} is no expression: {error}.") from error
+    return _mask(tree.body, text)
+
+
+def _mask(node: ast.expr, text: str) -> Mask:
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_mask(left, text), _mask(right, text))
+        case ast.UnaryOp(ast.Invert(), inner):
+            return ~_mask(inner, text)
+        case ast.Name(name) if isinstance(_named(name), Mask):
+            return _named(name)
+        case ast.Call(ast.Name(name), args, keywords) if isinstance(_named(name), type):
+            named = {word.arg: _value(word.value, text) for word in keywords if word.arg}
+            try:
+                return _named(name)(*(_value(arg, text) for arg in args), **named)
+            except TypeError as error:
+                raise ValueError(f"--mask {text!r}: {error}.") from error
+    told = ast.get_source_segment(text.strip(), node) or text
+    if isinstance(node, ast.Name | ast.Call):
+        name = told.partition("(")[0]
+        near = get_close_matches(name, _names(), 1)
+        hint = f"did you mean {near[0]}?" if near else f"the masks are: {', '.join(_names())}."
+        more = "takes arguments, as in Window(3, 0)" if name in _names() else f"is no mask: {hint}"
+        raise ValueError(f"--mask {text!r}: {name} {more}")
+    raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {told!r}.")
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    """A number, a text, or an array from a list."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError as error:
+        told = ast.get_source_segment(text.strip(), node)
+        raise ValueError(f"--mask {text!r}: {told!r} is no number, text or list.") from error
+    return np.asarray(value) if isinstance(value, list | tuple) else value
+
+
+def _named(name: str) -> Any:
+    """A public mask, or class of masks; None if it is none."""
+    return getattr(masks, name) if name in _names() else None
+
+
+def _names() -> list[str]:
+    """The public masks that can be written down, so none that needs a function."""
+    return [name for name, value in vars(masks).items() if _can_be_written(value)]
+
+
+def _can_be_written(value: Any) -> bool:
+    if not isinstance(value, type):
+        return isinstance(value, Mask)
+    combines = value in (Mask, masks.And, masks.Or, masks.Not)
+    is_mask = issubclass(value, Mask) and not combines
+    return is_mask and "fn" not in inspect.signature(value).parameters
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return jnp.dtype(name)
+    except TypeError as error:
+        raise ValueError(
+            f"--dtype takes float64, float32, bfloat16 or float16; got {name!r}."
+        ) from error
+
+
+def _platform(name: str | None, capability: str | None) -> Any:
+    if capability is not None and name != "gpu":
+        raise ValueError("--capability is a GPU's: it goes with --on gpu.")
+    if name is None:
+        return nullcontext()
+    if capability is None:
+        return assume_platform(name)
+    major, dot, minor = capability.partition(".")
+    if not (major.isdigit() and dot and minor.isdigit()):
+        raise ValueError(f"--capability takes a number such as 9.0; got {capability!r}.")
+    return assume_platform(name, (int(major), int(minor)))

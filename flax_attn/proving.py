@@ -1,0 +1,229 @@
+"""What `flax-attn parity` proves: asked for by name, the short proof, or all; by workers."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from .errors import ParityError
+from .parity.cases import markdown
+from .parity.cases.asked import Asked, ask
+from .parity.cases.collect import Listed
+from .parity.cases.markdown import About
+from .parity.cases.prove import Job, jobs, not_proven, prove, prove_until, record, short
+from .parity.cases.workers import Failure, Workers
+from .parity.report import Report
+
+if TYPE_CHECKING:  # importing it brings jax, which workers alone need
+    from .parity.cases.case import Case
+
+LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
+WHOLE = 1.5  # how much longer the whole of a case takes than its short proof, about
+Proof = tuple[str, str, Report]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be proven, and how.
+
+    Attributes:
+      own: the package of this library's cases.
+      names: as the command was given them.
+      live: against torch, else against its record.
+      record: whether torch's results are recorded first.
+      page: the page on which the table is to be written, if any.
+      seed: in place of each case's own.
+      short: whether the first case of each variant and witness is enough, in float64 under jit.
+      settings: environment variables of the workers.
+    """
+
+    own: str
+    names: Sequence[str] = ()
+    live: bool = True
+    record: bool = False
+    page: Path | None = None
+    seed: int | None = None
+    short: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Proven:
+    """What came of it.
+
+    Attributes:
+      proofs: variant, witness and report of all that was tried.
+      about: by variant, what its row of a page says beside the reports.
+      untried: variant and witness of the lines of which nothing was tried.
+      cases: how many there are, tried or not.
+      seconds: how long the cases took together.
+    """
+
+    proofs: list[Proof] = field(default_factory=list)
+    about: dict[str, About] = field(default_factory=dict)
+    untried: list[tuple[str, str]] = field(default_factory=list)
+    cases: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rest(self) -> str:
+        """How long all that was not tried may take, in words."""
+        tried = max(len(self.proofs), 1)
+        minutes = self.seconds / tried * WHOLE * (self.cases - len(self.proofs)) / 60
+        return "about a minute" if minutes < 1.5 else f"about {minutes:.0f} minutes"
+
+
+def proven(wanted: Wanted, started: float, console: Console) -> Proven:
+    """All that is asked for.
+
+    Args:
+      wanted: what it is.
+      started: when the command was, by `time.monotonic()`.
+      console: to say on what it is proven.
+    """
+    with Workers(settings=wanted.settings) as workers:
+        workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
+        asked = ask(wanted.own, wanted.names, workers)
+        every = jobs(asked.cases, wanted.live, wanted.seed)
+        machine = workers.call(_machine, None)
+        if isinstance(machine, Failure):
+            raise ParityError(machine.text)
+        workers.most = (os.cpu_count() or 1) if machine[0] == "cpu" else 1
+        say_how(wanted.live, machine, console)
+        if wanted.short:
+            found = _short(every, started + LIMIT, workers, console)
+        else:
+            found = _whole(every, asked, wanted, workers, console)
+    found.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
+    return found
+
+
+def say_how(live: bool, machine: tuple[str, str], console: Console) -> None:
+    """In one line against what is proven, and on what machine."""
+    how = "live against torch" if live else "against recorded results, since torch is not used"
+    console.out(f"{how}, on {machine[0]} ({machine[1]})", highlight=False)
+
+
+def bar(console: Console) -> Progress:
+    """Which case is being proven, and how many are done; gone at the end."""
+    text = "{task.description}: {task.completed:.0f} of {task.total:.0f}"
+    return Progress(TextColumn(text, style="none"), console=console, transient=True)
+
+
+def _short(every: Sequence[Job], end: float, workers: Workers, console: Console) -> Proven:
+    """The first case of each variant and witness, as many as there is time for."""
+    start, wanted, found = time.monotonic(), short(every), Proven(cases=len(every) + 1)
+    with bar(console) as progress:
+        task = progress.add_task("parity", total=len(wanted))
+        for job, report in zip(wanted, prove_until(end, wanted, workers), strict=True):
+            variant, witness = job.listed.variant, job.listed.witness
+            progress.update(task, description=variant, advance=1)
+            if report is None:
+                found.untried.append((variant, witness))
+            else:
+                found.proofs.append((variant, witness, report))
+    found.seconds = time.monotonic() - start
+    return found
+
+
+def _whole(
+    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers, console: Console
+) -> Proven:
+    """All of every case."""
+    if wanted.page is not None:
+        markdown.check(wanted.page, asked.cases, asked.known)
+    failures = []
+    for result in record(every, asked.known, workers) if wanted.record else ():
+        if isinstance(result, Failure):
+            failures.append((result.about, result))
+        else:
+            console.out(f"recorded {result}", highlight=False)
+    with bar(console) as progress:
+        proofs = list(_proofs(every, workers, progress))
+    if not wanted.names or (wanted.page and _holds_kept(asked.cases, wanted.own)):
+        proofs.append(_kept(wanted.own, workers))
+    proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
+    backends = _backends(every, workers) if wanted.page and wanted.live else {}
+    layers = markdown.layers(asked.cases) if wanted.page else {}
+    about = {v: markdown.About(name, backends.get(v, "-")) for v, name in layers.items()}
+    return Proven(proofs, about, cases=len(proofs))
+
+
+def _holds_kept(cases: Sequence[Listed], own: str) -> bool:
+    """Whether the layer of the trained weights is among these: its row names them too."""
+    variant = import_module(f"{own}.real").VARIANT
+    return any((case.package, case.variant) == (own, variant) for case in cases)
+
+
+def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
+    task = progress.add_task("parity", total=len(wanted))
+    for job, report in zip(wanted, prove(wanted, workers), strict=True):
+        progress.update(task, description=job.listed.variant, advance=1)
+        yield job.listed.variant, job.listed.witness, report
+
+
+def _machine(_: None = None) -> tuple[str, str]:
+    """What JAX runs on."""
+    import jax
+
+    device = jax.devices()[0]
+    return device.platform, device.device_kind
+
+
+def _kept(own: str, workers: Workers) -> Proof:
+    """The layer with trained weights that comes with the library."""
+    result = workers.call(_kept_proof, own)
+    if isinstance(result, Failure):
+        return "real", "trained weights", not_proven("the layer of trained weights", result)
+    return result
+
+
+def _kept_proof(own: str) -> Proof:
+    return import_module(f"{own}.real").kept()
+
+
+def _backends(wanted: Sequence[Job], workers: Workers) -> dict[str, str]:
+    """By variant, the backends of this machine on which its first case of each witness is equal."""
+    found: dict[str, list[str]] = {}
+    first = [job for job in wanted if job.eager]
+    for job, names in zip(first, workers.map(_backends_of, first), strict=True):
+        names = ["none"] if isinstance(names, Failure) else names
+        before = found.get(job.listed.variant, names)
+        found[job.listed.variant] = [name for name in before if name in names]
+    return {variant: ", ".join(names) for variant, names in found.items()}
+
+
+def _backends_of(job: Job) -> list[str]:
+    """The backends on which a case is equal; "own" for a layer that does not use `attend`."""
+    from .backends import BACKENDS
+
+    case = job.case
+    if not hasattr(sys.modules[case.flax_class.__module__], "attend"):
+        return ["own"]
+    return [name for name in BACKENDS if _equal_on(name, case)]
+
+
+def _equal_on(backend: str, case: "Case") -> bool:
+    from .attend import use_backend
+
+    try:
+        with use_backend(backend):
+            return case.report(live=True, eager=False).ok
+    except ParityError as error:
+        if isinstance(error.__cause__, NotImplementedError):  # it refuses: another machine's, say
+            return False
+        raise
+
+
+def real(own: str, console: Console) -> list[Proof]:
+    """The proofs on trained weights, which are downloaded."""
+    say_how(True, _machine(), console)
+    with bar(console) as progress:
+        return list(import_module(f"{own}.real").run(progress))

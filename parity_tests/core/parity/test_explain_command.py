@@ -1,0 +1,84 @@
+"""`flax-attn explain`: a request on the command line, and the table that `explain` gives of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flax_attn import CAUSAL, Causal, Lengths, Window, assume_platform, cli, explain
+from flax_attn.explain_command import mask_of
+
+SHAPES = "--q 2 5 6 8 --kv 2 9 3 8".split()
+
+
+def said(capsys, *arguments):
+    status = cli.main(["explain", *arguments])
+    found = capsys.readouterr()
+    return status, found.out + found.err
+
+
+def table(
+    mask, dtype="float32", on="cpu", capability=None, q=(2, 5, 6, 8), kv=(2, 9, 3, 8), **more
+):
+    q, kv = (jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in (q, kv))
+    with assume_platform(on, capability):
+        return f"{explain(q, kv, kv, mask=mask, **more)}\n"
+
+
+def test_the_table_is_that_of_explain(capsys):
+    mask = "Causal() & Window(3, 0)"
+    wanted = table(Causal() & Window(3, 0), "bfloat16", "tpu")
+    more = ["--dtype", "bfloat16", "--mask", mask, "--on", "tpu"]
+    assert said(capsys, *SHAPES, *more) == (0, wanted) and "chosen" in wanted
+    wanted = table(Causal(), "bfloat16", "gpu", (9, 0))
+    more = ["--dtype", "bfloat16", "--mask", "CAUSAL", "--on", "gpu", "--capability", "9.0"]
+    assert said(capsys, *SHAPES, *more) == (0, wanted)
+    long = table(None, shapes=[(4096, 8, 64)] * 2)
+    assert said(capsys, "--q", "4096", "8", "64", "--on", "cpu") == (0, long)
+    assert "blockwise  chosen" in long
+
+
+def test_sinks_and_dropout_are_asked_too(capsys):
+    status, text = said(capsys, *SHAPES, "--sinks", "--dropout", "0.1", "--on", "gpu")
+    assert status == 0 and "reference" in text
+
+
+MASKS = {
+    "CAUSAL": CAUSAL,
+    "Causal(offset=2) | Window(3, 0)": Causal(offset=2) | Window(3, 0),
+    '~Window(3, 0, "end")': ~Window(3, 0, "end"),
+    "Causal(-1)": Causal(-1),
+}
+
+
+@pytest.mark.parametrize("text", MASKS)
+def test_a_mask_is_read_from_its_expression(text):
+    assert repr(mask_of(text)) == repr(MASKS[text])
+
+
+def test_a_list_is_an_array():
+    lengths = mask_of("Lengths([9, 7])")
+    assert isinstance(lengths, Lengths) and "9" in repr(lengths)
+
+
+WRONG = {
+    ("--mask", "Causl()"): "Causl is no mask: did you mean Causal?",
+    ("--mask", "Window"): "Window takes arguments, as in Window(3, 0)",
+    ("--mask", "Causal() +"): "is no expression",
+    ("--mask", "Causal() + Causal()"): "takes masks such as Causal() and & | ~ between them",
+    ("--mask", "__import__('os').getcwd()"): "__import__ is no mask",
+    ("--mask", "Causal(open('x'))"): "\"open('x')\" is no number, text or list.",
+    ("--mask", "Window(1, 2, 3, 4, 5)"): "Window(1, 2, 3, 4, 5)",
+    ("--mask", "jax"): "jax is no mask: ",
+    ("--dtype", "float3"): "--dtype takes float64, float32, bfloat16 or float16; got 'float3'.",
+    ("--dtype", "int32"): "attend works on floating arrays; got q int32",
+    ("--on", "abacus"): "platform must be 'cpu', 'gpu' or 'tpu'; got 'abacus'.",
+    ("--capability", "9.0"): "it goes with --on gpu.",
+    ("--v", "2", "9", "5", "8"): "k and v must share length and heads; got q (2, 5, 6, 8)",
+}
+
+
+@pytest.mark.parametrize("more", WRONG, ids=" ".join)
+def test_what_cannot_be_asked_is_said_in_one_line(more, capsys):
+    status, text = said(capsys, *SHAPES, *more)
+    assert status == 2 and text.startswith("flax-attn explain: ") and text.count("\n") == 1
+    assert WRONG[more] in text

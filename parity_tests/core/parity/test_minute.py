@@ -1,0 +1,334 @@
+"""The command's first minute: the short proof, what it never claims, its table, files and speed."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import warnings
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from flax_attn import CausalAttention, cli, proving
+from flax_attn.parity import Case
+from flax_attn.parity.cases import cache, certificate, known, workers
+from flax_attn.parity.cases.asked import Asked
+from flax_attn.parity.cases.collect import Listed, collect
+from flax_attn.parity.cases.prove import CLIMB, Job, _prove, jobs, prove_until, short
+from flax_attn.parity.cases.strict import MODES, WARNINGS, strict
+from flax_attn.parity.cases.workers import Workers
+
+from .test_command import judged
+
+ROOT = Path(__file__).parents[3]
+LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
+WITNESSES = ("torch_ref.TransformerMultiHeadAttention", "torch.nn.functional.scaled_dot_product")
+
+
+def place(at=0, variant="linear", witness=WITNESSES[0]):
+    return Listed("here", "here", at, variant, witness, f"{variant}[{at}|{witness}]")
+
+
+def command(*arguments, **options):
+    line = [sys.executable, "-m", "flax_attn", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, **options)
+
+
+def test_the_short_proof_takes_the_first_of_each_line_and_the_climb_first():
+    places = [place(i, v, w) for v in ("linear", *CLIMB) for w in WITNESSES for i in (0, 1)]
+    found = short(jobs(places, live=True, seed=3))
+    assert [job.listed.variant for job in found[::2]] == [*CLIMB, "linear"]
+    assert all(job.short and not job.eager and job.live and job.seed == 3 for job in found)
+    assert {job.listed.at for job in found} == {0} and len(found) == 2 * (len(CLIMB) + 1)
+
+
+def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
+    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
+    whole = Job(listed, True, True).case
+    assert Job(listed, True, False, short=True).case.dtypes == ("float64",)
+    assert len(whole.dtypes) == 3 and Job(listed, True, True).case.dtypes == whole.dtypes
+
+
+def everything(monkeypatch, reports, limit=57.0):
+    """The command without names, on lines of one case each whose reports are known."""
+    asked = Asked([place(0, f"v{i}") for i in range(len(reports))], [], [])
+    monkeypatch.setattr(proving, "LIMIT", limit)
+    monkeypatch.setattr(proving, "ask", lambda *_: asked)
+    monkeypatch.setattr(Workers, "start", lambda *_: None)
+    monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
+    if limit > 0:
+        monkeypatch.setattr(proving, "prove_until", lambda *_: iter(reports))
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_the_short_proof_says_what_it_is(monkeypatch, capsys):
+    everything(monkeypatch, [judged(1.0), judged(1.0)])
+    assert cli.main(["parity"]) == 0
+    *table, counts, foot = capsys.readouterr().out.splitlines()
+    told = "2 of 3 cases, 0 different; --all proves the rest, about a minute"
+    assert counts == told and foot.startswith("2 variants, 2 cases, 0 different; torch ")
+    rows = [line for line in table if line.rstrip().endswith("equal") and "--all" in line]
+    assert len(rows) == 2 and all(line.count("--all") == 2 for line in rows)
+
+
+def test_what_was_not_tried_is_never_shown_as_proven(monkeypatch, capsys):
+    everything(monkeypatch, [judged(1.0), None])
+    assert cli.main(["parity"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("not tried") == 1 and "1 of 3 cases, 0 different" in text
+    assert len(re.findall(r" equal *$", text, re.MULTILINE)) == 1
+
+
+def test_where_time_is_over_before_the_first_nothing_is_proven(monkeypatch, capsys):
+    everything(monkeypatch, [None, None], limit=-1e9)
+    assert cli.main(["parity"]) == 1
+    text = capsys.readouterr().out
+    assert "0 of 3 cases" in text and text.count("not tried") == 2
+    assert not re.search(r" equal *$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("options", [(), ("--all",), ("--markdown", "t.md"), ("here",)])
+def test_a_difference_is_exit_status_1_in_the_short_proof_too(
+    options, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    everything(monkeypatch, [judged(1.0), judged(1.0, 5.0)])
+    monkeypatch.setattr(known, "check_names", lambda *_: None)
+    monkeypatch.setattr(proving, "prove", lambda *_: iter([judged(1.0), judged(1.0, 5.0)]))
+    monkeypatch.setattr(proving, "_kept", lambda *_: ("real", "w", judged(1.0)))
+    monkeypatch.setattr(proving, "_backends", lambda *_: {})
+    assert cli.main(["parity", *options]) == 1
+    text = capsys.readouterr().out
+    assert "1 different" in text and ("--all proves the rest" in text) == (not options)
+
+
+def nap(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_work_that_is_not_done_in_time_is_left_out_and_ended():
+    with Workers(2) as some:
+        some.start(2)
+        list(some.map(nap, [0.0] * 4))  # both have started
+        begun = time.monotonic()
+        found = list(some.map_until(begun + 3, nap, [0.0, 0.0, 600.0, 600.0, 0.0]))
+        assert found[0] and found[1] and found[2:] == [workers.Late()] * 3
+        assert some.call(nap, 0.0)
+
+
+def test_a_worker_that_has_grown_is_replaced(monkeypatch):
+    with Workers() as some:
+        assert some.call(nap, 0.0) == some.call(nap, 0.0)
+        before = some.call(nap, 0.0)
+        monkeypatch.setattr(workers, "LARGEST", 1)
+        assert some.call(nap, 0.0) == before != some.call(nap, 0.0)
+
+
+def shown(width, *, colour=True, reports=None):
+    """The table of one line for each verdict, as a terminal gets it."""
+    reports = reports or [judged(1.0), judged(1.0, 5.0), judged(1.0, 5.0, 10.0), judged(0.0)]
+    names = ("simplified_self_attention", "grouped_query", "linear", "luong")
+    proofs = [(n, w, r) for n, r in zip(names, reports, strict=True) for w in WITNESSES]
+    lines = certificate.lines(proofs, [("multi_head", "torch.nn.MultiheadAttention")])
+    out = StringIO()
+    options = {"force_terminal": colour, "color_system": "standard" if colour else None}
+    console = Console(file=out, width=192, soft_wrap=True, **options)
+    console.print(certificate.table(lines, width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_table_fits_the_terminal_and_nothing_is_left_out(width):
+    text = shown(width, colour=False)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    end = text.splitlines()[0].index("params")  # of the names
+    names = "".join("".join(line[:end] for line in text.splitlines()).split())
+    for word in (*WITNESSES, "simplified_self_attention", "multi_head"):
+        assert word in names or width >= 160
+    assert text.count("DIFFERENT") == 2 and text.count("not tried") == 1
+
+
+def test_equal_is_green_a_difference_red_and_nothing_else_is_coloured():
+    text = shown(160)
+    coloured = re.findall("\x1b\\[(3[0-9])m([^\x1b]*)", text)
+    assert {(code, word.strip()) for code, word in coloured} == {
+        ("32", "equal"),
+        ("31", "DIFFERENT"),
+        ("31", "nothing is proven"),
+    }
+    assert "\x1b" not in shown(160, colour=False)
+
+
+OUTPUTS = {
+    ("--html", "nowhere/page.html"): "there is no folder nowhere to write into.",
+    ("--json", "folder"): "takes a file to write; 'folder' is a folder.",
+    ("--markdown", "file/table.md"): "there is no folder file to write into.",
+}
+
+
+@pytest.mark.parametrize("options", OUTPUTS, ids=" ".join)
+def test_files_that_cannot_be_written_are_refused_before_the_work(
+    options, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_proven", lambda *_: pytest.fail("it went to work"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    assert cli.main(["parity", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flax-attn parity: {options[0]}") and OUTPUTS[options] in line
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.html"
+    page.write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != page)
+    assert cli.main(["parity", "--html", str(page)]) == 2
+    assert capsys.readouterr().err.endswith("page.html cannot be written: permission denied.\n")
+
+
+@pytest.mark.parametrize("other", ["linear", "--real"])
+def test_all_takes_nothing_that_is_proven_whole_anyway(other, capsys):
+    assert cli.main(["parity", "--all", other]) == 2
+    assert "are proven whole without it" in capsys.readouterr().err
+
+
+QUICK = {
+    "--help": (0, "parity"),
+    "--version": (0, "flax-attn 0"),
+    "parity --help": (0, "--no-cache"),
+    "explain --help": (0, "--mask"),
+    "parity CausalAtention": (2, "did you mean causal_attention?"),
+    "parity causal-atention": (2, "did you mean causal_attention?"),
+    "parity nothing_like_it": (2, "the variants are: bahdanau, causal_attention, "),
+    "parity caes.py": (2, "There is no file caes.py"),
+}
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_what_needs_no_jax_does_not_import_it(line):
+    code = "import sys, atexit; from flax_attn.cli import main; atexit.register(lambda: print("
+    code += "*sorted({'jax', 'flax', 'torch'} & {*sys.modules}))); sys.exit(main(sys.argv[1:]))"
+    run = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True
+    )
+    status, told = QUICK[line]
+    assert run.returncode == status and told in run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1] == ""
+
+
+def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "somebody.py").write_text("")
+    for name in ("causal-attention", "CausalAttention", "somebody", "numpy.nothing", "x[y|z]"):
+        known.check_names("parity_tests", [name])
+    for case in collect("parity_tests"):
+        known.check_names("parity_tests", [case.name or str(case)])
+        known.check_names("parity_tests", [case.variant])
+        known.check_names("parity_tests", [case.flax_class.__name__])
+
+
+NAMES = ("random", "inspect", "socket", "tempfile", "typing", "pickle", "queue", "cli", "jax")
+
+
+def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_found(tmp_path):
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s own {name}')")
+    for name in ("torch_ref", "flax_attn", "somebody"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"{LIST} = []")
+    more = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    told = "somebody.CASES holds no case, so there is nothing to prove."
+    script = "import sys; sys.path.pop(0); from flax_attn.cli import main; sys.exit(main())"
+    line = [sys.executable, "-c", script, "parity", "somebody"]  # as an installed command has it
+    run = subprocess.run(line, capture_output=True, text=True, **more)
+    assert run.returncode == 2 and told in run.stderr, run.stderr
+    (tmp_path / "flax_attn" / "__init__.py").unlink()  # else `python -m` itself would run that one
+    (tmp_path / "flax_attn").rmdir()
+    run = command("parity", "somebody", **more)
+    assert run.returncode == 2 and told in run.stderr, run.stderr
+
+
+def test_strict_modes_are_those_of_the_suite():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert settings["tool"]["pytest"]["ini_options"]["filterwarnings"] == [WARNINGS]
+    import jax
+
+    assert {name: getattr(jax.config, name) for name in MODES} == MODES
+    with strict(), pytest.raises(UserWarning, match="heard"):
+        warnings.warn("heard", stacklevel=1)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_case_of_ours_is_proven_in_strict_modes_and_no_other(ours, monkeypatch):
+    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
+    job = Job(listed, live=False, eager=False)
+    monkeypatch.setattr(Case, "report", lambda self, live, eager: warnings.warn("x", stacklevel=1))
+    case = job.case
+    monkeypatch.setattr(type(case.home), "is_own", lambda *_: ours)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if ours:
+            with pytest.raises(UserWarning):
+                _prove(job)
+        else:
+            _prove(job)
+
+
+def test_a_case_without_a_witness_must_be_of_our_own():
+    told = 'Case(Linear) needs witness="package.Class"; only flax_attn\'s own layers have twins.'
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        Case(nnx.Linear, {}, x=(3, 4))
+    case = Case(CausalAttention, {}, x=(3, 4))
+    assert case.witness == "torch_ref.causal_attention.CausalAttention"
+
+
+def test_compiled_programs_are_kept_in_the_users_folder_unless_told_otherwise(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv(cache.CHOSEN, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = cache.cache_settings()
+    where = Path(settings[cache.CHOSEN])
+    assert where.is_dir() and where.parent == tmp_path / "flax_attn" / "xla"
+    assert cache.cache_settings(wanted=False) == {}
+    monkeypatch.setenv(cache.CHOSEN, "elsewhere")
+    assert cache.cache_settings() == {}
+    monkeypatch.delenv(cache.CHOSEN)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert cache.cache_settings() == {}
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder().is_relative_to(tmp_path) or sys.platform == "win32"
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes(tmp_path):
+    for i in range(5):
+        file = tmp_path / f"machine{i % 2}" / str(i)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(10))
+        os.utime(file, (i, i))
+    cache.prune(tmp_path, 50)
+    assert len([*tmp_path.rglob("[0-9]")]) == 5
+    cache.prune(tmp_path, 25)
+    assert {path.name for path in tmp_path.rglob("[0-9]")} == {"3", "4"}
+
+
+def test_settings_reach_the_workers():
+    with Workers(settings={"FLAX_ATTN_TOLD": "yes"}) as some:
+        assert some.call(os.getenv, "FLAX_ATTN_TOLD") == "yes"
+        assert some.call(os.getenv, workers.SAFE) is None
+    assert "FLAX_ATTN_TOLD" not in os.environ
+
+
+def test_a_deadline_gives_none_for_jobs_as_well():
+    wanted = [Job(place(i), True, False) for i in range(3)]
+    with Workers() as some:
+        assert list(prove_until(time.monotonic() - 1, wanted, some)) == [None] * 3

@@ -1,0 +1,147 @@
+"""Names are imported on first use: importing the library is free, in whatever order."""
+
+import ast
+import copy
+import pickle
+import pydoc
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flax_attn
+from flax_attn import parity
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (flax_attn, parity)
+NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
+of_all_names = pytest.mark.parametrize("package, name", NAMES)
+of_all_packages = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+
+
+def fresh(code):
+    line = [sys.executable, "-c", code]
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def for_checkers(package):
+    """By name the module it comes from, as the imports under TYPE_CHECKING say it."""
+    tree = ast.parse(Path(package.__file__).read_text("utf-8"))
+    (block,) = [n for n in tree.body if isinstance(n, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    return {
+        alias.asname: f"{'.' * node.level}{node.module or ''}"
+        for node in block.body
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+
+
+@of_all_packages
+def test_the_table_says_what_type_checkers_read(package):
+    assert package._HOMES == for_checkers(package)
+    assert list(package._HOMES) == list(package.__all__)
+
+
+@of_all_names
+def test_every_name_is_what_its_module_has(package, name):
+    home = package._HOMES[name]
+    module = import_module(f".{name}" if home == "." else home, package.__name__)
+    found = getattr(package, name)
+    assert found is (module if home == "." else getattr(module, name))
+    assert isinstance(found, ModuleType) == (home == ".")
+    assert name in dir(package)
+
+
+ORDERS = {
+    "the name": "from flax_attn import attend",
+    "the package": "import flax_attn; attend = flax_attn.attend",
+    "the submodule first": "import flax_attn.attend; from flax_attn import attend",
+    "the submodule after": "from flax_attn import attend; import flax_attn.attend",
+    "from the submodule": "from flax_attn.attend import explain; from flax_attn import attend",
+    "a user of it first": "import flax_attn.layers; from flax_attn import attend",
+    "by a string": "from importlib import import_module; import_module('flax_attn.attend'); "
+    "from flax_attn import attend",
+    "all names": "from flax_attn import *",
+    "the harness": "import flax_attn.parity.compare, flax_attn.parity.port; "
+    "from flax_attn.parity import compare as attend, port",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_function_is_never_the_submodule_of_its_name(order):
+    more = "\nimport flax_attn, flax_attn.attend\nassert callable(attend) and attend.__doc__\n"
+    more += "assert callable(flax_attn.attend), flax_attn.attend\n"
+    more += "assert flax_attn.attend is flax_attn.attend.__globals__['attend']\n"
+    run = fresh(ORDERS[order] + more)
+    assert run.returncode == 0, run.stderr
+
+
+def test_importing_brings_nothing():
+    code = "import sys; before = {*sys.modules}; import flax_attn, flax_attn.parity; "
+    code += "print(*sorted({*sys.modules} - before))"
+    run = fresh(code)
+    assert run.returncode == 0, run.stderr
+    brought = {*run.stdout.split()} - sys.stdlib_module_names
+    assert {name for name in brought if not name.startswith("importlib.")} == {
+        "flax_attn",
+        "flax_attn._lazy",
+        "flax_attn.parity",
+    }
+    assert "typing" not in run.stdout.split()
+
+
+def test_what_is_public_can_be_sent_copied_and_read_about():
+    for package, name in NAMES:
+        value = getattr(package, name)
+        if callable(value):
+            assert copy.copy(value) is value and copy.deepcopy(value) is value
+            assert pickle.loads(pickle.dumps(value)) is value
+    text = pydoc.render_doc(flax_attn, renderer=pydoc.plaintext)
+    assert "class CausalAttention(" in text and "attend(q:" in text
+    names: dict[str, object] = {}
+    exec("from flax_attn import *", names)
+    assert {*names} - {"__builtins__"} == {*flax_attn.__all__}
+
+
+def test_a_submodule_is_there_without_being_imported():
+    run = fresh("import flax_attn; print(flax_attn.errors.ParityError.__name__)")
+    assert run.stdout == "ParityError\n", run.stderr
+
+
+def test_a_name_that_is_none_is_an_error_as_in_any_module():
+    with pytest.raises(AttributeError, match="module 'flax_attn' has no attribute 'atend'"):
+        _ = flax_attn.atend
+    with pytest.raises(ImportError, match="cannot import name 'atend' from 'flax_attn'"):
+        exec("from flax_attn import atend")
+
+
+@of_all_packages
+def test_an_old_name_is_the_new_one_and_says_so(package, monkeypatch):
+    new = package.__all__[-1]
+    monkeypatch.setitem(package._RENAMED, "before", new)
+    told = rf"^{package.__name__}\.before is now called {package.__name__}\.{new}; "
+    with pytest.warns(DeprecationWarning, match=told) as caught:
+        assert package.before is getattr(package, new)
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=told) as caught:
+        exec(f"from {package.__name__} import before")
+    assert caught[0].filename == "<string>"
+    assert "before" not in dir(package) and "before" not in package.__all__
+
+
+@of_all_packages
+def test_old_names_lead_to_names_that_are_there(package):
+    assert {*package._RENAMED.values()} <= {*package._HOMES}
+    assert not {*package._RENAMED} & {*package._HOMES}
+
+
+def test_names_can_be_replaced_for_a_test(monkeypatch):
+    before = flax_attn.attend
+    with monkeypatch.context() as patch:
+        patch.setattr(flax_attn, "attend", len)
+        assert flax_attn.attend is len
+    assert flax_attn.attend is before
