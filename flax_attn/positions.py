@@ -15,7 +15,23 @@ Layout = Literal["half", "interleaved"]
 def rotary_angles(
     positions: Int[Array, "*B T"], width: int, base: float, dtype: Any
 ) -> Float[Array, "*B T P"]:
-    """`position * base ** (-2 i / width)` for each of the P = width // 2 pairs, in radians."""
+    """`position * base ** (-2 i / width)` for each of the P = width // 2 pairs, in radians.
+
+    Args:
+      positions: integers.
+      width: how many components are turned; an even number.
+      base: the longest wavelength is about 2 pi base.
+      dtype: of the angles.
+
+    Raises:
+      TypeError: if `dtype` is none.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+
+    >>> import jax.numpy as jnp
+    >>> rotary_angles(jnp.asarray([0, 2]), 4, 100.0, jnp.float32).round(2).tolist()
+    [[0.0, 0.0], [2.0, 0.20000000298023224]]
+    """
     exponent = jnp.arange(0, width, 2, dtype=dtype) / width
     rates = (jnp.asarray(base, dtype) ** -exponent).reshape((1,) * positions.ndim + (-1,))
     return positions[..., None].astype(dtype) * rates
@@ -31,6 +47,9 @@ def rotate(
       angles: radians, from `rotary_angles`.
       layout: pairs are `(i, i + P)` for "half" (GPT-NeoX, Llama) and `(2 i, 2 i + 1)` for
         "interleaved" (the paper, GPT-J).
+
+    Raises:
+      TypeError: if x and the angles do not broadcast.
 
     Source: Su et al., RoFormer, 2021.
 

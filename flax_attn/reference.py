@@ -48,6 +48,15 @@ def softmax(
     Computed in `promote_types(dtype, float32)`, returned in the dtype of `scores`. torch and jax
     give NaN for a row that is all -inf.
 
+    Args:
+      scores: logits, -inf where a query may not look.
+      sinks: one more logit a row, in the denominator alone, or None.
+
+    Raises:
+      ValueError: if `sinks` does not broadcast to the rows.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
     >>> softmax(jnp.asarray([[0.0, 0.0], [-jnp.inf, -jnp.inf]])).tolist()
     [[0.5, 0.5], [0.0, 0.0]]
     """

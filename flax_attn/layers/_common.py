@@ -15,7 +15,20 @@ from ..taps import tap
 
 
 def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B T N H"]:
-    """`*B T (N H) -> *B T N H`; the model width must be a multiple of `head_dim`."""
+    """`*B T (N H) -> *B T N H`: the model width D as N heads of width H.
+
+    Args:
+      x: any array whose last axis is D.
+      head_dim: H, which must divide D.
+
+    Raises:
+      ValueError: if it does not.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
+
+    >>> split_heads(jnp.ones((2, 5, 12)), 4).shape
+    (2, 5, 3, 4)
+    """
     if head_dim < 1 or x.shape[-1] % head_dim:
         raise ValueError(
             f"head_dim must divide the width; got head_dim={head_dim}, width={x.shape[-1]}."
@@ -24,7 +37,13 @@ def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B 
 
 
 def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
-    """`*B T N H -> *B T (N H)`."""
+    """`*B T N H -> *B T (N H)`: heads side by side, as `split_heads` found them. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
+
+    >>> merge_heads(jnp.ones((2, 5, 3, 4))).shape
+    (2, 5, 12)
+    """
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 

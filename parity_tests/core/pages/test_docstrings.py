@@ -10,13 +10,13 @@ from flax_attn import parity
 from flax_attn.parity import ParityError
 
 PUBLIC = {
-    f"{module.__name__}.{name}": thing
+    f"{module.__name__}.{name}": getattr(module, name)
     for module in (flax_attn, parity)
-    for name, thing in vars(module).items()
-    if not name.startswith("_") and callable(thing)
+    for name in module.__all__
+    if callable(getattr(module, name))
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
-NO_PAPERS = ("assume_platform", "explain", "use_backend", "Rules", "Places")
+NO_PAPERS = ("assume_platform", "frozen", "explain", "use_backend", "Rules", "Places")
 OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 
