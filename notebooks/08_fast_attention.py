@@ -448,10 +448,10 @@ with assume_platform("cpu"):
 # * **cudnn**, **tokamax** and **splash** are *kernels*: programs written for one kind of device,
 #   NVIDIA's GPUs or Google's TPUs. Each refuses and gives the reason: this is a CPU, or the kernel
 #   is not installed.
-# * **blockwise** is this chapter, in plain JAX. It *could* serve six words, but stands aside:
+# * **blockwise** is this chapter, in plain JAX. It *could* serve six words, but is passed over:
 #   there the plain formula is as quick.
 # * **reference** is the plain formula. It serves everything and is asked last.
-# * **chosen** is the first that neither refuses nor stands aside.
+# * **chosen** is the first that neither refuses nor is passed over.
 #
 # Now as if for an H100, a large NVIDIA GPU (9.0 is the number of its generation). There one usually
 # computes in `bfloat16`: two bytes a number, about three digits.
