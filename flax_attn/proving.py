@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing it brings jax, which workers alone need
     from .parity.cases.case import Case
 
 LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
-WHOLE = 1.5  # how much longer the whole of a case takes than its short proof, about
+WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, about
 Proof = tuple[str, str, Report]
 
 
