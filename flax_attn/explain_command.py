@@ -58,7 +58,7 @@ def mask_of(text: str) -> Mask:
       ValueError: for anything else.
 
     >>> mask_of("Causal() & ~Window(3, 0)")
-    Causal(offset=0) & ~Window(left=3, right=0, offset=0)
+    And(a=Causal(offset=0), b=Not(a=Window(left=3, right=0, offset=0)))
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")

@@ -24,7 +24,7 @@ from ._arrays import (
     of_entry,
     to_grid,
 )
-from ._types import Sizes, frozen
+from ._types import Sizes, frozen, is_frozen
 from .places import Places, in_whole
 
 
@@ -56,7 +56,8 @@ class Score:
 
     def bind(self, sizes: Sizes) -> "Score":
         """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        return self if hasattr(type(self), "AXES") else jax.tree.map(jnp.asarray, self)
+        given = is_frozen(type(self)) and not hasattr(type(self), "AXES")
+        return jax.tree.map(jnp.asarray, self) if given else self
 
     def at(self, places: Places) -> "Score":
         """This score for a shard whose batch entries and heads stand at `places` in the whole.

@@ -130,7 +130,11 @@ class GroupedQueryAttention(nnx.Module):
         q = self._placed(self.q_proj(x), self.q_norm, positions)  # *B T N H
         k = self._placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
-        how = {"score": self.rules.score, "scale": self.rules.scale, "sinks": self.sinks}
+        how = {
+            "score": self.rules.score,
+            "scale": self.rules.scale,
+            "sinks": self.sinks if self.sinks is None else self.sinks[...],
+        }
         o = attend(q, k, v, mask=seen, dropout=self.dropout(deterministic), **how)  # *B T N H
         y = self.o_proj(merge_heads(o))  # *B T D
         return y if valid is None else jnp.where(there, y, 0)

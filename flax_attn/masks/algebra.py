@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import check_boolean, look_up, to_grid
-from .._types import Sizes, frozen
+from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 
 Range = tuple[Any, Any]
@@ -64,7 +64,8 @@ class Mask:
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        return self if hasattr(type(self), "AXES") else jax.tree.map(jnp.asarray, self)
+        given = is_frozen(type(self)) and not hasattr(type(self), "AXES")
+        return jax.tree.map(jnp.asarray, self) if given else self
 
     def at(self, places: Places) -> "Mask":
         """This mask for a shard whose batch entries and heads stand at `places` in the whole.

@@ -34,8 +34,8 @@ leaves = st.one_of(
     st.builds(Window, counts, counts, offsets | each),
     st.builds(Chunked, st.integers(1, 5)),
     st.builds(Prefix, st.integers(0, S) | lengths),
-    st.builds(Lengths, lengths, st.none() | lengths),
-    st.builds(Segments, ids(T), ids(S)),
+    st.builds(Lengths, lengths, q=st.none() | lengths),
+    st.builds(Segments, q_ids=ids(T), kv_ids=ids(S)),
 )
 masks = st.recursive(
     leaves,
