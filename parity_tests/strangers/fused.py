@@ -12,7 +12,7 @@ from flax_attn import Additive as bias_of
 from flax_attn.parity import Rule
 from flax_attn.scores import Score
 
-from .stranger import Additive, Stranger, causal, linear, normal, padded
+from .stranger import Stranger, additive, causal, linear, normal, padded
 
 B, T = 5, 7
 SEEN = causal(T) & padded([7, 6, 4, 7, 5], T)[:, None, None]  # B 1 T T
@@ -84,7 +84,7 @@ def call_gpt_neox(module: torch.nn.Module, x: torch.Tensor, seen: torch.Tensor) 
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
     at = GPTNeoXRotaryEmbedding(module.config)(x, torch.arange(x.shape[1])[None])
-    return module(x, attention_mask=Additive(seen, x), position_embeddings=at)[0]
+    return module(x, attention_mask=additive(seen, x), position_embeddings=at)[0]
 
 
 def falcon(**kind: Any) -> torch.nn.Module:
@@ -103,7 +103,7 @@ def call_falcon(module: torch.nn.Module, x: torch.Tensor, seen: torch.Tensor) ->
         bias = falcons.build_alibi_tensor(real, module.num_heads, x.dtype)
     else:
         at = falcons.FalconRotaryEmbedding(module.config)(x, torch.arange(x.shape[1])[None])
-    return module(x, bias, Additive(seen, x), position_embeddings=at)[0]
+    return module(x, bias, additive(seen, x), position_embeddings=at)[0]
 
 
 def bigcode() -> torch.nn.Module:
@@ -124,7 +124,7 @@ def bigcode() -> torch.nn.Module:
 
 
 def call_bigcode(module: torch.nn.Module, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    return module(x, attention_mask=Additive(seen, x))[0]
+    return module(x, attention_mask=additive(seen, x))[0]
 
 
 STRANGERS = {

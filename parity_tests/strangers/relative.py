@@ -11,7 +11,7 @@ from flax import nnx
 from flax_attn import Additive as bias_of
 from flax_attn import Dense, attend, merge_heads, split_heads
 
-from .stranger import Additive, Stranger, first, linear, normal, padded, zeros
+from .stranger import Stranger, additive, first, linear, normal, padded, zeros
 
 B, T = 5, 7
 LOOKS = np.random.RandomState(3).rand(B, 1, T, T) < 0.6  # asymmetric in every axis
@@ -240,7 +240,7 @@ def conformer() -> torch.nn.Module:
 
 
 def call_conformer(module: torch.nn.Module, x: Any, places: Any, seen: Any) -> torch.Tensor:
-    return module(x, Additive(seen, x), places)[0]
+    return module(x, additive(seen, x), places)[0]
 
 
 class MPNet(nnx.Module):

@@ -279,6 +279,7 @@ def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkey
     monkeypatch.setattr(proving, "ask", lambda *_: asked)
     monkeypatch.setattr(proving, "prove", lambda wanted, workers: iter([report]))
     monkeypatch.setattr(Workers, "start", lambda *_: None)
+    monkeypatch.setattr(cli, "_width", lambda _: cli.WIDE)
     monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
     for options, code in (((), loose), (("--strict",), strict)):
         assert cli.main(["parity", "here", *options]) == code

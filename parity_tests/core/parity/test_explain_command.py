@@ -32,7 +32,7 @@ def test_the_table_is_that_of_explain(capsys):
     wanted = table(Causal(), "bfloat16", "gpu", (9, 0))
     more = ["--dtype", "bfloat16", "--mask", "CAUSAL", "--on", "gpu", "--capability", "9.0"]
     assert said(capsys, *SHAPES, *more) == (0, wanted)
-    long = table(None, shapes=[(4096, 8, 64)] * 2)
+    long = table(None, q=(4096, 8, 64), kv=(4096, 8, 64))
     assert said(capsys, "--q", "4096", "8", "64", "--on", "cpu") == (0, long)
     assert "blockwise  chosen" in long
 
