@@ -3,14 +3,18 @@
 Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of masks and scores.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import masks, scores
+from flax_attn import frozen, masks, scores
 from flax_attn._arrays import FAR
 from flax_attn._types import Sizes
 from flax_attn.masks.algebra import check_array
+from flax_attn.parity import judge
 from flax_attn.places import Places
 
 B, N, T, S = 2, 3, 4, 6
@@ -66,6 +70,68 @@ def test_a_shard_stands_where_its_places_say():
         (cap >> bend, cap >> moved),
     ):
         assert score.at(PLACES) == want
+
+
+@frozen
+class Own(masks.Mask):
+    """A mask of a user's, which says nothing of shards."""
+
+    table: Any
+
+    def __call__(self, b, n, q, k):
+        return jnp.asarray(self.table)[b, n] + q > k
+
+    def key_range(self, b, n, q, sizes):
+        return b, n + q[1]
+
+
+@frozen
+class OwnScore(scores.Score):
+    """A score of a user's."""
+
+    table: Any
+
+    def __call__(self, logits, b, n, q, k):
+        return logits + (jnp.asarray(self.table)[b, n] * (q - k)).astype(logits.dtype)
+
+
+def test_a_users_class_is_asked_by_the_numbers_of_the_whole():
+    table = np.arange(48).reshape(6, 8) % 7
+    mask, score = Own(table), OwnScore(table)
+    assert mask.is_static is False and isinstance(mask.bind(SIZES).table, jax.Array)
+    assert isinstance(score.bind(SIZES).table, jax.Array)
+    places = PLACES
+    b, n, q, k = SIZES.grid()
+    whole = np.asarray(places.b)[b], np.asarray(places.n)[n], q, k
+    moved, logits = mask.at(places), jnp.asarray(np.random.RandomState(0).rand(*SIZES.shape))
+    assert type(moved) is not Own and moved.is_static is False
+    bent = score.at(places)
+    for again in (moved, moved.bind(SIZES), mask.at(Places()).at(places)):
+        assert np.array_equal(again(*SIZES.grid()), mask(*whole))
+        assert np.array_equal(again.grid(SIZES), mask(*whole))
+    for again in (bent, bent.bind(SIZES), score.at(Places()).at(places)):
+        assert judge.exact(again(logits, *SIZES.grid()), score(logits, *whole)).ok
+        assert judge.exact(again.grid(logits, SIZES), score(logits, *whole)).ok
+    assert isinstance(moved.bind(SIZES).mask.table, jax.Array)
+    assert isinstance(bent.bind(SIZES).score.table, jax.Array)
+    for entry in range(B):
+        found = moved.key_range(entry, 1, (2, 3), SIZES)
+        assert [int(x) for x in found] == [places.b[entry], places.n[1] + 3]
+
+
+def test_a_users_class_may_be_static():
+    @frozen
+    class Even(masks.Mask):
+        is_static = True
+
+        def __call__(self, b, n, q, k):
+            return jnp.asarray((q - k) % 2 == 0)
+
+    even = Even()
+    assert even.at(PLACES).is_static is True and (even & masks.CAUSAL).is_static is True
+    seen = jax.jit(lambda x: x + even.static(SIZES).sum())(0)
+    want = (np.arange(SIZES.T)[:, None] - np.arange(SIZES.S)) % 2 == 0
+    assert int(seen) == want.sum() and np.array_equal(even.static(SIZES), want)
 
 
 def test_lists_of_numbers_are_arrays():
