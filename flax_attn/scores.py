@@ -56,7 +56,7 @@ class Score:
 
     def bind(self, sizes: Sizes) -> "Score":
         """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        given = is_frozen(type(self)) and not hasattr(type(self), "AXES")
+        given = is_frozen(type(self)) and not hasattr(self, "AXES")
         return jax.tree.map(jnp.asarray, self) if given else self
 
     def at(self, places: Places) -> "Score":
@@ -65,7 +65,7 @@ class Score:
         A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
         any other keeps its arrays whole and is asked by the numbers of the whole.
         """
-        return self if hasattr(type(self), "AXES") else Placed(self, places)
+        return self if hasattr(self, "AXES") else Placed(self, places)
 
     def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
         """All logits, B N T S, changed. The score must be bound."""

@@ -55,7 +55,7 @@ class Mask:
     def is_static(self) -> bool:
         """Whether the mask is known without any array, batch entry or head."""
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
-        declared = hasattr(type(self), "AXES")
+        declared = hasattr(self, "AXES")
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
 
     def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
@@ -64,7 +64,7 @@ class Mask:
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        given = is_frozen(type(self)) and not hasattr(type(self), "AXES")
+        given = is_frozen(type(self)) and not hasattr(self, "AXES")
         return jax.tree.map(jnp.asarray, self) if given else self
 
     def at(self, places: Places) -> "Mask":
@@ -73,7 +73,7 @@ class Mask:
         A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
         any other keeps its arrays whole and is asked by the numbers of the whole.
         """
-        return self if hasattr(type(self), "AXES") else Placed(self, places)
+        return self if hasattr(self, "AXES") else Placed(self, places)
 
     def grid(self, sizes: Sizes) -> jax.Array:
         """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""

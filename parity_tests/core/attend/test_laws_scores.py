@@ -211,6 +211,7 @@ REFUSED = [
     (lambda: scores.Alibi(SLOPES, 0.5), ValueError, r"^Alibi\.offset.*got 0.5"),
     (lambda: scores.Additive(np.ones(S, bool)), TypeError, "^Additive needs a floating.*got bool"),
     (lambda: scores.Additive(np.ones(S, int)), TypeError, "got int64.*goes to mask="),
+    (lambda: scores.ScoreFn(3.0), TypeError, r"^ScoreFn needs a function fn\(.*; got float"),
     (lambda: scores.Softcap(2.0) >> BIAS, TypeError, "^A score is chained.*ndarray.*Additive"),
     (lambda: scores.Alibi(np.ones(4)).bind(SIZES), ValueError, r"^Alibi needs.*\(3,\).*\(4,\)"),
     (lambda: scores.Alibi(np.ones((3, 1))).bind(SIZES), ValueError, r"\(3,\).*\(3, 1\)"),

@@ -115,8 +115,21 @@ def test_a_users_class_is_asked_by_the_numbers_of_the_whole():
     assert isinstance(moved.bind(SIZES).mask.table, jax.Array)
     assert isinstance(bent.bind(SIZES).score.table, jax.Array)
     for entry in range(B):
-        found = moved.key_range(entry, 1, (2, 3), SIZES)
-        assert [int(x) for x in found] == [places.b[entry], places.n[1] + 3]
+        found = moved.key_range(entry, 1, (2, 4), SIZES)
+        assert [int(x) for x in found] == [places.b[entry], places.n[1] + 4]
+
+
+def test_what_says_nothing_of_itself_is_taken_as_it_is():
+    @frozen
+    class ByHead(masks.Mask):
+        by: int
+
+        def __call__(self, b, n, q, k):
+            return n * self.by + q >= k
+
+    assert ByHead(1).is_static is False and ByHead(1).static(SIZES) is None
+    for base in (masks.Mask(), scores.Score()):
+        assert base.bind(SIZES) is base
 
 
 def test_a_users_class_may_be_static():

@@ -20,8 +20,8 @@ jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
 
 CHAPTERS = sorted(FOLDER.glob("*.ipynb"))
 PUBLIC = {
-    "flax_attn": vars(flax_attn),
-    "flax_attn.parity": vars(parity),
+    "flax_attn": flax_attn.__all__,
+    "flax_attn.parity": parity.__all__,
     "flax_attn.taps": vars(taps),
 }
 of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
