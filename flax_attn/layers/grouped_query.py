@@ -100,7 +100,8 @@ class GroupedQueryAttention(nnx.Module):
         self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
         self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
-        self.dropout = AttentionDropout(dropout, rngs=rngs)
+        # Without dropout there is no random key in the layer's state.
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(
         self,
@@ -130,12 +131,13 @@ class GroupedQueryAttention(nnx.Module):
         q = self._placed(self.q_proj(x), self.q_norm, positions)  # *B T N H
         k = self._placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
+        dropout = None if self.dropout is None else self.dropout(deterministic)
         how = {
             "score": self.rules.score,
             "scale": self.rules.scale,
             "sinks": self.sinks if self.sinks is None else self.sinks[...],
         }
-        o = attend(q, k, v, mask=seen, dropout=self.dropout(deterministic), **how)  # *B T N H
+        o = attend(q, k, v, mask=seen, dropout=dropout, **how)  # *B T N H
         y = self.o_proj(merge_heads(o))  # *B T D
         return y if valid is None else jnp.where(there, y, 0)
 
