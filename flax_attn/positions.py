@@ -24,7 +24,7 @@ def rotary_angles(
       dtype: of the angles.
 
     Raises:
-      TypeError: if `dtype` is none.
+      TypeError: for a name that is no dtype.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 

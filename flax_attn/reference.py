@@ -53,7 +53,8 @@ def softmax(
       sinks: one more logit a row, in the denominator alone, or None.
 
     Raises:
-      ValueError: if `sinks` does not broadcast to the rows.
+      TypeError: if `sinks` does not broadcast to the rows.
+      ValueError: if `scores` is not floating.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
 
