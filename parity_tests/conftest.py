@@ -19,34 +19,60 @@ if version("jaxlib").startswith("0.10."):  # whose newer way with fusions compil
 import jax
 import pytest
 
-from flax_attn.parity import Case
 from flax_attn.parity.cases.strict import MODES
+
+from .turns import case_of, split, turn_of
+
+TURN = pytest.StashKey[int | None]()
 
 for name, mode in MODES.items():
     jax.config.update(name, mode)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "which part of the long tables of tests runs, a number, or all; another at each commit"
+    parser.addoption("--turn", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: what CI leaves out for its length")  # in a wheel too
+    for line in (
+        "long: what CI leaves out for its length",
+        "turns(n): runs at one commit in n, or with one parameter in n; see parity_tests/turns.py",
+    ):
+        config.addinivalue_line("markers", line)  # in a wheel too
+    config.stash[TURN] = turn_of(config.getoption("--turn"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header(config: pytest.Config) -> str:
+    turn = config.stash[TURN]
+    which = "all" if turn is None else f"{turn}, and --turn all leaves nothing out"
+    return f"turn of the long tables: {which}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen = set()
     for item in items:
-        case = _case_of(item)
+        case = case_of(item)
         if case is not None:
             case.eager = (case.variant, case.witness) not in seen
             seen.add((case.variant, case.witness))
+    turn = config.stash[TURN]
+    named = config.option.keyword or any(".py" in given for given in config.args)
+    if turn is not None and not named and "not long" in config.option.markexpr:
+        items[:], others = split(items, turn)
+        config.hook.pytest_deselected(items=others)
 
 
-def _case_of(item: pytest.Item) -> Case | None:
-    given = getattr(item, "callspec", None) and item.callspec.params.get("case")
-    return given if isinstance(given, Case) else None
+@pytest.fixture
+def turn(request: pytest.FixtureRequest) -> int:
+    """Where a slice of a table begins."""
+    return request.config.stash[TURN] or 0
 
 
 @pytest.fixture(autouse=True)
 def _little_effort(request: pytest.FixtureRequest) -> Iterator[None]:
-    case, before = _case_of(request.node), jax.config.read("jax_disable_most_optimizations")
+    case, before = case_of(request.node), jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", case is None or not case.eager)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

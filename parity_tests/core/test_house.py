@@ -23,6 +23,7 @@ from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed, listed
 from parity_tests import real
 
+pytestmark = pytest.mark.turns(1)
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

@@ -25,7 +25,6 @@ from parity_tests.core.attend.flax_modules import (
     draw,
     same,
 )
-from parity_tests.core.slices import one_in
 
 B, T, S = 2, 5, 7
 X, Y, Z = draw(1, B, T, WIDTH), draw(2, B, S, WIDTH), draw(3, B, S, WIDTH)
@@ -103,7 +102,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("by", "name"), one_in(2, CALLS))
+@pytest.mark.parametrize(("by", "name"), CALLS)
 def test_a_module_is_the_same_function(by, name):
     config, inputs, call = {**SHARED, **(NNX if by is by_nnx else LINEN)}[name]
     gradients = not name.startswith("decoding ")  # compiled for shapes that no other case has

@@ -17,6 +17,7 @@ REQUESTS = 12
 SHORT = 3  # of the seeds with long sequences
 
 
+@pytest.mark.turns(1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_backend_is_the_oracle(seed):
     outcome = run(seed, SHORT if program(seed).is_long else REQUESTS)

@@ -19,7 +19,7 @@ from ..backends.law_cases import eager64, normal
 from .numpy_attention import attention
 from .test_laws_attend import BIAS, DIAGONAL, KEYS, ONES, TABLE, B, H, K, N, Q, S, T, same
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 SEEN, COUNTS, ROWS = TABLE, np.asarray([3, 5], "int32"), np.asarray([4, 2], "int32")
 VALUES = normal(5, B, S, K, H)

@@ -103,6 +103,7 @@ def test_blocks_give_what_the_plain_formula_gives(name):
     assert np.isfinite(np.asarray(want[0])).all() and np.abs(np.asarray(want[0])).max() > 0.1
 
 
+@pytest.mark.turns(4)
 def test_loops_give_what_the_plain_formula_gives():
     """At a length where blocks run in loops, of one batch entry."""
     mask, T = (Stripes(3) & Window(700, 5)) | Near(40), 2100

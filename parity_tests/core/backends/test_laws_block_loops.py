@@ -29,7 +29,7 @@ from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks, normal
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 
 class Visit(NamedTuple):

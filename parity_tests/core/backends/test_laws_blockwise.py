@@ -26,7 +26,7 @@ from flax_attn.scores import Additive
 
 from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 LOOPS = {"rows": 2, "cols": 3}
 WRITTEN = {"rows": 2, "cols": 3, "unrolled": True}

@@ -28,7 +28,7 @@ from flax_attn.scores import IDENTITY, Additive, Alibi, ScoreFn, Softcap
 
 from .law_cases import drawn_masks, eager64, normal
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 B, N, T, S = 3, 4, 6, 8
 SIZES = Sizes((B,), N, T, S)

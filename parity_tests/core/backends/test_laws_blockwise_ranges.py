@@ -32,7 +32,7 @@ from flax_attn.masks import (
 
 from .law_cases import drawn_masks
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 SHAPES = (5, 7), (6, 4), (3, 3)
 

@@ -305,7 +305,6 @@ def test_functions_ask_for_the_place_in_the_whole():
 
 def test_functions_of_shards():
     """Inside a shard_map, where indices and logits vary and arrays that all share do not."""
-    mesh = Mesh(np.asarray(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
 
     def run(logits, held):
         axes = jax.typeof(logits).manual_axis_type.varying
@@ -320,10 +319,28 @@ def test_functions_of_shards():
         index[2] = index[2] + held.astype(int).min() * 0  # of a block whose start is traced
         return jnp.where(pure.mask(*index), pure.score(logits, *index), 0)
 
-    spec = PartitionSpec("x")
-    run = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)
-    got = run(jnp.asarray(WEIGHTS[::-1]), jnp.asarray(WEIGHTS))
+    got = in_shards(run, jnp.asarray(WEIGHTS[::-1]), jnp.asarray(WEIGHTS))
     assert judge.exact(got, np.where(INDEX % 3 == 0, WEIGHTS + WEIGHTS[::-1], 0)).ok
+
+
+def in_shards(run, *arrays):
+    """`run` on one device, inside a shard_map that checks its axes."""
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("x")
+    return jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(*arrays)
+
+
+def test_what_shards_share_may_not_be_closed_over_inside_one():
+    held = jnp.asarray(WEIGHTS)
+
+    def run(logits, closed):
+        axes = jax.typeof(logits).manual_axis_type.varying
+        fn = (lambda x, b, n, q, k: x + held[b, n, q, k]) if closed else lambda x, b, n, q, k: x
+        return hoist(ScoreFn(fn), "float32", axes)(logits, *(jnp.asarray(x) for x in GRID))
+
+    assert judge.exact(in_shards(lambda x: run(x, closed=False), held), WEIGHTS).ok
+    with pytest.raises(NotImplementedError, match=r"ScoreFn\(fn, params\).*check_vma=False"):
+        in_shards(lambda x: run(x, closed=True), held)
 
 
 def table_free():

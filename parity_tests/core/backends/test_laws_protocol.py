@@ -42,7 +42,7 @@ from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks
 
-pytestmark = pytest.mark.long  # the mutation trial begins with them as they stand
+pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)

@@ -37,6 +37,7 @@ def program() -> dict[str, dict[str, str]]:
     return json.loads(run.stdout)
 
 
+@pytest.mark.turns(4)
 def test_every_case_keeps_the_shapes_of_its_signatures():
     found = program()["cases"]
     assert len(found) > 100

@@ -34,6 +34,7 @@ def shape(text: str) -> list[str]:
     return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
 def test_its_blocks_run_and_print_what_it_shows():
     wanted = blocks(TEXT, "text")
@@ -43,6 +44,7 @@ def test_its_blocks_run_and_print_what_it_shows():
         assert shape(got) == shape(want)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
 def test_its_file_of_cases_is_one_that_the_command_takes(tmp_path, monkeypatch, capsys):
     (text,) = [block for block in blocks(TEXT) if "\nCASES = [" in block]

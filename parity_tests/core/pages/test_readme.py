@@ -23,6 +23,7 @@ CALLS = {
 PASSES = ("fwd", "fwd+bwd")
 
 
+@pytest.mark.turns(1)
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_block_runs(block):
     if absent := missing(block):

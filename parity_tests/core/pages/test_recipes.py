@@ -23,6 +23,7 @@ BROUGHT = {"orbax": "flax"}  # by whom, where the extras name it not
 of_all_sections = pytest.mark.parametrize("title", SECTIONS)
 
 
+@pytest.mark.turns(2)
 @of_all_sections
 def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])

@@ -150,6 +150,7 @@ def again(done):
     return line.removeprefix("  see it again  ")
 
 
+@pytest.mark.turns(4)
 @live
 def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, monkeypatch):
     package(tmp_path, **STORM)
@@ -236,6 +237,7 @@ def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
     assert case.report(live=True)["constants"] == ("mask",)
 
 
+@pytest.mark.turns(4)
 def test_what_is_printed_of_our_own_runs_anywhere(shell):
     case = collect("parity_tests")[0]
     done = shell(f"{case.reproduce} --replay")
@@ -436,6 +438,7 @@ def stumble(number):
     return number * 10
 
 
+@pytest.mark.turns(4)
 def test_work_is_done_in_order_and_a_death_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):

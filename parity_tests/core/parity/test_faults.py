@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from flax_attn.parity import Case, ParityError
-from parity_tests.core.slices import one_in
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 faults = import_module("parity_tests.core.parity.faults")
@@ -24,19 +23,23 @@ def cases(name: str) -> list[Case]:
     return import_module(f"parity_tests.{name}").CASES
 
 
-@pytest.mark.parametrize(("low", "step"), one_in(3, [(False, 9), (False, 1), (True, 1)]))
-def test_the_kill_table(low, step):
+WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
+
+
+@pytest.mark.parametrize(("low", "step"), [(False, 24), (True, 24), *WHOLE])
+def test_the_kill_table(low, step, turn):
     """Every fault is detected at either amplitude; nearly every one is blamed and named rightly.
 
-    A slice always, the whole table by `pytest -m long`.
+    A slice, another at each commit; the whole table by `pytest -m long`.
     """
-    found = table.outcomes((low,), step)
+    found = table.outcomes((low,), step, turn % step)
     print(f"\n{table.text(found)}")
     undetected = [str(outcome) for outcome in found if not outcome.detected]
     assert not undetected
     for question, least in ((table.BLAMED, 0.95), (table.NAMED, 0.90)):
         right, asked = table.share(found, question)
-        assert right >= least * asked, "\n".join(table.missed(found))
+        enough = min(least * asked, asked - 1)  # one may be missed in a small slice
+        assert right >= enough, "\n".join(table.missed(found))
 
 
 def test_the_list_of_faults():

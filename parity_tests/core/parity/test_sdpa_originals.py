@@ -185,6 +185,7 @@ def test_dropout_inside_a_fused_call(wrong):
     assert not wrong or report.first.tap == "context"
 
 
+@pytest.mark.turns(4)
 def test_scores_are_compared_up_to_a_constant_a_row():
     rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
     for attend in (attended(is_causal=True), by_hand):

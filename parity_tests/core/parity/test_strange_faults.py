@@ -4,8 +4,6 @@ from importlib import import_module
 
 import pytest
 
-from parity_tests.core.slices import one_in
-
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 strange = import_module("parity_tests.core.parity.faults.strange")
 table = import_module("parity_tests.core.parity.faults.strange.table")
@@ -23,19 +21,23 @@ AT_LEAST = {
 }
 
 
-@pytest.mark.parametrize(("low", "step"), one_in(3, [(False, 4), (False, 1), (True, 1)]))
-def test_the_strange_table(low, step):
+WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
+
+
+@pytest.mark.parametrize(("low", "step"), [(False, 12), (True, 12), *WHOLE])
+def test_the_strange_table(low, step, turn):
     """Every fault is found at each of its amplitudes, and nearly every one placed and named.
 
-    A slice always, the whole table by `pytest -m long`.
+    A slice, another at each commit; the whole table by `pytest -m long`.
     """
-    rows = strange.run_all((low,), step)
+    rows = strange.run_all((low,), step, turn % step)
     print(f"\n{table.text(rows)}")
     missed = [str(row) for row in rows if not row.found]
     assert not missed, "\n".join(missed)
     for question, least in ((table.PLACED, 0.95), (table.NAMED, 0.85)):
         right, asked = table.share(rows, question)
-        assert right >= least * asked, "\n".join(table.missed(rows))
+        enough = min(least * asked, asked - 1)  # one may be missed in a small slice
+        assert right >= enough, "\n".join(table.missed(rows))
 
 
 def test_the_list_of_strange_faults():
@@ -48,13 +50,13 @@ def test_the_list_of_strange_faults():
     assert len(strange.REWRITES) >= 12
 
 
-@pytest.mark.parametrize("fault", one_in(5, (f for f in strange.FAULTS if not f.lonely)), ids=str)
+@pytest.mark.parametrize("fault", [f for f in strange.FAULTS if not f.lonely], ids=str)
 def test_a_pair_is_equal_without_its_fault(fault):
     report = fault.pair.report()
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("rewrite", one_in(3, strange.REWRITES), ids=str)
+@pytest.mark.parametrize("rewrite", strange.REWRITES, ids=str)
 def test_no_strange_rewrite_is_flagged(rewrite):
     report = rewrite.pair.report()
     assert report.ok, str(report)

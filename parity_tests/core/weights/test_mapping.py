@@ -17,7 +17,6 @@ from flax_attn.parity import Rule, compare, judge, port
 from flax_attn.parity.port import flax_values
 from flax_attn.parity.torch_module import describe, read
 from flax_attn.weights.known_layers import flax_params
-from parity_tests.core.slices import one_in
 
 torch = pytest.importorskip("torch", reason="weights are carried from torch")
 T = torch.nn
@@ -293,7 +292,7 @@ of_both_sizes = pytest.mark.parametrize("sizes", SIZES, ids=["apart", "equal"])
 
 
 @of_both_sizes
-@pytest.mark.parametrize("name", one_in(2, BUILD))
+@pytest.mark.parametrize("name", BUILD)
 def test_a_known_pair_is_the_same_function(name, sizes):
     ours, theirs, inputs, options = BUILD[name](*sizes)
     report = compare(ours, theirs, *inputs, **options, **EAGER)
