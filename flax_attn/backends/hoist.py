@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._arrays import varying, varying_alike
@@ -67,9 +66,7 @@ def _constants_inside(jaxpr: Any) -> Iterator[bytes]:
     What is traced is no constant there: it becomes one of the whole program.
     """
     for equation in jaxpr.eqns:
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr)
-        ):
+        for inner in jax.tree.leaves(list(equation.params.values())):
             if isinstance(inner, ClosedJaxpr):
                 yield from map(_bits, inner.consts)
                 yield from _constants_inside(inner.jaxpr)
@@ -78,7 +75,7 @@ def _constants_inside(jaxpr: Any) -> Iterator[bytes]:
 def _bits(x: Any) -> bytes:
     """A constant by its bits, which may be compared where there is NaN."""
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+    return (jax.random.key_data(x) if is_key else x).tobytes()
 
 
 @frozen
@@ -111,7 +108,7 @@ def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
 
 def has_functions(rules: Any) -> bool:
     """Whether hoisted rules hold a function of the user's."""
-    if isinstance(rules, Traced) or isinstance(getattr(rules, "fn", None), _OnBlock):
+    if isinstance(rules, Traced | _OnBlock):
         return True
     return is_dataclass(rules) and any(has_functions(getattr(rules, f.name)) for f in fields(rules))
 
@@ -140,13 +137,12 @@ def _(node: MaskFn, logit):
 def _(node: ScoreFn, logit):
     if isinstance(node.fn, _OnBlock):
         return node
-    params = () if node.params is None else node.params
 
     def one(params, x, b, n, q, k):
-        return ScoreFn(node.fn, None if node.params is None else params)(x, b, n, q, k)
+        return ScoreFn(node.fn, params)(x, b, n, q, k)
 
-    run = Run(node.fn, one, params, logit, *_index(logit))
-    return ScoreFn(_OnBlock(run), (params, run.consts), node.places)
+    run = Run(node.fn, one, node.params, logit, *_index(logit))
+    return ScoreFn(_OnBlock(run), (node.params, run.consts), node.places)
 
 
 class _OnBlock:

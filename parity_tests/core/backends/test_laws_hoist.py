@@ -244,6 +244,22 @@ def test_runs_are_told_apart_by_what_their_jitted_parts_close_over():
     assert constants(first) != looked_up
 
 
+def looked_up_in_a_branch(b, n, q, k):
+    table, make = held["table"]
+    branches = [jax.jit(lambda x: make(table)[x] > 0), lambda x: x > 1]
+    return jax.lax.switch(jnp.clip(n, 0, 1), branches, q)
+
+
+def test_runs_are_told_apart_by_what_branches_close_over():
+    def made(table):
+        held["table"] = jnp.asarray(table), jnp.asarray
+        fn = looked_up_in_a_branch
+        return Run(fn, MaskFn(fn), *[jnp.zeros((), jnp.int32)] * 4)
+
+    one, same, other = (made(x) for x in ([0.0, 1.0], [0.0, 1.0], [0.0, 2.0]))
+    assert one == same and one != other
+
+
 def test_what_a_jitted_part_takes_of_a_trace_is_handed_in():
     def run(table):
         made = constants(table)
