@@ -38,6 +38,12 @@ from flax_attn.rules import Rules
 B, N, T, S = 2, 3, 5, 7
 SIZES = Sizes((B,), N, T, S)
 KV, QL = np.asarray([4, 2]), np.asarray([5, 3])
+OFFSETS = np.asarray([2, -9])
+RUNS = [Rows(start, size) for size in (1, 2, T) for start in range(T - size + 1)]
+
+
+def numbers(found: tuple[Any, Any]) -> tuple[int, int]:
+    return int(found[0]), int(found[1])
 
 
 # Masks as bands.
@@ -158,6 +164,23 @@ def test_segments_of_a_plain_pair_are_not_counted():
     assert [int(x) for x in mask.key_range(0, 0, Rows(1, 2), SIZES)] == [0, 1]
 
 
+def test_our_own_masks_stay_within_the_keys():
+    """So that what is asked of one needs no cutting off; of a user's class it does."""
+    for mask in (
+        FULL,
+        *(Causal(offset) for offset in (0, 3, -3, 40, -40, OFFSETS)),
+        *(Window(2, 1, offset) for offset in (0, 4, -4, 40, -40, OFFSETS)),
+        *(Window(None, 1, -2), Window(1, None, 3)),
+        *(Chunked(size) for size in (1, 2, 3, 9)),
+        *(Prefix(length) for length in (-2, 0, 3, 99, KV * 5)),
+        *(Lengths(KV * 5 - 10), Lengths(KV * 3, q=QL)),
+    ):
+        mask = mask.bind(SIZES)
+        for rows in RUNS:
+            for get, own in ((outer, mask.key_range), (inner, mask.seen_range)):
+                assert numbers(own(1, 0, rows, SIZES)) == numbers(get(mask, 1, rows, SIZES)), mask
+
+
 # A user's classes, which say all that ours do.
 
 
@@ -239,11 +262,6 @@ PROGRAMS = {
     "twice": lambda x: x & x | x,
 }
 ENDS = [(0, 0), (2, 0), (0, 3), (1, 1), (9, 1), (1, 9)]
-RUNS = [Rows(start, size) for size in (1, 2, T) for start in range(T - size + 1)]
-
-
-def numbers(found: tuple[Any, Any]) -> tuple[int, int]:
-    return int(found[0]), int(found[1])
 
 
 def test_a_users_mask_has_the_ranges_that_ours_has():
