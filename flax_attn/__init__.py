@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .layers._common import split_heads as split_heads
     from .masks import CAUSAL as CAUSAL
     from .masks import FULL as FULL
+    from .masks import Band as Band
     from .masks import Causal as Causal
     from .masks import Chunked as Chunked
     from .masks import Dense as Dense
@@ -94,6 +95,7 @@ _HOMES = {
     "split_heads": ".layers._common",
     "CAUSAL": ".masks",
     "FULL": ".masks",
+    "Band": ".masks",
     "Causal": ".masks",
     "Chunked": ".masks",
     "Dense": ".masks",

@@ -11,8 +11,8 @@ alone gives lse for m and 1 for l. The rest is done around it, once for all kern
 
 import math
 from collections.abc import Callable
-from functools import partial, singledispatch
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from .. import taps
 from .._arrays import varying_alike
 from .._types import Sizes
-from ..masks import And, Causal, Full, Lengths, Mask, Prefix, Window
+from ..masks import Band, Mask
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .platform import mesh_of
@@ -91,78 +91,7 @@ def of_mesh(x: jax.Array) -> str | None:
     return "needs check_vma=False in the shard_map around it" if varies else None
 
 
-# What a mask is.
-
-
-class Band(NamedTuple):
-    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
-
-    `lo` and `hi` are numbers, `kv` and `rows` numbers or arrays of one a batch entry.
-    """
-
-    lo: int | None = None
-    hi: int | None = None
-    kv: Any = None
-    rows: Any = None
-
-
-@singledispatch
-def band_of(mask: Mask) -> Band | None:
-    """A bound mask as a band with lengths, or None if it is none."""
-    return None
-
-
-@band_of.register
-def _(mask: Full):
-    return Band()
-
-
-@band_of.register
-def _(mask: Causal):
-    return _shifted(None, 0, mask.offset)
-
-
-@band_of.register
-def _(mask: Window):
-    return _shifted(None if mask.left is None else -mask.left, mask.right, mask.offset)
-
-
-@band_of.register
-def _(mask: Lengths):
-    return Band(kv=mask.kv, rows=mask.q)
-
-
-@band_of.register
-def _(mask: Prefix):
-    return Band(kv=mask.length)
-
-
-@band_of.register
-def _(mask: And):
-    one, two = band_of(mask.a), band_of(mask.b)
-    if one is None or two is None:
-        return None
-    return Band(
-        lo=_both(max, one.lo, two.lo),
-        hi=_both(min, one.hi, two.hi),
-        kv=_both(jnp.minimum, one.kv, two.kv),
-        rows=_both(jnp.minimum, one.rows, two.rows),
-    )
-
-
-def _both(pick: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    return b if a is None else a if b is None else pick(a, b)
-
-
-def _shifted(lo: int | None, hi: int | None, offset: Any) -> Band | None:
-    if not isinstance(offset, int | np.integer):  # a traced one
-        return None
-    return Band(*(None if end is None else end + int(offset) for end in (lo, hi)))
-
-
-def parts_of(mask: Mask) -> list[Mask]:
-    """The masks that were put together by `&`."""
-    return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
+# Who is alive.
 
 
 def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
@@ -170,7 +99,7 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
 
     For a bound mask that asks neither for the head nor for an array of weights.
     """
-    band = band_of(mask)
+    band = mask.as_band()
     if band is None:
         return _alive_by_rows(mask, sizes)
     rows, keys = (

@@ -16,11 +16,12 @@ import numpy as np
 
 from .. import reference
 from .._types import Sizes
-from ..masks import FULL, Full, Mask, Segments
+from ..masks import FULL, Full, Mask
+from ..masks.algebra import parts_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import alive_in, band_of, blank, is_number, of_lse, of_mesh, parts_of, serve
+from .protocol import alive_in, blank, is_number, of_lse, of_mesh, serve
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
 NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
@@ -216,7 +217,7 @@ def _asked(mask: Mask, q: Any, k: Any) -> Any:
 
 def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
     """Which queries see a key, T, by a static mask."""
-    band = band_of(mask)
+    band = mask.as_band()
     if band is not None:
         return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
@@ -236,13 +237,12 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
         return ()
     q, k = (jnp.zeros((sizes.B, n), jnp.int32) for n in (sizes.T, sizes.S))
     for part in parts:
-        if isinstance(part, Segments):
-            q, k = part.q_ids, part.kv_ids
+        q, k = part.as_segments() or (q, k)
     nobodys = q.min() - 1
     for part in parts:
-        band = band_of(part)
-        if band is not None:
-            lengths = jnp.asarray(band.kv, jnp.int32)[:, None]
+        band = part.as_band()
+        if band is not None and band.kv is not None:
+            lengths = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] < lengths, k, nobodys)
     return q, k
 
@@ -282,9 +282,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 
 def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
     moving = [part for part in parts_of(mask) if not part.is_static]
-    segments = [part for part in moving if isinstance(part, Segments)]
-    lengths = [part for part in moving if band_of(part) is not None]
-    others = [part for part in moving if part not in segments and part not in lengths]
+    segments = [part for part in moving if part.as_segments() is not None]
+    others = [part for part in moving if part.as_segments() is None and not _is_lengths(part)]
     if others:
         names = ", ".join(type(part).__name__ for part in others)
         return f"takes static masks, Segments and Lengths; {names} is asked for"
@@ -293,6 +292,11 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
     if _seeing(_static(mask), sizes._replace(batch=())) is None:
         return "needs queries that see nothing to stand at the ends; this mask has some between"
     return None
+
+
+def _is_lengths(part: Mask) -> bool:
+    band = part.as_band()
+    return band is not None and band.lo is None and band.hi is None
 
 
 def _of_version() -> str | None:

@@ -9,20 +9,22 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from functools import cache, singledispatch
+from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import reference
 from .._types import Sizes
-from ..masks import And, Chunked, Mask
+from ..masks import Mask
+from ..masks.algebra import parts_of
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
-from .protocol import Stats, band_of, blank, is_number, of_mesh, parts_of, serve, with_dlse
+from .protocol import Stats, blank, is_number, of_mesh, serve, with_dlse
 
 HOME = "tokamax._src.ops.attention."
 OLDEST = (0, 0, 12)
@@ -62,7 +64,7 @@ class Tokamax(NamedTuple):
     blind: bool
     kernel: Any
 
-    def run(self, q, k, v, given):
+    def as_runs(self, q, k, v, given):
         with _lenient():
             o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
         return o, Stats(jnp.where(m < LEAST / 2, -jnp.inf, m) if self.blind else m, l)
@@ -112,38 +114,13 @@ class Tokamax(NamedTuple):
 # The run of keys of each query.
 
 
-@singledispatch
-def _run_of(mask: Mask, q: jax.Array) -> Ends:
-    """First key and end of the run that each query, 1 T, sees; None where nothing is cut off."""
-    band = band_of(mask)
-    assert band is not None, mask
-    first = None if band.lo is None else q + band.lo
-    end = None if band.hi is None else q + (band.hi + 1)
-    if band.kv is not None:
-        kv = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
-        end = kv if end is None else jnp.minimum(end, kv)
-    return first, end
-
-
-@_run_of.register
-def _(mask: Chunked, q):
-    first = q // mask.size * mask.size
-    return first, first + mask.size
-
-
-@_run_of.register
-def _(mask: And, q):
-    one, two = _run_of(mask.a, q), _run_of(mask.b, q)
-    pairs = zip((jnp.maximum, jnp.minimum), one, two, strict=True)
-    first, end = (b if a is None else a if b is None else pick(a, b) for pick, a, b in pairs)
-    return first, end
-
-
 def _ends(mask: Mask, sizes: Sizes) -> Ends:
     """The runs as Tokamax reads them, B|1 1 T; what no query sees is hidden around the kernel."""
+    run = mask.as_runs(jnp.arange(sizes.T, dtype=jnp.int32)[None])
+    assert run is not None, mask
     first, end = (
         None if x is None else jnp.broadcast_to(x, (x.shape[0], sizes.T))[:, None].clip(0, sizes.S)
-        for x in _run_of(mask, jnp.arange(sizes.T, dtype=jnp.int32)[None])
+        for x in run
     )
     return first, end
 
@@ -193,8 +170,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
     if _bias_and_cap(rules.score) is None:
         return "takes Additive, Softcap by a number, or Additive >> Softcap as a score"
-    parts = parts_of(rules.mask)
-    others = [type(x).__name__ for x in parts if not isinstance(x, Chunked) and band_of(x) is None]
+    some = np.zeros((1, 1), np.int32)
+    others = [type(part).__name__ for part in parts_of(rules.mask) if part.as_runs(some) is None]
     if others:
         return f"needs one run of keys for each query; {', '.join(others)} may give several"
     return None

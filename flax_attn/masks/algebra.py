@@ -1,29 +1,76 @@
-"""What every mask can do: the base of all masks, `&`, `|` and `~`, and boolean arrays as masks.
+"""What every mask can do: the base of all masks, `&`, `|` and `~`, `FULL`, and boolean arrays.
 
-The masks themselves are in `masks`, which brings these names too.
+The masks themselves are in `nodes`; the package brings the names of both.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, look_up, to_grid
+from .._arrays import check_boolean, clip, larger, look_up, pick, smaller, to_grid
 from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 
 Range = tuple[Any, Any]
 
 
+class Rows(tuple):
+    """Queries from `start`, which may be traced, as the pair of the first and one after the last.
+
+    Attributes:
+      size: how many they are, which is a number even if the pair is traced.
+    """
+
+    size: int
+
+    def __new__(cls, start: Any, size: int) -> "Rows":
+        rows = super().__new__(cls, (start, start + size))
+        rows.size = size
+        return rows
+
+
+class Band(NamedTuple):
+    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
+
+    What a mask's `as_band` answers if it is nothing else. Raises nothing.
+
+    Args:
+      lo, hi: numbers.
+      kv, rows: numbers, or arrays of one a batch entry.
+
+    Source: the lengths and windows that the kernels of cuDNN take.
+
+    >>> from flax_attn import CAUSAL, Window
+    >>> (CAUSAL & Window(3, 3)).as_band()
+    Band(lo=-3, hi=0, kv=None, rows=None)
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+    kv: Any = None
+    rows: Any = None
+
+    def meet(self, other: "Band") -> "Band":
+        """What both bands show."""
+        choices = (max, min, jnp.minimum, jnp.minimum)
+        return Band(*map(_both, choices, self, other))
+
+
+def _both(choose: Any, a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else choose(a, b)
+
+
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
 
     A subclass of your own is decorated with `flax_attn.frozen`, which makes it a dataclass, a
-    pytree of its arrays, and equal by value. Every backend then takes it. Two answers make it
-    faster: `is_static = True` if it asks neither for b nor for n and holds no array, and a
-    `key_range`, by which blocks of keys that nobody sees are skipped. `&`, `|` and `~` combine
-    masks, and masks with boolean arrays.
+    pytree of its arrays, and equal by value. Every backend in plain JAX then takes it. Say
+    `is_static = True` if it asks neither for b nor for n and holds no array. With `key_range` and
+    `seen_range` blocks of keys that nobody sees are skipped, and blocks that all queries see are
+    not masked. The kernels of other libraries take what has an `as_band`, `as_runs` or
+    `as_segments`. `&`, `|` and `~` combine masks, and masks with boolean arrays.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not say what it hides.
@@ -80,8 +127,46 @@ class Mask:
         return jnp.asarray(self(*sizes.iotas()))
 
     def key_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
-        """`lo, hi`: no query of `range(*q)` may look at a key outside it. Conservative."""
+        """`lo, hi`: no query of `range(*q)` may look at a key outside, whichever its head.
+
+        A bound mask is asked once for all heads, with n = 0, and what lies beyond the keys is cut
+        off. Backends ask for `Rows`: a pair that may be traced, whose `size` is a number.
+        """
         return 0, sizes.S
+
+    def seen_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
+        """`lo, hi`: every query of `range(*q)` may look at every key inside, whichever its head.
+
+        Asked as `key_range` is, and empty if `lo >= hi`.
+        """
+        return 0, 0
+
+    def as_band(self) -> Band | None:
+        """The bound mask as a band with lengths, or None if it is none."""
+        return None
+
+    def as_runs(self, q: Any) -> tuple[Any, Any] | None:
+        """First key and end of the one run that each query sees, if it sees any; of a bound mask.
+
+        The queries are `1 T`, the ends `B|1 T`, or None where nothing is cut off. None in place of
+        both says that a query may see several runs.
+        """
+        band = self.as_band()
+        if band is None:
+            return None
+        first = None if band.lo is None else q + band.lo
+        end = None if band.hi is None else q + (band.hi + 1)
+        if band.kv is not None:
+            kv = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
+            end = kv if end is None else jnp.minimum(end, kv)
+        return first, end
+
+    def as_segments(self) -> tuple[Any, Any] | None:
+        """Ids of queries, `B T`, and of keys, `B S`, that look if they are equal; None if not so.
+
+        Of a bound mask.
+        """
+        return None
 
     def static(self, sizes: Sizes) -> np.ndarray | None:
         """The mask as a T S numpy array, if it is static."""
@@ -102,6 +187,28 @@ class Mask:
 
     def __invert__(self) -> "Mask":
         return Not(self)
+
+
+@frozen
+class Full(Mask):
+    """Every query may look at every key; `FULL` is one. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> bool(Full()(0, 0, 1, 4))
+    True
+    """
+
+    AXES: ClassVar = {}
+
+    def __call__(self, b, n, q, k):
+        return np.True_
+
+    def seen_range(self, b, n, q, sizes):
+        return 0, sizes.S
+
+    def as_band(self):
+        return Band()
 
 
 @frozen
@@ -161,6 +268,24 @@ class Placed(Mask):
     def key_range(self, b, n, q, sizes):
         return self.mask.key_range(*in_whole(self.places, b, n), q, sizes)
 
+    def seen_range(self, b, n, q, sizes):
+        return self.mask.seen_range(*in_whole(self.places, b, n), q, sizes)
+
+    def as_band(self):
+        return self._of_entries(self.mask.as_band())
+
+    def as_runs(self, q):
+        return self._of_entries(self.mask.as_runs(q))
+
+    def as_segments(self):
+        return self._of_entries(self.mask.as_segments())
+
+    def _of_entries(self, found):
+        def here(x):
+            return x if jnp.ndim(x) == 0 or len(x) == 1 else jnp.asarray(x)[self.places.b]
+
+        return jax.tree.map(here, found)
+
 
 @frozen
 class And(Mask):
@@ -182,6 +307,24 @@ class And(Mask):
 
     def grid(self, sizes):
         return self.a.grid(sizes) & self.b.grid(sizes)
+
+    def key_range(self, b, n, q, sizes):
+        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
+        return larger(one[0], two[0]), smaller(one[1], two[1])
+
+    def seen_range(self, b, n, q, sizes):
+        one, two = self.a.seen_range(b, n, q, sizes), self.b.seen_range(b, n, q, sizes)
+        return larger(one[0], two[0]), smaller(one[1], two[1])
+
+    def as_band(self):
+        one, two = self.a.as_band(), self.b.as_band()
+        return None if one is None or two is None else one.meet(two)
+
+    def as_runs(self, q):
+        one, two = self.a.as_runs(q), self.b.as_runs(q)
+        if one is None or two is None:
+            return None
+        return tuple(map(_both, (jnp.maximum, jnp.minimum), one, two))
 
 
 @frozen
@@ -205,6 +348,16 @@ class Or(Mask):
     def grid(self, sizes):
         return self.a.grid(sizes) | self.b.grid(sizes)
 
+    def key_range(self, b, n, q, sizes):
+        one, two = (within(x.key_range(b, n, q, sizes), sizes) for x in (self.a, self.b))
+        none, other = one[0] >= one[1], two[0] >= two[1]  # an empty range may lie anywhere
+        lo = pick(none, two[0], pick(other, one[0], smaller(one[0], two[0])))
+        return lo, pick(none, two[1], pick(other, one[1], larger(one[1], two[1])))
+
+    def seen_range(self, b, n, q, sizes):
+        one, two = (within(x.seen_range(b, n, q, sizes), sizes) for x in (self.a, self.b))
+        return _longer(one, two)
+
 
 @frozen
 class Not(Mask):
@@ -226,10 +379,40 @@ class Not(Mask):
     def grid(self, sizes):
         return ~self.a.grid(sizes)
 
+    def key_range(self, b, n, q, sizes):
+        """What is hidden at one end is cut off; a hole in the middle is not."""
+        lo, hi = self.a.seen_range(b, n, q, sizes)
+        some, S = lo < hi, sizes.S
+        return pick(some & (lo <= 0), hi, 0), pick(some & (hi >= S), lo, S)
+
+    def seen_range(self, b, n, q, sizes):
+        """What lies before all that the other may show, or behind it, whichever is more."""
+        lo, hi = within(self.a.key_range(b, n, q, sizes), sizes)
+        lo, hi = pick(lo < hi, lo, sizes.S), pick(lo < hi, hi, sizes.S)
+        return _longer((0, lo), (hi, sizes.S))
+
+
+def within(found: Range, sizes: Sizes) -> Range:
+    """A range without what lies beyond the keys, where a class of a user's may end it."""
+    return clip(found[0], sizes.S), clip(found[1], sizes.S)
+
+
+def _longer(one: Range, two: Range) -> Range:
+    first = one[1] - one[0] >= two[1] - two[0]
+    return pick(first, one[0], two[0]), pick(first, one[1], two[1])
+
+
+FULL = Full()
+
 
 def as_mask(mask: Any) -> Mask:
     """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
     return mask if isinstance(mask, Mask) else Dense(mask)
+
+
+def parts_of(mask: Mask) -> list[Mask]:
+    """The masks that were put together by `&`."""
+    return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
 
 
 def check_array(name: str, given: Any) -> None:

@@ -1,10 +1,12 @@
 """Masks: what may look at what. Data, combined with `&`, `|` and `~`; True means "may look".
 
 A mask is a frozen pytree that hashes by value. It answers for index arrays (`mask(b, n, q, k)`),
-for a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`), so
-that a backend may skip what nobody sees. With T != S the diagonal is stated: `offset=0` is
-upper-left, as torch and jax have it; `offset="end"` lets the last query see the last key, as
-flash-attention does.
+for a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`,
+`mask.seen_range(...)`), so that a backend may skip what nobody sees. A node stands here with all
+that it answers, so that a new one changes no other file.
+
+With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax have it;
+`offset="end"` lets the last query see the last key, as flash-attention does.
 
     >>> from flax_attn._types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
@@ -36,33 +38,13 @@ from .._arrays import (
     numbers_in_lists,
     of_entry,
     per_entry,
+    pick,
 )
-from .._types import frozen
+from .._types import Sizes, frozen
 from ..places import Places, in_whole
-from .algebra import And as And
-from .algebra import Dense as Dense
-from .algebra import Mask as Mask
-from .algebra import Not as Not
-from .algebra import Or as Or
-from .algebra import as_mask as as_mask
+from .algebra import Band, Mask, Rows
 
 Offset = int | Literal["end"] | Any
-
-
-@frozen
-class Full(Mask):
-    """Every query may look at every key; `FULL` is one. Raises nothing.
-
-    Source: Vaswani et al., "Attention Is All You Need", 2017.
-
-    >>> bool(Full()(0, 0, 1, 4))
-    True
-    """
-
-    AXES: ClassVar = {}
-
-    def __call__(self, b, n, q, k):
-        return np.True_
 
 
 @frozen
@@ -104,6 +86,12 @@ class Causal(Mask):
 
     def key_range(self, b, n, q, sizes):
         return 0, clip(q[1] + of_entry(self.offset, b), sizes.S)
+
+    def seen_range(self, b, n, q, sizes):
+        return 0, clip(q[0] + of_entry(self.offset, b) + 1, sizes.S)
+
+    def as_band(self):
+        return _shifted(None, 0, self.offset)
 
 
 @frozen
@@ -168,6 +156,20 @@ class Window(Mask):
         hi = sizes.S if self.right is None else clip(q[1] + offset + self.right, sizes.S)
         return lo, hi
 
+    def seen_range(self, b, n, q, sizes):
+        first, last = (at + of_entry(self.offset, b) for at in (q[0], q[1] - 1))
+        lo = 0 if self.left is None else clip(last - self.left, sizes.S)
+        return lo, sizes.S if self.right is None else clip(first + self.right + 1, sizes.S)
+
+    def as_band(self):
+        return _shifted(None if self.left is None else -self.left, self.right, self.offset)
+
+
+def _shifted(lo: int | None, hi: int | None, offset: Any) -> Band | None:
+    if not isinstance(offset, int | np.integer):  # a traced one
+        return None
+    return Band(*(None if end is None else end + int(offset) for end in (lo, hi)))
+
 
 @frozen
 class Chunked(Mask):
@@ -201,6 +203,15 @@ class Chunked(Mask):
     def key_range(self, b, n, q, sizes):
         lo, hi = q[0] // self.size * self.size, ((q[1] - 1) // self.size + 1) * self.size
         return clip(lo, sizes.S), clip(hi, sizes.S)
+
+    def seen_range(self, b, n, q, sizes):
+        one, two = q[0] // self.size, (q[1] - 1) // self.size
+        lo, hi = two * self.size, (one + 1) * self.size  # empty unless they are one chunk
+        return clip(lo, sizes.S), clip(hi, sizes.S)
+
+    def as_runs(self, q):
+        first = q // self.size * self.size
+        return first, first + self.size
 
 
 @frozen
@@ -241,6 +252,11 @@ class Prefix(Mask):
 
     def key_range(self, b, n, q, sizes):
         return 0, clip(of_entry(self.length, b), sizes.S)
+
+    seen_range = key_range
+
+    def as_band(self):
+        return Band(kv=self.length)
 
 
 @frozen
@@ -289,7 +305,15 @@ class Lengths(Mask):
         return seen if self.q is None else seen & (q < by_entry(self.q))
 
     def key_range(self, b, n, q, sizes):
-        return 0, clip(of_entry(self.kv, b), sizes.S)
+        hi = clip(of_entry(self.kv, b), sizes.S)
+        return 0, hi if self.q is None else jnp.where(q[0] < of_entry(self.q, b), hi, 0)
+
+    def seen_range(self, b, n, q, sizes):
+        hi = clip(of_entry(self.kv, b), sizes.S)
+        return 0, hi if self.q is None else jnp.where(q[1] <= of_entry(self.q, b), hi, 0)
+
+    def as_band(self):
+        return Band(kv=self.kv, rows=self.q)
 
 
 @frozen
@@ -340,11 +364,38 @@ class Segments(Mask):
         return Segments(q_ids=ids[0], kv_ids=ids[-1])
 
     def __call__(self, b, n, q, k):
-        q_ids, kv_ids = (self.q_ids, self.kv_ids) if self.ids is None else (self.ids, self.ids)
+        q_ids, kv_ids = self.as_segments()
         return jnp.asarray(q_ids)[b, q] == jnp.asarray(kv_ids)[b, k]
 
     def grid(self, sizes):
         return self.q_ids[:, None, :, None] == self.kv_ids[:, None, None, :]
+
+    def as_segments(self):
+        return (self.q_ids, self.kv_ids) if self.ids is None else (self.ids, self.ids)
+
+    def key_range(self, b, n, q, sizes):
+        """From the first to the last key whose segment lies among those of the queries."""
+        if not isinstance(q, Rows):  # how many they are is not known
+            return 0, sizes.S
+        lo, hi, _ = self._keys_of(b, q, sizes)
+        return lo, hi
+
+    def seen_range(self, b, n, q, sizes):
+        """The keys of the segment, if the queries are of one and its keys stand together."""
+        if not isinstance(q, Rows):
+            return 0, 0
+        lo, hi, whole = self._keys_of(b, q, sizes)
+        return pick(whole, lo, 0), pick(whole, hi, 0)
+
+    def _keys_of(self, b: Any, q: Rows, sizes: Sizes) -> tuple[Any, Any, Any]:
+        """The run that holds all keys of the queries' segments, and whether it is of one."""
+        mine = jax.lax.dynamic_slice_in_dim(self.q_ids[b], q[0], q.size)
+        keys, least, most = self.kv_ids[b], mine.min(), mine.max()
+        found = (keys >= least) & (keys <= most)
+        some = found.any()
+        lo = jnp.where(some, jnp.argmax(found), sizes.S).astype(jnp.int32)
+        hi = jnp.where(some, sizes.S - jnp.argmax(found[::-1]), 0).astype(jnp.int32)
+        return lo, hi, (least == most) & (found.sum(dtype=jnp.int32) == hi - lo)
 
 
 @frozen
@@ -386,4 +437,4 @@ class MaskFn(Mask):
         return seen
 
 
-FULL, CAUSAL = Full(), Causal()
+CAUSAL = Causal()

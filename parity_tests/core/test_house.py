@@ -19,6 +19,8 @@ import pytest
 
 import flax_attn
 import flax_attn.layers
+from flax_attn import masks
+from flax_attn.masks import Mask
 from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed, listed
 from parity_tests import real
@@ -311,6 +313,44 @@ def test_imports_run_one_way(path):
         if part[0] == of == "backends" and part[-1] != "__init__":
             known = ([], ["protocol"], ["platform"], ["hoist"], ["sinks"], [part[1]])
             assert name.split(".")[2:3] in known, f"imports {name}: another backend."
+
+
+# Where a file outside `masks` asks for a mask by its class, and why it may.
+KNOW_MASKS = {
+    "backends/blockwise/block.py": ({"And", "Dense", "Not", "Or"}, "An array is cut by slices."),
+    "backends/hoist.py": ({"MaskFn"}, "A user's function is traced, with all that it closes over."),
+    "backends/splash.py": ({"Full"}, "Splash attention has a mask of its own for it."),
+    "reference.py": ({"Full"}, "Where nothing is hidden the plain formula has no mask."),
+}
+
+
+def asked_for(path: Path) -> Iterator[str]:
+    """The classes for which a file registers a function, asks `isinstance`, or matches a case."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef):
+            kinds = [d for d in node.decorator_list if "register" in ast.unparse(d)]
+            first = [arg.annotation for arg in node.args.args[:1] if arg.annotation is not None]
+            named = [*kinds, *first] if kinds else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            named = node.args[1:]
+        elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node.left):
+            named = node.comparators
+        else:
+            named = [node.cls] if isinstance(node, ast.MatchClass) else []
+        for part in named:
+            yield from (x.id for x in ast.walk(part) if isinstance(x, ast.Name))
+
+
+def test_no_file_knows_masks_one_by_one():
+    """What a mask is asked stands in its class, so that a new one is one class in one file."""
+    known = {n for n, x in vars(masks).items() if isinstance(x, type) and issubclass(x, Mask)}
+    found = {}
+    for path in own("flax_attn"):
+        name = path.relative_to(ROOT / "flax_attn").as_posix()
+        kinds = {*asked_for(path)} & (known - {"Mask"})
+        if kinds and not name.startswith("masks/"):
+            found[name] = kinds
+    assert found == {name: kinds for name, (kinds, _) in KNOW_MASKS.items()}
 
 
 @pytest.mark.parametrize("path", own("torch_ref"), ids=lambda p: p.name)

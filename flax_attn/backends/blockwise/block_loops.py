@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ..._arrays import larger, smaller
-from ...masks import Mask
+from ...masks import Mask, Rows
 from .block import Block
 from .plan import Plan
-from .ranges import Rows, inner, outer, static_inner, static_outer
+from .ranges import inner, outer, static_inner, static_outer
 
 ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import jax
 
 from ..._types import Sizes
+from ...masks import Rows
 from ...rules import Rules
-from .ranges import Rows, all_seen, static_inner, static_outer
+from .ranges import all_seen, static_inner, static_outer
 
 
 class Plan(NamedTuple):

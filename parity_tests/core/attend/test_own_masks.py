@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import flax_attn
 from flax_attn import CAUSAL, IDENTITY, Causal, Mask, Score, Window, attend, explain, frozen
 from flax_attn.parity import judge
 
@@ -41,6 +42,28 @@ class Near(Mask):
 
 
 @frozen
+class Band(Mask):
+    """A window that says all that a mask may: it is skipped and left unmasked as ours is."""
+
+    back: int
+    ahead: int
+
+    is_static = True
+
+    def __call__(self, b, n, q, k):
+        return (k - q >= -self.back) & (k - q <= self.ahead)
+
+    def key_range(self, b, n, q, sizes):
+        return q[0] - self.back, q[1] + self.ahead
+
+    def seen_range(self, b, n, q, sizes):
+        return q[1] - 1 - self.back, q[0] + self.ahead + 1
+
+    def as_band(self):
+        return flax_attn.Band(-self.back, self.ahead)
+
+
+@frozen
 class Reach(Mask):
     """As many keys back as an array says of the batch entry and the head."""
 
@@ -65,6 +88,8 @@ MASKS = {
     "stripes": Stripes(3),
     "not stripes": ~Stripes(3) & CAUSAL,
     "near": Near(30),
+    "band": Band(40, 3),
+    "not band": ~Band(140, 3) | Band(0, 0),
     "reach": Reach(np.arange(B * N).reshape(B, N) * 11 % 150),
     "both": Reach(np.arange(B * N).reshape(B, N) * 11 % 150) | Near(2),
 }
@@ -101,6 +126,20 @@ def test_blocks_give_what_the_plain_formula_gives(name):
     got, want = (program(MASKS[name], score, x)(score, q, k, v, do) for x in BOTH)
     assert same(got, want)
     assert np.isfinite(np.asarray(want[0])).all() and np.abs(np.asarray(want[0])).max() > 0.1
+
+
+def test_blocks_of_a_band_give_what_those_of_a_window_give():
+    """Bit by bit, at a length of written-out blocks and at one of loops, which leave out much."""
+    for T, back, wrap in (
+        (150, 40, lambda x: x),
+        (150, 40, lambda x: ~x | Window(3, 0)),
+        (1100, 600, lambda x: x),
+    ):
+        got, want = (
+            attend(*arrays(T)[:3], mask=wrap(kind(back, 3)), backend="blockwise")
+            for kind in (Band, Window)
+        )
+        assert judge.exact(got, want).ok
 
 
 @pytest.mark.turns(4)

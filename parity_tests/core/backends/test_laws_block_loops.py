@@ -23,8 +23,19 @@ from flax_attn.backends.blockwise.block_loops import (
     over_queries,
 )
 from flax_attn.backends.blockwise.plan import Plan, plan_of
-from flax_attn.backends.blockwise.ranges import Rows, inner, outer, static_inner, static_outer
-from flax_attn.masks import CAUSAL, FULL, Causal, Chunked, Dense, Lengths, Mask, Segments, Window
+from flax_attn.backends.blockwise.ranges import inner, outer, static_inner, static_outer
+from flax_attn.masks import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dense,
+    Lengths,
+    Mask,
+    Rows,
+    Segments,
+    Window,
+)
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks, normal

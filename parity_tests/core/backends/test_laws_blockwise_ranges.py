@@ -10,7 +10,6 @@ import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.ranges import (
-    Rows,
     all_seen,
     inner,
     outer,
@@ -26,6 +25,7 @@ from flax_attn.masks import (
     Mask,
     MaskFn,
     Prefix,
+    Rows,
     Segments,
     Window,
 )
@@ -103,7 +103,7 @@ def test_simple_masks_have_the_narrowest_and_the_widest_range_there_is():
         for name, mask in SIMPLE.items():
             seen, mask = table(mask, sizes)[0, 0], mask.bind(sizes)
             for rows in runs(T):
-                part = seen[slice(*rows.ends)]
+                part = seen[slice(*rows)]
                 found = outer(mask, 0, rows, sizes), inner(mask, 0, rows, sizes)
                 assert all(type(n) is int and 0 <= n <= S for pair in found for n in pair)
                 assert is_range(found[0], hull(part.any(0)), S), (name, rows)
@@ -128,7 +128,7 @@ def test_pairs_of_simple_masks():
     for one, a in masks.items():
         for two, b in masks.items():
             for rows in (Rows(1, 1), Rows(2, 2)):
-                x, y = (seen[name][slice(*rows.ends)] for name in (one, two))
+                x, y = (seen[name][slice(*rows)] for name in (one, two))
                 both, either = a & b, a | b
                 if rows.size == 1:
                     met = outer(both, 0, rows, sizes)
@@ -160,7 +160,7 @@ def test_entries_have_offsets_and_lengths_of_their_own():
         assert not mask.is_static
         for rows in runs(T):
             for b in range(4):
-                part = seen[b, slice(*rows.ends)]
+                part = seen[b, slice(*rows)]
                 for get, want in ((outer, hull(part.any(0))), (inner, longest(part.all(0)))):
                     found = tuple(map(int, get(mask, b, rows, sizes)))
                     assert is_range(found, want, S), (mask, rows, b)
@@ -177,7 +177,7 @@ def test_documents_are_found_whole():
     mask = Segments(q_ids=q_ids, kv_ids=kv_ids).bind(sizes)
     for rows in runs(T):
         for b in range(4):
-            mine = q_ids[b, slice(*rows.ends)]
+            mine = q_ids[b, slice(*rows)]
             among = (kv_ids[b] >= mine.min()) & (kv_ids[b] <= mine.max())
             found = tuple(map(int, outer(mask, b, rows, sizes)))
             assert found == (hull(among) or (S, 0))
@@ -192,7 +192,7 @@ def test_what_is_hidden_outside_and_shown_inside_any_program():
     for mask, seen, sizes in drawn_masks(60, *SHAPES):
         for rows in runs(sizes.T)[:: 1 if mask.is_static else 3]:
             for b in range(1 if mask.is_static else sizes.B):
-                part = seen[b, :, slice(*rows.ends)]
+                part = seen[b, :, slice(*rows)]
                 lo, hi = (int(n) for n in outer(mask, b, rows, sizes))
                 some = part.any((0, 1))
                 assert not some[: max(lo, 0)].any() and not some[max(hi, 0) :].any()
@@ -238,7 +238,7 @@ def test_what_is_not_known_is_wide():
     assert static_outer(window | FULL, rows, sizes) == (0, 7)
     assert static_outer(~window, Rows(0, 1), sizes) == (1, 7)
     assert static_inner(~window, Rows(2, 1), sizes) == (3, 7)
-    assert Rows(3, 2).ends == (3, 5)
+    assert Rows(3, 2) == (3, 5)
 
 
 def asked(kind, found):

@@ -1,4 +1,4 @@
-"""The laws of what kernels share: small requests, what a mask is, who is alive.
+"""The laws of what kernels share: small requests and who is alive.
 
 Without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol.
 """
@@ -15,28 +15,24 @@ from flax_attn import taps
 from flax_attn._types import Sizes
 from flax_attn.backends import protocol
 from flax_attn.backends.protocol import (
-    Band,
     alive,
     alive_in,
-    band_of,
     is_number,
     long_cache,
     of_mesh,
-    parts_of,
     passed_over,
     with_known_lengths,
 )
 from flax_attn.masks import (
     CAUSAL,
     FULL,
+    Band,
     Causal,
     Dense,
     Lengths,
     Mask,
     MaskFn,
-    Prefix,
     Segments,
-    Window,
 )
 from flax_attn.rules import Rules
 
@@ -139,51 +135,6 @@ def test_pallas_kernels_need_axes_that_are_not_auto():
         )
         jax.eval_shape(ask, x)
     assert heard == ["needs check_vma=False in the shard_map around it", None]
-
-
-# Masks as bands.
-
-
-def test_masks_that_are_bands():
-    three, four, rows = np.asarray([3, 1]), np.asarray([4, 2]), np.asarray([2, 1])
-    for mask, want in (
-        (FULL, Band()),
-        (CAUSAL, Band(None, 0)),
-        (Causal(3), Band(None, 3)),
-        (Causal(np.int64(-2)), Band(None, -2)),
-        (Window(2, 1), Band(-2, 1)),
-        (Window(2, None), Band(-2, None)),
-        (Window(None, 1), Band(None, 1)),
-        (Window(2, 1, 5), Band(3, 6)),
-        (Window(0, 0, np.int32(-1)), Band(-1, -1)),
-        (Lengths(three), Band(kv=three)),
-        (Lengths(three, q=rows), Band(kv=three, rows=rows)),
-        (Prefix(three), Band(kv=three)),
-        (CAUSAL & Window(2, 5), Band(-2, 0)),
-        (Window(2, 5) & Window(3, 4), Band(-2, 4)),
-        (Window(3, 4) & Window(2, 5), Band(-2, 4)),
-        (Lengths(three) & CAUSAL & Lengths(four), Band(None, 0, np.asarray([3, 1]))),
-        (Lengths(four, q=rows) & Lengths(three), Band(None, None, np.asarray([3, 1]), rows)),
-        (Lengths(three, q=three) & Lengths(four, q=rows), Band(None, None, three, rows)),
-        (FULL & FULL, Band()),
-    ):
-        found = band_of(mask)
-        assert isinstance(found, Band)
-        assert (found.lo, found.hi) == (want.lo, want.hi), mask
-        assert all(end is None or type(end) is int for end in (found.lo, found.hi))
-        for a, b in zip(found[2:], want[2:], strict=True):
-            assert (a is None) == (b is None) and (a is None or np.array_equal(a, b)), mask
-    none = Causal(jnp.asarray(1)), ~CAUSAL, CAUSAL | FULL, Dense(np.ones((T, S), bool))
-    for mask in (*none, none[0] & CAUSAL, CAUSAL & none[1], Window(1, 1, np.asarray([1, 2]))):
-        assert band_of(mask) is None
-
-
-def test_parts_of_an_and():
-    a, b, c = CAUSAL, Window(1, 1), Lengths(np.asarray([1, 2]))
-    assert parts_of(a) == [a] and parts_of(a & b) == [a, b]
-    assert parts_of((a & b) & c) == [a, b, c] == parts_of(a & (b & c))
-    (one,) = parts_of(a | b)
-    assert one == (a | b)
 
 
 # Who is alive.

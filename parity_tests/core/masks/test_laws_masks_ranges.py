@@ -43,7 +43,7 @@ def test_key_ranges_of_the_other_masks():
     found = leaves(T, S)
     for name in ("segments", "dense", "fn"):
         assert found[name][0].bind(sizes).key_range(1, 2, (1, 3), sizes) == (0, 7)
-    assert (~masks.Causal()).bind(sizes).key_range(0, 0, (1, 3), sizes) == (0, 7)
+    assert (~masks.Causal()).bind(sizes).key_range(0, 0, (1, 3), sizes) == (2, 7)
     for b in range(B):
         for mask in (masks.Lengths(KV), masks.Lengths(KV, q=QL), masks.Prefix(KV)):
             assert mask.bind(sizes).key_range(b, 0, (1, 3), sizes) == (0, KV[b])

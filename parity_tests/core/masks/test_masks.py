@@ -21,8 +21,8 @@ from flax_attn import (
     attend,
 )
 from flax_attn._types import Sizes
-from flax_attn.backends.blockwise.ranges import Rows, outer
-from flax_attn.masks import as_mask
+from flax_attn.backends.blockwise.ranges import outer
+from flax_attn.masks import Rows, as_mask
 
 B, N = 2, 3
 SHAPES = [(4, 7), (6, 6), (7, 4)]

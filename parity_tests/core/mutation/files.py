@@ -4,7 +4,11 @@ from collections.abc import Iterable
 
 # Modules of parity_tests.core whose functions `test_...` take no arguments and no torch.
 ENTRIES = "masks.test_laws_entries"
-MASKS = ("masks.test_laws_masks", "masks.test_laws_masks_ranges", ENTRIES)
+RANGES = "backends.test_laws_blockwise_ranges"
+MASKS = (
+    *(f"masks.test_laws_masks{part}" for part in ("", "_ranges", "_answers")),
+    *(ENTRIES, RANGES),
+)
 JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
 PLAIN = tuple(f"attend.test_laws_{part}" for part in ("reference", "hidden", "hidden_gradients"))
 LOOPS = ("backends.test_laws_block_loops",)
@@ -19,7 +23,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "parity/judge": JUDGE,
     "parity/groups": ("parity.test_laws_judge_groups",),
     "backends/blockwise/__init__": ("backends.test_laws_blockwise",),
-    "backends/blockwise/ranges": ("backends.test_laws_blockwise_ranges",),
+    "backends/blockwise/ranges": (RANGES,),
     "backends/blockwise/block": ("backends.test_laws_blockwise_block",),
     "backends/blockwise/plan": LOOPS,
     "backends/blockwise/block_loops": LOOPS,
