@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from .weights import Layout, combined, einsum, separate, wrapper
+from ..weights.plan import Plan
+from .weights import NOTEBOOK, combined, einsum, separate, wrapper
 from .workload import BOTH, Workload
 
 REF = "torch_ref"  # where the whiteboard implementations are
@@ -101,19 +102,19 @@ def _device() -> str:
     return "cuda" if import_module("torch").cuda.is_available() else "cpu"
 
 
-def _of_three(w: Workload) -> Layout:
-    return separate(("W_query", "W_key", "W_value", "out_proj"), "weight", True)
+def _of_three(w: Workload) -> Plan:
+    return separate(NOTEBOOK, "weight", True)
 
 
-def _of_qkv(w: Workload) -> Layout:
+def _of_qkv(w: Workload) -> Plan:
     return combined("qkv.weight", "qkv.bias", "out_proj", "weight", True)
 
 
-def _of_fused(w: Workload) -> Layout:
+def _of_fused(w: Workload) -> Plan:
     return combined("qkv.weight", "qkv.bias", "proj", "weight", True)
 
 
-def _of_packed(w: Workload) -> Layout:
+def _of_packed(w: Workload) -> Plan:
     names = ("attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj")
     return combined(*names, "weight", True)
 
@@ -155,9 +156,3 @@ def with_weights(module: Any, weights: Mapping[str, Any], like: Any) -> Any:
         for path, parameter in named.items():
             parameter.copy_(torch.from_numpy(weights[path].copy()))
     return module
-
-
-def weights_of(module: Any, layout: Layout) -> list[Any]:
-    """The parameters, in the order of the layout's paths."""
-    named = dict(module.named_parameters())
-    return [named[path] for piece in layout for path in piece.paths]
