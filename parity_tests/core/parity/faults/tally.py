@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from flax_attn._markdown import table
+
 
 class Answer(Protocol):
     """One fault, at full size or at low amplitude, and what was said of it."""
@@ -43,9 +45,8 @@ def text(
 def markdown(found: Sequence[Answer], groups: Sequence[str], questions: Sequence[str]) -> str:
     """The table for a page: groups across, both amplitudes together."""
     every = (*groups, "all")
-    rows = [["", *every], ["---"] * (len(every) + 1)]
-    rows += [[q, *(_cell(_of(found, group), q) for group in every)] for q in questions]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [[q, *(_cell(_of(found, group), q) for group in every)] for q in questions]
+    return table(["", *every], rows).rstrip("\n")
 
 
 def missed(
