@@ -148,7 +148,7 @@ def visible(
     return seen.reshape(*sizes.batch, sizes.T, sizes.S)
 
 
-def zero_unseen(
+def zero_unseen_states(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
     """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""

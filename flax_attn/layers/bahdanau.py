@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linears, visible, zero_unseen
+from ._common import pool, torch_linears, visible, zero_unseen_states
 
 
 class BahdanauAttention(nnx.Module):
@@ -74,7 +74,7 @@ class BahdanauAttention(nnx.Module):
         h = check_input("h", h, self.W1.in_features)
         s = check_input("s", s, self.W2.in_features)
         seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen(h, s, seen)
+        h, s = zero_unseen_states(h, s, seen)
         sums = self.W1(h)[..., None, :, :] + self.W2(s)[..., :, None, :]  # *B T S units
         logits = self.v(jnp.tanh(sums))[..., 0]  # *B T S
         return pool(logits, h, seen)

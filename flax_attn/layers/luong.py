@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linears, visible, zero_unseen
+from ._common import pool, torch_linears, visible, zero_unseen_states
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -109,7 +109,7 @@ class LuongAttention(nnx.Module):
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
         seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen(h, s, seen)
+        h, s = zero_unseen_states(h, s, seen)
         return pool(SCORES[self.score](self, h, s), h, seen)
 
 

@@ -59,7 +59,9 @@ def test_the_certificate_fits_a_page_of_838_pixels():
     """Where a cell breaks at each space: 93 letters of 7.8 pixels, and the edges of four cells."""
     table = re.search(r"<!-- short certificate -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
     columns = zip(*cells(table), strict=True)
-    widest = [max((word for cell in column for word in cell.split()), key=len) for column in columns]
+    widest = [
+        max((word for cell in column for word in cell.split()), key=len) for column in columns
+    ]
     assert sum(map(len, widest)) <= 93, f"README's table is too wide by its words {widest}."
 
 
