@@ -37,6 +37,6 @@ def fill(page: str, marks: re.Pattern[str], text: str) -> str:
     """
     found = marks.search(page)
     if found is None:
-        place = marks.pattern.replace("\n(?P<table>.*?)", " ... ")
+        place = marks.pattern.replace(r"\n(?P<table>.*?)", " ... ")
         raise ValueError(f"The page has no place for it: {place}.")
     return page[: found.start("table")] + text + page[found.end("table") :]
