@@ -21,12 +21,14 @@ from ..weights.plan import Plan
 from . import torch_layers
 from .contender import OURS, Contender, always, lookup
 from .program import JaxProgram, Program, TorchProgram
+from .torch_layers import config
 from .weights import NOTEBOOK, by_heads, combined, einsum, paths, separate, wrapper
 from .workload import Workload
 
 NEW = ("q_proj", "k_proj", "v_proj", "out_proj")
 EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
 Run = Callable[[Any, Any], Any]
+Make = Callable[[Workload], tuple[Run, Plan]]
 
 
 def book() -> list[Contender]:
@@ -34,7 +36,7 @@ def book() -> list[Contender]:
     return [*map(_flax, OWN), *_other_jax(), *_torch()]
 
 
-def _program(make: Callable[[Workload], tuple[Run, Plan]], w: Workload, which: str) -> JaxProgram:
+def _program(make: Make, w: Workload, which: str) -> JaxProgram:
     """A layer `run(weights by path, x)` in JAX."""
     run, layout = make(w)
 
@@ -61,19 +63,23 @@ def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: l
     return run
 
 
-def _teaching(name: str, w: Workload, **config: Any) -> nnx.Module:
-    return getattr(own, name)(
-        **{"d_in": w.features, "d_out": w.features, "context_length": w.length, "dropout": 0.0},
-        **{"num_heads": w.heads, "qkv_bias": True, "rngs": nnx.Rngs(0), **config},
-        param_dtype=w.dtype,
-    )
+def _book(name: str, layout: Callable[[Workload], Plan]) -> tuple[str, Make]:
+    """A layer of the book by its class."""
+
+    def build(w: Workload) -> nnx.Module:
+        return getattr(own, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
+
+    return name, lambda w: (_module(partial(build, w)), layout(w))
 
 
-def _wrapped(w: Workload) -> nnx.Module:
-    shape = {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
+def _wrapper(w: Workload) -> tuple[Run, Plan]:
     types = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype(w.dtype)}
-    heads = own.MultiHeadAttentionWrapper(w.features, w.width, **shape, **types)
-    return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
+
+    def build() -> nnx.Module:
+        heads = own.MultiHeadAttentionWrapper(**{**config(w), "d_out": w.width}, **types)
+        return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
+
+    return _module(build), wrapper(w.heads, "layers.0", "layers.1", "kernel", False)
 
 
 def _transformer(w: Workload) -> tuple[Run, Plan]:
@@ -88,36 +94,17 @@ def _transformer(w: Workload) -> tuple[Run, Plan]:
     return run, separate(NEW, "kernel", False)
 
 
-OWN: dict[str, tuple[str, Callable[[Workload], tuple[Run, Plan]]]] = {
+OWN: dict[str, tuple[str, Make]] = {
     "transformer_multi_head": ("TransformerMultiHeadAttention", _transformer),
-    "multi_head": (
-        "MultiHeadAttention",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttention", w)),
-            separate(NOTEBOOK, "kernel", False),
-        ),
-    ),
-    "multi_head_combined": (
+    "multi_head": _book("MultiHeadAttention", lambda w: separate(NOTEBOOK, "kernel", False)),
+    "multi_head_combined": _book(
         "MultiHeadAttentionCombined",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttentionCombined", w)),
-            combined("qkv.kernel", "qkv.bias", "out_proj", "kernel", False),
-        ),
+        lambda w: combined("qkv.kernel", "qkv.bias", "out_proj", "kernel", False),
     ),
-    "multi_head_einsum": (
-        "MultiHeadAttentionEinsum",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttentionEinsum", w)),
-            einsum("out_proj", "kernel", False),
-        ),
+    "multi_head_einsum": _book(
+        "MultiHeadAttentionEinsum", lambda w: einsum("out_proj", "kernel", False)
     ),
-    "multi_head_wrapper": (
-        "MultiHeadAttentionWrapper",
-        lambda w: (
-            _module(partial(_wrapped, w)),
-            wrapper(w.heads, "layers.0", "layers.1", "kernel", False),
-        ),
-    ),
+    "multi_head_wrapper": ("MultiHeadAttentionWrapper", _wrapper),
 }
 
 
