@@ -17,16 +17,18 @@ from flax import nnx
 
 from .. import layers as own
 from ..masks import CAUSAL
+from ..weights.plan import Plan
 from . import torch_layers
 from .contender import OURS, Contender, always, lookup
 from .program import JaxProgram, Program, TorchProgram
-from .weights import Layout, by_heads, combined, einsum, gather, lay_out, separate, wrapper
+from .torch_layers import config
+from .weights import NOTEBOOK, by_heads, combined, einsum, paths, separate, wrapper
 from .workload import Workload
 
-QKV = ("W_query", "W_key", "W_value", "out_proj")
 NEW = ("q_proj", "k_proj", "v_proj", "out_proj")
 EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
 Run = Callable[[Any, Any], Any]
+Make = Callable[[Workload], tuple[Run, Plan]]
 
 
 def book() -> list[Contender]:
@@ -34,15 +36,15 @@ def book() -> list[Contender]:
     return [*map(_flax, OWN), *_other_jax(), *_torch()]
 
 
-def _program(make: Callable[[Workload], tuple[Run, Layout]], w: Workload, which: str) -> JaxProgram:
+def _program(make: Make, w: Workload, which: str) -> JaxProgram:
     """A layer `run(weights by path, x)` in JAX."""
     run, layout = make(w)
 
     def pack(arrays: Any) -> Any:
-        return lay_out(layout, arrays, n=w.heads), arrays["x"]
+        return layout.forward(arrays), arrays["x"]
 
     def unpack(grads: Any) -> Any:
-        return {**gather(layout, grads[0], n=w.heads), "x": grads[1]}
+        return {**layout.back(grads[0]), "x": grads[1]}
 
     return JaxProgram(lambda held: run(*held), pack, unpack, which)
 
@@ -61,22 +63,26 @@ def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: l
     return run
 
 
-def _teaching(name: str, w: Workload, **config: Any) -> nnx.Module:
-    return getattr(own, name)(
-        **{"d_in": w.features, "d_out": w.features, "context_length": w.length, "dropout": 0.0},
-        **{"num_heads": w.heads, "qkv_bias": True, "rngs": nnx.Rngs(0), **config},
-        param_dtype=w.dtype,
-    )
+def _book(name: str, layout: Callable[[Workload], Plan]) -> tuple[str, Make]:
+    """A layer of the book by its class."""
+
+    def build(w: Workload) -> nnx.Module:
+        return getattr(own, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
+
+    return name, lambda w: (_module(partial(build, w)), layout(w))
 
 
-def _wrapped(w: Workload) -> nnx.Module:
-    shape = {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
+def _wrapper(w: Workload) -> tuple[Run, Plan]:
     types = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype(w.dtype)}
-    heads = own.MultiHeadAttentionWrapper(w.features, w.width, **shape, **types)
-    return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
+
+    def build() -> nnx.Module:
+        heads = own.MultiHeadAttentionWrapper(**{**config(w), "d_out": w.width}, **types)
+        return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
+
+    return _module(build), wrapper(w.heads, "layers.0", "layers.1", "kernel", False)
 
 
-def _transformer(w: Workload) -> tuple[Run, Layout]:
+def _transformer(w: Workload) -> tuple[Run, Plan]:
     kind = jnp.dtype(w.dtype)
 
     def build() -> nnx.Module:
@@ -88,36 +94,17 @@ def _transformer(w: Workload) -> tuple[Run, Layout]:
     return run, separate(NEW, "kernel", False)
 
 
-OWN: dict[str, tuple[str, Callable[[Workload], tuple[Run, Layout]]]] = {
+OWN: dict[str, tuple[str, Make]] = {
     "transformer_multi_head": ("TransformerMultiHeadAttention", _transformer),
-    "multi_head": (
-        "MultiHeadAttention",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttention", w)),
-            separate(QKV, "kernel", False),
-        ),
-    ),
-    "multi_head_combined": (
+    "multi_head": _book("MultiHeadAttention", lambda w: separate(NOTEBOOK, "kernel", False)),
+    "multi_head_combined": _book(
         "MultiHeadAttentionCombined",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttentionCombined", w)),
-            combined("qkv.kernel", "qkv.bias", "out_proj", "kernel", False),
-        ),
+        lambda w: combined("qkv.kernel", "qkv.bias", "out_proj", "kernel", False),
     ),
-    "multi_head_einsum": (
-        "MultiHeadAttentionEinsum",
-        lambda w: (
-            _module(partial(_teaching, "MultiHeadAttentionEinsum", w)),
-            einsum("out_proj", "kernel", False),
-        ),
+    "multi_head_einsum": _book(
+        "MultiHeadAttentionEinsum", lambda w: einsum("out_proj", "kernel", False)
     ),
-    "multi_head_wrapper": (
-        "MultiHeadAttentionWrapper",
-        lambda w: (
-            _module(partial(_wrapped, w)),
-            wrapper(w.heads, "layers.0", "layers.1", "kernel", False),
-        ),
-    ),
+    "multi_head_wrapper": ("MultiHeadAttentionWrapper", _wrapper),
 }
 
 
@@ -126,17 +113,17 @@ def _flax(variant: str) -> Contender:
     return Contender(f"{OURS}.{name}", OURS, partial(_program, make))
 
 
-def _nnx(w: Workload) -> tuple[Run, Layout]:
+def _nnx(w: Workload) -> tuple[Run, Plan]:
     def build() -> nnx.Module:
         kind = jnp.dtype(w.dtype)
         return nnx.MultiHeadAttention(
             w.heads, w.features, decode=False, param_dtype=kind, rngs=nnx.Rngs(0)
         )
 
-    return _module(build, lambda layer, x: layer(x, is_causal=True)), by_heads()
+    return _module(build, lambda layer, x: layer(x, is_causal=True)), by_heads(w.heads)
 
 
-def _equinox(w: Workload) -> tuple[Run, Layout]:
+def _equinox(w: Workload) -> tuple[Run, Plan]:
     equinox = import_module("equinox")
     biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
     template = equinox.nn.MultiheadAttention(
@@ -153,7 +140,7 @@ def _equinox(w: Workload) -> tuple[Run, Layout]:
     return run, separate(EQUINOX, "weight", True)
 
 
-def _jax_nn(w: Workload) -> tuple[Run, Layout]:
+def _jax_nn(w: Workload) -> tuple[Run, Plan]:
     def run(weights: dict[str, Any], x: Any) -> Any:
         def project(name: str, x: Any) -> Any:
             y = x @ weights[f"{name}.kernel"]
@@ -180,24 +167,22 @@ def _other_jax() -> list[Contender]:
 
 
 def _in_torch(
-    build: Callable[[Workload], Any], layout: Callable[[Workload], Layout], w: Workload, which: str
+    build: Callable[[Workload], Any], layout: Callable[[Workload], Plan], w: Workload, which: str
 ) -> Program:
     """A torch module, built anew for each set of weights."""
     laid = layout(w)
 
     def pack(tensors: Any) -> Any:
         given = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
-        weights = lay_out(laid, {n: x for n, x in given.items() if n != "x"}, n=w.heads)
-        module = torch_layers.with_weights(build(w), weights, tensors["x"])
+        module = torch_layers.with_weights(build(w), laid.forward(given), tensors["x"])
         return module, tensors["x"]
 
     def leaves(held: Any) -> list[Any]:
-        return [held[1], *torch_layers.weights_of(held[0], laid)]
+        named = dict(held[0].named_parameters())
+        return [held[1], *(named[path] for path in paths(laid))]
 
     def unpack(grads: Any) -> Any:
-        paths = [path for piece in laid for path in piece.paths]
-        by_path = dict(zip(paths, grads[1:], strict=True))
-        return {**gather(laid, by_path, n=w.heads), "x": grads[0]}
+        return {**laid.back(dict(zip(paths(laid), grads[1:], strict=True))), "x": grads[0]}
 
     return TorchProgram(lambda held: held[0](held[1]), pack, leaves, unpack, which)
 

@@ -1,7 +1,9 @@
 """The page: tables in Markdown, put between a preset's marks, what people wrote left alone."""
 
+import re
 from pathlib import Path
 
+from .. import _markdown
 from .result import Results
 from .table import Table, remarks, tables
 
@@ -39,9 +41,8 @@ def machine_of(results: Results) -> str:
 
 
 def _table(table: Table) -> str:
-    lines = [table.header, ["---"] * len(table.header), *table.rows]
-    body = "\n".join(f"| {' | '.join(map(_plain, cells))} |" for cells in lines)
-    return f"**{table.title}**\n\n{body}"
+    header, *rows = ([*map(_plain, cells)] for cells in [table.header, *table.rows])
+    return f"**{table.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
 
 
 def _plain(text: str) -> str:
@@ -57,12 +58,8 @@ def marks(results: Results, preset: str) -> tuple[str, str]:
 
 def write(path: Path, text: str, around: tuple[str, str]) -> None:
     """Puts a section between its marks; at the end of a page that has none; on a new page."""
-    first, last = around
-    section = f"{first}\n{text}{last}\n"
     page = path.read_text("utf-8") if path.exists() else HEADING
-    if first in page and last in page.split(first, 1)[1]:
-        before, rest = page.split(first, 1)
-        after = rest.split(last, 1)[1].removeprefix("\n")
-        path.write_text(f"{before}{section}{after}", "utf-8")
-    else:
-        path.write_text(f"{page.rstrip()}\n\n{section}", "utf-8")
+    place = _markdown.between(*map(re.escape, around))
+    if place.search(page) is None:
+        page = "{}\n\n{}\n{}\n".format(page.rstrip(), *around)
+    path.write_text(_markdown.fill(page, place, text), "utf-8")

@@ -1,37 +1,31 @@
 """The nine torch implementations that the book compares; torch is imported when one is built."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from .weights import Layout, combined, einsum, separate, wrapper
+from ..weights.plan import Plan
+from .weights import NOTEBOOK, combined, einsum, separate, wrapper
 from .workload import BOTH, Workload
 
 REF = "torch_ref"  # where the whiteboard implementations are
 
 
-def _config(w: Workload) -> dict[str, Any]:
+def config(w: Workload) -> dict[str, Any]:
+    """What the book's layers are built with."""
     shape = {"d_in": w.features, "d_out": w.features, "context_length": w.length}
     return {**shape, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
+
+
+def _book(file: str, name: str) -> Callable[[Workload], Any]:
+    return lambda w: getattr(import_module(f"{REF}.{file}"), name)(**config(w))
 
 
 def _wrapped(w: Workload) -> Any:
     nn = import_module("torch").nn
     kind = import_module(f"{REF}.multi_head_wrapper").MultiHeadAttentionWrapper
-    heads = kind(**{**_config(w), "d_out": w.width})
+    heads = kind(**{**config(w), "d_out": w.width})
     return nn.Sequential(heads, nn.Linear(w.features, w.features))
-
-
-def _split(w: Workload) -> Any:
-    return import_module(f"{REF}.multi_head").MultiHeadAttention(**_config(w))
-
-
-def _combined(w: Workload) -> Any:
-    return import_module(f"{REF}.multi_head_combined").MultiHeadAttentionCombined(**_config(w))
-
-
-def _einsum(w: Workload) -> Any:
-    return import_module(f"{REF}.multi_head_einsum").MultiHeadAttentionEinsum(**_config(w))
 
 
 def _fused(w: Workload, kernel: Any) -> Any:
@@ -101,19 +95,11 @@ def _device() -> str:
     return "cuda" if import_module("torch").cuda.is_available() else "cpu"
 
 
-def _of_three(w: Workload) -> Layout:
-    return separate(("W_query", "W_key", "W_value", "out_proj"), "weight", True)
-
-
-def _of_qkv(w: Workload) -> Layout:
-    return combined("qkv.weight", "qkv.bias", "out_proj", "weight", True)
-
-
-def _of_fused(w: Workload) -> Layout:
+def _of_fused(w: Workload) -> Plan:
     return combined("qkv.weight", "qkv.bias", "proj", "weight", True)
 
 
-def _of_packed(w: Workload) -> Layout:
+def _of_packed(w: Workload) -> Plan:
     names = ("attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj")
     return combined(*names, "weight", True)
 
@@ -127,9 +113,27 @@ NINE = (  # name, family, module, layout, how many arrays of weights it holds
         lambda w: wrapper(w.heads, "0", "1", "weight", True),
         (3, 5),
     ),
-    ("weight splits", EAGER, _split, _of_three, (3, 5)),
-    ("combined qkv", EAGER, _combined, _of_qkv, (3, 5)),
-    ("einsum", EAGER, _einsum, lambda w: einsum("out_proj", "weight", True), (3, 5)),
+    (
+        "weight splits",
+        EAGER,
+        _book("multi_head", "MultiHeadAttention"),
+        lambda w: separate(NOTEBOOK, "weight", True),
+        (3, 5),
+    ),
+    (
+        "combined qkv",
+        EAGER,
+        _book("multi_head_combined", "MultiHeadAttentionCombined"),
+        lambda w: combined("qkv.weight", "qkv.bias", "out_proj", "weight", True),
+        (3, 5),
+    ),
+    (
+        "einsum",
+        EAGER,
+        _book("multi_head_einsum", "MultiHeadAttentionEinsum"),
+        lambda w: einsum("out_proj", "weight", True),
+        (3, 5),
+    ),
     ("SDPA with flash", "torch", _sdpa, _of_fused, (0, 0)),
     ("SDPA with a mask", "torch", _sdpa_masked, _of_fused, (0, 0)),
     ("nn.MultiheadAttention", OWN, _torchs_own, _of_packed, (3, 5)),
@@ -155,9 +159,3 @@ def with_weights(module: Any, weights: Mapping[str, Any], like: Any) -> Any:
         for path, parameter in named.items():
             parameter.copy_(torch.from_numpy(weights[path].copy()))
     return module
-
-
-def weights_of(module: Any, layout: Layout) -> list[Any]:
-    """The parameters, in the order of the layout's paths."""
-    named = dict(module.named_parameters())
-    return [named[path] for piece in layout for path in piece.paths]

@@ -17,9 +17,9 @@ from ..parity import compare, port
 from .contender import OURS, Contender
 from .program import JaxProgram, Program, TorchProgram, tensor
 from .proof import Proof
+from .torch_layers import REF
 from .workload import BOTH, Workload
 
-REF = "torch_ref"  # where the twins are
 PROVEN = 2**20  # weights: more are proven on fewer
 
 

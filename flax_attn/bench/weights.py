@@ -1,119 +1,80 @@
 """One set of weights in every layer's own layout, and every layer's gradients back in that of one.
 
-The set is `query, key, value, out`, each a `weight`, `(in, out)`, and a `bias`.
+The set is `query, key, value, out`, each a `weight`, `(in, out)`, and a `bias`. A layout is a
+`Plan`: `forward` gives a layer's arrays by their paths, `back` gives those of the set by name.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import jax.numpy as jnp
-import numpy as np
-from einops import rearrange
-
+from ..weights.mapping import Move
+from ..weights.plan import Plan
+from ..weights.rule import Rule
 from .workload import PROJECTIONS
 
-THREE = PROJECTIONS[:3]
+THREE = "{query,key,value}"
+NOTEBOOK = ("W_query", "W_key", "W_value", "out_proj")  # the book's names of the four
 
 
-class Piece(NamedTuple):
-    """`pattern` leads from the set's tensors, stacked if several, to a layer's, stacked too."""
-
-    names: tuple[str, ...]
-    pattern: str
-    paths: tuple[str, ...]
-
-
-Layout = Sequence[Piece]
-
-
-def lay_out(layout: Layout, arrays: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
-    """The set as a layer has it, by the layer's paths."""
-    found: dict[str, Any] = {}
-    for names, pattern, paths in layout:
-        found |= _turn([arrays[name] for name in names], pattern, paths, sizes)
-    return found
+def layout(*rules: Rule) -> Plan:
+    """The plan of these rules, of which each takes what those before it have left of the set."""
+    names = [f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")]
+    moves = []
+    for rule in rules:
+        groups = rule.groups(names)
+        moves += [Move(here, there, rule.layout, dict(rule.sizes)) for here, there in groups]
+        names = [name for name in names if not any(name in here for here, _ in groups)]
+    return Plan(tuple(moves), (), (), ())
 
 
-def gather(layout: Layout, grads: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
-    """A layer's gradients as the set has them, by the set's names."""
-    found: dict[str, Any] = {}
-    for names, pattern, paths in layout:
-        back = " -> ".join(reversed(pattern.split(" -> ")))
-        found |= _turn([grads[path] for path in paths], back, names, sizes)
-    return found
+def paths(plan: Plan) -> list[str]:
+    """A layer's paths, in the order of the plan."""
+    return [path for move in plan.moves for path in move.targets]
 
 
-def _turn(given: Sequence[Any], pattern: str, names: Sequence[str], sizes: Any) -> dict[str, Any]:
-    sizes = {"c": len(THREE), **sizes}
-    known = {k: v for k, v in sizes.items() if k in pattern.translate(_NO_BRACKETS).split()}
-    one = given[0] if len(given) == 1 else _stack(given)
-    turned = rearrange(one, pattern, **known)
-    return dict(zip(names, [turned] if len(names) == 1 else turned, strict=True))
-
-
-_NO_BRACKETS = str.maketrans("()", "  ")
-
-
-def _stack(given: Sequence[Any]) -> Any:
-    if isinstance(given[0], np.ndarray):
-        return np.stack(given)
-    return jnp.stack(given)
-
-
-def separate(paths: Sequence[str], weight: str, turned: bool) -> Layout:
+def separate(layers: Sequence[str], weight: str, turned: bool) -> Plan:
     """Four projections apart, each a weight, `(out, in)` if turned, and a bias."""
-    pattern = "i o -> o i" if turned else "i o -> i o"
-    pairs = list(zip(PROJECTIONS, paths, strict=True))
-    return [
-        *(Piece((f"{name}.weight",), pattern, (f"{path}.{weight}",)) for name, path in pairs),
-        *(Piece((f"{name}.bias",), "o -> o", (f"{path}.bias",)) for name, path in pairs),
-    ]
+    pairs = zip(PROJECTIONS, layers, strict=True)
+    return layout(*(rule for pair in pairs for rule in _linear(*pair, weight, turned)))
 
 
-def combined(weight: str, bias: str, out: str, kernel: str, turned: bool) -> Layout:
+def combined(weight: str, bias: str, out: str, kernel: str, turned: bool) -> Plan:
     """Queries, keys and values out of one projection: paths of weight and bias; and `out`."""
-    into = "(c o) i" if turned else "i (c o)"
-    return [
-        Piece(tuple(f"{name}.weight" for name in THREE), f"c i o -> {into}", (weight,)),
-        Piece(tuple(f"{name}.bias" for name in THREE), "c o -> (c o)", (bias,)),
-        Piece(("out.weight",), "i o -> o i" if turned else "i o -> i o", (f"{out}.{kernel}",)),
-        Piece(("out.bias",), "o -> o", (f"{out}.bias",)),
-    ]
+    return layout(
+        Rule(f"{THREE}.weight -> {weight}", f"c i o -> {'(c o) i' if turned else 'i (c o)'}", c=3),
+        Rule(f"{THREE}.bias -> {bias}", "c o -> (c o)", c=3),
+        *_linear("out", out, kernel, turned),
+    )
 
 
-def einsum(out: str, kernel: str, turned: bool) -> Layout:
+def einsum(out: str, kernel: str, turned: bool) -> Plan:
     """`W_query` of shape `(out, in)`, `b_query`, ...; and `out_proj`."""
-    return [
-        *(Piece((f"{name}.weight",), "i o -> o i", (f"W_{name}",)) for name in THREE),
-        *(Piece((f"{name}.bias",), "o -> o", (f"b_{name}",)) for name in THREE),
-        Piece(("out.weight",), "i o -> o i" if turned else "i o -> i o", (f"{out}.{kernel}",)),
-        Piece(("out.bias",), "o -> o", (f"{out}.bias",)),
-    ]
+    rest = Rule("*.weight -> W_*", "i o -> o i"), Rule("*.bias -> b_*")
+    return layout(*_linear("out", out, kernel, turned), *rest)
 
 
-def wrapper(heads: int, first: str, out: str, kernel: str, turned: bool) -> Layout:
+def wrapper(heads: int, first: str, out: str, kernel: str, turned: bool) -> Plan:
     """Heads apart, each with three projections; and `out`."""
-    into = "(n h) i" if turned else "i (n h)"
-    apart = "n h i" if turned else "n i h"
-
-    def paths(name: str, kind: str) -> tuple[str, ...]:
-        return tuple(f"{first}.heads.{n}.W_{name}.{kind}" for n in range(heads))
-
-    pattern = f"i (n h) -> {apart}" if heads > 1 else f"i (n h) -> {into}"
-    bias = "(n h) -> n h" if heads > 1 else "(n h) -> (n h)"
-    return [
-        *(Piece((f"{name}.weight",), pattern, paths(name, kernel)) for name in THREE),
-        *(Piece((f"{name}.bias",), bias, paths(name, "bias")) for name in THREE),
-        Piece(("out.weight",), "i o -> o i" if turned else "i o -> i o", (f"{out}.{kernel}",)),
-        Piece(("out.bias",), "o -> o", (f"{out}.bias",)),
-    ]
+    if heads == 1:
+        layers = [f"{first}.heads.0.W_{name}" for name in PROJECTIONS[:3]]
+        return separate([*layers, out], kernel, turned)
+    head = f"{first}.heads.{{{','.join(map(str, range(heads)))}}}.W_*"
+    return layout(
+        *_linear("out", out, kernel, turned),
+        Rule(f"*.weight -> {head}.{kernel}", f"i (n h) -> n {'h i' if turned else 'i h'}", n=heads),
+        Rule(f"*.bias -> {head}.bias", "(n h) -> n h", n=heads),
+    )
 
 
-def by_heads() -> Layout:
+def by_heads(heads: int) -> Plan:
     """flax.nnx's: kernels of shape `(in, heads, width)`, and `(heads, width, out)` at the end."""
-    return [
-        *(Piece((f"{name}.weight",), "i (n h) -> i n h", (f"{name}.kernel",)) for name in THREE),
-        *(Piece((f"{name}.bias",), "(n h) -> n h", (f"{name}.bias",)) for name in THREE),
-        Piece(("out.weight",), "(n h) o -> n h o", ("out.kernel",)),
-        Piece(("out.bias",), "o -> o", ("out.bias",)),
-    ]
+    return layout(
+        Rule("out.weight -> out.kernel", "(n h) o -> n h o", n=heads),
+        Rule("out.bias -> out.bias"),
+        Rule("*.weight -> *.kernel", "i (n h) -> i n h", n=heads),
+        Rule("*.bias -> *.bias", "(n h) -> n h", n=heads),
+    )
+
+
+def _linear(name: str, path: str, weight: str, turned: bool) -> tuple[Rule, Rule]:
+    layout = "i o -> o i" if turned else None
+    return Rule(f"{name}.weight -> {path}.{weight}", layout), Rule(f"{name}.bias -> {path}.bias")

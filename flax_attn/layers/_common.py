@@ -1,5 +1,6 @@
 """What the layers share: heads, linear projections that start as torch's do, softmax pooling."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,36 +48,39 @@ def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
-def torch_linear(
-    in_features: int,
-    out_features: int,
-    *,
-    use_bias: bool = True,
-    kernel_init: Initializer | None = None,
-    bias_init: Initializer | None = None,
-    dtype: Any = None,
-    param_dtype: Any = jnp.float32,
+def torch_linears(
+    kernel_init: Initializer | None,
+    bias_init: Initializer | None,
+    dtype: Any,
+    param_dtype: Any,
     rngs: nnx.Rngs,
-) -> nnx.Linear:
-    """An `nnx.Linear` whose kernel and bias start from U(+-1 / sqrt(in_features)), as in torch.
+) -> Callable[..., nnx.Linear]:
+    """Makes a layer's projections `(in_features, out_features, use_bias=True) -> nnx.Linear`.
+
+    Kernel and bias start from U(+-1 / sqrt(in_features)), as in torch.
 
     Args:
-      in_features, out_features, use_bias, dtype, param_dtype, rngs: as of `nnx.Linear`.
       kernel_init, bias_init: initializers instead of torch's; None keeps torch's.
+      dtype, param_dtype, rngs: as of `nnx.Linear`.
 
-    >>> torch_linear(3, 2, rngs=nnx.Rngs(0)).kernel.shape
+    >>> torch_linears(None, None, None, jnp.float32, nnx.Rngs(0))(3, 2).kernel.shape
     (3, 2)
     """
-    return nnx.Linear(
-        in_features,
-        out_features,
-        use_bias=use_bias,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        kernel_init=torch_uniform(in_features) if kernel_init is None else kernel_init,
-        bias_init=torch_uniform(in_features) if bias_init is None else bias_init,
-        rngs=rngs,
-    )
+
+    def linear(in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
+        start = torch_uniform(in_features)
+        return nnx.Linear(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            kernel_init=start if kernel_init is None else kernel_init,
+            bias_init=start if bias_init is None else bias_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+
+    return linear
 
 
 def torch_uniform(fan_in: int) -> Any:
@@ -144,7 +148,7 @@ def visible(
     return seen.reshape(*sizes.batch, sizes.T, sizes.S)
 
 
-def zero_unseen(
+def zero_unseen_states(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
     """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""

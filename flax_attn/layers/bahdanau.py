@@ -1,6 +1,5 @@
 """Additive attention: a small network scores each encoder state (Bahdanau et al., 2015)."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linear, visible, zero_unseen
+from ._common import pool, torch_linears, visible, zero_unseen_states
 
 
 class BahdanauAttention(nnx.Module):
@@ -55,8 +54,7 @@ class BahdanauAttention(nnx.Module):
         param_dtype: Any = jnp.float32,
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder, units=units)
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.W1 = linear(d_encoder, units, use_bias=False)
         self.W2 = linear(d_decoder, units, use_bias=False)
         self.v = linear(units, 1, use_bias=False)
@@ -76,7 +74,7 @@ class BahdanauAttention(nnx.Module):
         h = check_input("h", h, self.W1.in_features)
         s = check_input("s", s, self.W2.in_features)
         seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen(h, s, seen)
+        h, s = zero_unseen_states(h, s, seen)
         sums = self.W1(h)[..., None, :, :] + self.W2(s)[..., :, None, :]  # *B T S units
         logits = self.v(jnp.tanh(sums))[..., 0]  # *B T S
         return pool(logits, h, seen)

@@ -1,6 +1,5 @@
 """Causal attention: every token looks at itself and at those before it."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from .._checks import check_context, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linear
+from ._common import torch_linears
 
 
 class CausalAttention(nnx.Module):
@@ -61,8 +60,7 @@ class CausalAttention(nnx.Module):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_value = linear(d_in, d_out, use_bias=qkv_bias)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import CAUSAL, Dense, Mask, as_mask
 from ..rules import Rules
-from ._common import as_attribute, check_tokens, merge_heads, split_heads, torch_linear
+from ._common import as_attribute, check_tokens, merge_heads, split_heads, torch_linears
 
 Norm = Callable[[jax.Array], jax.Array]
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -93,8 +92,7 @@ class GroupedQueryAttention(nnx.Module):
         self.head_dim, self.rotary = head_dim, as_attribute(rotary)
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
         self.mask, self.rules = as_attribute(as_mask(mask)), as_attribute(_score_and_scale(rules))
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
         self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
         self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)

@@ -1,6 +1,5 @@
 """Linear attention: the softmax replaced by a feature map, so that sums can be shared."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from .._checks import check_input, check_positive
 from .._types import wide
 from ..taps import tap
-from ._common import check_tokens, merge_heads, split_heads, torch_linear
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
 
 CHUNK = 64
 
@@ -140,8 +139,7 @@ class LinearAttention(nnx.Module):
         param_dtype: Any = jnp.float32,
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.num_heads, self.head_dim, self.causal = num_heads, head_dim, causal
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=False)
         self.k_proj = linear(in_features, num_heads * head_dim, use_bias=False)

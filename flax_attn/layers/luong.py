@@ -1,6 +1,5 @@
 """Multiplicative attention between decoder and encoder states (Luong et al., 2015)."""
 
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -11,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linear, visible, zero_unseen
+from ._common import pool, torch_linears, visible, zero_unseen_states
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -86,8 +85,7 @@ class LuongAttention(nnx.Module):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder)
         check_choice("score", score, *SCORES)
         _check_sizes(score, d_encoder, d_decoder, units)
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.score, self.dtype = score, dtype
         self.d_encoder, self.d_decoder = d_encoder, d_decoder
         if score == "general":
@@ -111,7 +109,7 @@ class LuongAttention(nnx.Module):
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
         seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen(h, s, seen)
+        h, s = zero_unseen_states(h, s, seen)
         return pool(SCORES[self.score](self, h, s), h, seen)
 
 

@@ -1,6 +1,5 @@
 """Multi-head causal attention with queries, keys and values out of one projection."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from .._checks import check_context, check_divides, check_input, check_positive,
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linear
+from ._common import torch_linears
 
 
 class MultiHeadAttentionCombined(nnx.Module):
@@ -67,8 +66,7 @@ class MultiHeadAttentionCombined(nnx.Module):
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.qkv = linear(d_in, 3 * d_out, use_bias=qkv_bias)
         self.out_proj = linear(d_out, d_out)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)

@@ -1,6 +1,5 @@
 """Multi-head causal attention in einsum: the axes are named, so nothing is transposed."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from .._checks import check_context, check_divides, check_input, check_positive,
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linear, torch_uniform
+from ._common import torch_linears, torch_uniform
 
 
 def project(
@@ -90,8 +89,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
         self.W_query, self.W_key, self.W_value = weights
         biases = (start(bias_init, d_out) if qkv_bias else None for _ in range(3))
         self.b_query, self.b_key, self.b_value = biases
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.out_proj = linear(d_out, d_out)
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 

@@ -1,6 +1,5 @@
 """Self-attention with trainable weights, second version: three Linear layers."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jaxtyping import Array, Float
 from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linear
+from ._common import torch_linears
 
 
 class SelfAttentionV2(nnx.Module):
@@ -52,8 +51,7 @@ class SelfAttentionV2(nnx.Module):
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_value = linear(d_in, d_out, use_bias=qkv_bias)

@@ -1,6 +1,5 @@
 """One head of causal attention whose scores are not scaled."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jaxtyping import Array, Float
 from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linear
+from ._common import torch_linears
 
 
 class SingleHeadAttention(nnx.Module):
@@ -55,8 +54,7 @@ class SingleHeadAttention(nnx.Module):
     ):
         check_positive(d_in=d_in, head_size=head_size)
         self.scale = head_size**-0.5 if scale else 1.0
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.key = linear(d_in, head_size, use_bias=False)
         self.query = linear(d_in, head_size, use_bias=False)
         self.value = linear(d_in, head_size, use_bias=False) if value else None

@@ -1,6 +1,5 @@
 """Multi-head attention as in "Attention Is All You Need": self, cross, masked, any widths."""
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask
-from ._common import merge_heads, split_heads, torch_linear
+from ._common import merge_heads, split_heads, torch_linears
 
 
 class TransformerMultiHeadAttention(nnx.Module):
@@ -68,8 +67,7 @@ class TransformerMultiHeadAttention(nnx.Module):
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         check_positive(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
         self.head_dim = check_divides("num_heads", num_heads, "embed_dim", embed_dim)
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        linear = partial(torch_linear, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.q_proj = linear(embed_dim, embed_dim, use_bias=bias)
         self.k_proj = linear(kdim, embed_dim, use_bias=bias)
         self.v_proj = linear(vdim, embed_dim, use_bias=bias)

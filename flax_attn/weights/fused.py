@@ -12,7 +12,7 @@ from flax import nnx
 
 from .described import head_counts
 from .known_layers import held_at
-from .rule import Size, sizes_of
+from .rule import Size, axis_groups, sizes_of
 
 # Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
 # h heads have k rows each, k may be unequal parts; or g groups of heads hold h heads of each part.
@@ -164,7 +164,9 @@ def _solved(
     heads: Sequence[int],
 ) -> dict[str, Size] | None:
     """Every axis' size, a tuple where the parts differ; None if the layout does not fit."""
-    sides = [[_names(group) for group in _groups(side)] for side in layout.split("->")]
+    sides = [
+        [re.findall(r"\w+", group) for group in axis_groups(side)] for side in layout.split("->")
+    ]
     parts, whole = (there, here[0]) if len(there) > 1 else (here, there[0])
     part, all_of_them = (sides[1], sides[0]) if parts is there else sides
     part = part[1:]  # without the braces' axis
@@ -228,14 +230,6 @@ def _needed(
         if all(found.get(name) == size for name, size in sizes.items()):
             break
     return told
-
-
-def _groups(side: str) -> list[str]:
-    return re.findall(r"\([^)]*\)|\S+", side)
-
-
-def _names(group: str) -> list[str]:
-    return re.findall(r"\w+", group)
 
 
 def heads_of(module: nnx.Module, path: str) -> list[int]:

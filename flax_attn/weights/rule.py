@@ -295,7 +295,7 @@ def _merged(x: np.ndarray, where: int) -> np.ndarray:
 
 def _bracket(side: str, axis: str, rank: int, sizes: Mapping[str, Size]) -> tuple[int, int, int]:
     """Which axis of an array holds the unequal parts; how many lie before and after them there."""
-    groups = [_axes(group) for group in _groups(expand(side, rank))]
+    groups = [_axes(group) for group in axis_groups(expand(side, rank))]
     where = next(i for i, names in enumerate(groups) if axis in names)
     at = groups[where].index(axis)
     before, after = groups[where][: at - 1], groups[where][at + 1 :]
@@ -318,7 +318,7 @@ def expand(layout: str, rank: int) -> str:
     >>> expand("i o ... -> ~... i o", 4)
     'i o etc0 etc1 -> ~etc0 ~etc1 i o'
     """
-    count = rank - (len(_groups(layout.partition("->")[0])) - 1)
+    count = rank - (len(axis_groups(layout.partition("->")[0])) - 1)
     if "..." not in layout or count < 0:
         return layout
     extra = [f"etc{i}" for i in range(count)]
@@ -382,7 +382,7 @@ def axis_sizes(
     known = dict(given)
     if parts > 1:
         known.setdefault(right.split()[0], parts)
-    groups = [_axes(group) for group in _groups(left)]
+    groups = [_axes(group) for group in axis_groups(left)]
     if len(groups) != len(shape):
         raise ValueError(f"{layout!r} names {len(groups)} axes, the array has shape {shape}")
     for names, size in zip(groups, shape, strict=True):
@@ -394,7 +394,8 @@ def axis_sizes(
     return known
 
 
-def _groups(side: str) -> list[str]:
+def axis_groups(side: str) -> list[str]:
+    """`"(n o) i"` as `["(n o)", "i"]`."""
     return re.findall(r"\([^)]*\)|\S+", side)
 
 

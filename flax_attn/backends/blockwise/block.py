@@ -94,7 +94,7 @@ def visible(mask: Mask, at: Block) -> Bool[Array, "G rows cols"]:
     return jnp.broadcast_to(shown, (at.G, at.rows, at.cols))
 
 
-def zero_unseen(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]:
+def zero_unseen_keys(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]:
     """Zeros in place of keys that nobody in the block sees: NaN times no weight is NaN."""
     rows = shown.reshape(-1, shown.shape[2]).astype(jnp.float32)
     seen = jnp.ones((1, rows.shape[0]), jnp.float32) @ rows  # a product is quicker than `any`

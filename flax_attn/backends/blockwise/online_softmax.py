@@ -12,7 +12,7 @@ from ..._types import wide
 from ...reference import finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity
-from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen
+from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
 from .block_loops import over_keys, over_queries
 from .plan import Plan
 
@@ -109,7 +109,7 @@ def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array
         if masked:
             shown = visible(rules.mask, at)
             x = jnp.where(shown, x, -jnp.inf)
-            vb = zero_unseen(vb, shown) if plan.hides_keys else vb
+            vb = zero_unseen_keys(vb, shown) if plan.hides_keys else vb
         x = x.reshape(-1, at.cols)
         new = jnp.maximum(m, jnp.max(x, axis=1))
         shift = jnp.where(new == -jnp.inf, 0, new)
@@ -228,7 +228,7 @@ def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple
         kb, vb = _cols(k, at), _cols(v, at)
         shown = visible(rules.mask, at) if masked else None
         if shown is not None and plan.hides_keys:
-            kb, vb = zero_unseen(kb, shown), zero_unseen(vb, shown)
+            kb, vb = zero_unseen_keys(kb, shown), zero_unseen_keys(vb, shown)
         x, back = _score(rules, _logits(raw, kb, rules, at), at, shown)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
         lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))

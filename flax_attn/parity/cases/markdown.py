@@ -10,12 +10,12 @@ is made from the table alone, so the two cannot disagree.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ... import _markdown
 from ..report import badness
 from .certificate import Line
 from .collect import Listed
@@ -23,14 +23,10 @@ from .collect import Listed
 HEADINGS = ("layer", "equal to", "backends", "params")
 HEADINGS += ("float64", "grads", "float32", "bfloat16", "verdict")
 SHORT = ("layer", "equal to", "worst error", "verdict")
-FULL_MARKS = re.compile(
-    r"(<!-- certificate(?:; short form in (?P<short>\S+))? -->\n)"
-    r"(?P<table>.*?)(<!-- end of certificate -->)",
-    re.DOTALL,
+FULL_MARKS = _markdown.between(
+    r"<!-- certificate(?:; short form in (?P<short>\S+))? -->", "<!-- end of certificate -->"
 )
-SHORT_MARKS = re.compile(
-    r"(<!-- short certificate -->\n)(?P<table>.*?)(<!-- end of short certificate -->)", re.DOTALL
-)
+SHORT_MARKS = _markdown.between("<!-- short certificate -->", "<!-- end of short certificate -->")
 
 
 class About(NamedTuple):
@@ -77,8 +73,7 @@ def rows(table: str) -> dict[str, list[str]]:
     >>> rows("| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n")
     {'A': ['A', 'equal']}
     """
-    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    return {row[0]: row for row in cells}
+    return {row[0]: row for row in _markdown.cells(table)[1:]}
 
 
 def joined(old: str, new: str) -> str:
@@ -90,8 +85,7 @@ def joined(old: str, new: str) -> str:
     | a |
     | b |
     """
-    headings = new.splitlines()[0].strip("| ").split(" | ")
-    return _written(headings, (rows(old) | rows(new)).values())
+    return _written(_markdown.cells(new)[0], (rows(old) | rows(new)).values())
 
 
 def has_marks(path: Path) -> bool:
@@ -154,13 +148,13 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
         path.write_text(table, "utf-8")
         return [path]
     table = table if whole else joined(found["table"], table)
-    path.write_text(_between(found, text, table), "utf-8")
+    path.write_text(_markdown.fill(text, FULL_MARKS, table), "utf-8")
     if not found["short"]:
         return [path]
     other = _beside(path, found["short"])
     text = _text(other)
-    if marks := SHORT_MARKS.search(text):
-        other.write_text(_between(marks, text, short(table)), "utf-8")
+    if SHORT_MARKS.search(text):
+        other.write_text(_markdown.fill(text, SHORT_MARKS, short(table)), "utf-8")
     return [path, other]
 
 
@@ -191,14 +185,7 @@ def _short_row(row: Sequence[str]) -> list[str]:
 
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table, its rows in alphabetical order."""
-    ordered = sorted(rows, key=lambda row: row[0])
-    cells = [headings, ["---"] * len(headings), *ordered]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
-def _between(marks: re.Match[str], text: str, table: str) -> str:
-    before, after = text[: marks.start("table")], text[marks.end("table") :]
-    return f"{before}{table}{after}"
+    return _markdown.table(headings, sorted(rows, key=lambda row: row[0]))
 
 
 def _beside(path: Path, name: str) -> Path:

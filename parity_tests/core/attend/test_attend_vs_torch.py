@@ -38,10 +38,6 @@ def draw(T, S, N, K, mask, *, B=2, H=8, h=10, size=1.0):
     return {"q": 2 * size * q, "k": size * k, "v": size * v}, extra, cotangent
 
 
-def as_flax(x, dtype):
-    return x if x is None or x.dtype == bool else jnp.asarray(x, dtype)
-
-
 def by_flax(arrays, extra, cotangent, mask, scale, dtype):
     """Output and gradients of `attend`, by name."""
 

@@ -16,18 +16,10 @@ from flax_attn import (
     attention_weights,
 )
 from flax_attn.parity import judge
+from parity_tests.core.backends.flash import normal
+from parity_tests.core.drawing import float64 as float64
 
 B, T, S, N, K, H, W = 2, 5, 7, 6, 3, 4, 8
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
 
 
 def qkv():

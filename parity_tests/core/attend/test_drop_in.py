@@ -15,13 +15,10 @@ import flax_attn as fa
 from flax_attn import dot_product_attention
 from flax_attn.parity import judge
 from parity_tests.core.attend.numpy_attention import attention
+from parity_tests.core.drawing import normal as draw
 
 B, T, S, N, H = 2, 7, 9, 6, 8
 QUERIES, KEYS = np.asarray([7, 4], np.int32), np.asarray([3, 9], np.int32)
-
-
-def draw(seed, *shape):
-    return np.random.RandomState(seed).standard_normal(shape)
 
 
 def some(*shape):
@@ -65,7 +62,7 @@ GRID = {
 }
 
 
-def seen_by(given, T=T, S=S):
+def seen_by(given):
     """What jax's documentation says of these arguments, as one array."""
     t, s = np.arange(T)[:, None], np.arange(S)
     seen = np.ones((B, N, T, S), bool) & given.get("mask", True)

@@ -14,6 +14,7 @@ from flax_attn import Dropout, DropoutMask, attend, attention_weights
 from flax_attn._types import Sizes
 from flax_attn.dropout import AttentionDropout
 from flax_attn.parity import judge
+from parity_tests.core.backends.flash import normal
 
 B, N, T, S, H = 2, 3, 5, 7, 4
 SIZES = Sizes((B,), N, T, S)
@@ -25,10 +26,6 @@ WHOLE = np.asarray(DRAW.grid(SIZES))
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
 
 
 def qkv():

@@ -23,6 +23,7 @@ from flax_attn import (
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
+from parity_tests.core.drawing import normal
 
 B, T, S, N, K, H, h = 3, 5, 7, 8, 4, 6, 9
 G = N // K
@@ -36,10 +37,6 @@ def float64(law):
             law()
 
     return in_float64
-
-
-def normal(seed, *shape):
-    return np.random.RandomState(seed).standard_normal(shape)
 
 
 def arrays():

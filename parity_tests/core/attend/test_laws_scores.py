@@ -13,14 +13,11 @@ import pytest
 from flax_attn import scores
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
+from parity_tests.core.drawing import normal
 
 B, N, T, S = 2, 3, 4, 7
 SIZES = Sizes((B,), N, T, S)
 SLOPES = np.asarray([0.5, 0.2, 0.9])
-
-
-def normal(seed, *shape):
-    return np.random.RandomState(seed).standard_normal(shape)
 
 
 LOGITS, BIAS = 3 * normal(0, B, N, T, S), normal(1, N, T, S)

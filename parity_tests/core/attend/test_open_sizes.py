@@ -20,6 +20,7 @@ from flax_attn import (
 )
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
+from parity_tests.core.drawing import float64 as float64
 
 N, H = 3, 4
 MASKS = {
@@ -33,12 +34,6 @@ OF_FIVE = {
     "segments": Segments(np.asarray([[7, 7, 8, 8, 8]])),
     "dense": Dense(np.tri(5, dtype=bool)),
 }
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def exported(shape, **options):

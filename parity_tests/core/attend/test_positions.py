@@ -7,12 +7,7 @@ import pytest
 
 from flax_attn import Rotary, alibi_slopes
 from flax_attn.parity import judge
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+from parity_tests.core.drawing import float64 as float64
 
 
 def by_complex_numbers(x, positions, base, layout, width):

@@ -8,19 +8,11 @@ import pytest
 from flax_attn import Additive, Alibi, ScoreFn, Softcap, attend
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.core.drawing import normal
 
 B, N, T, S = 2, 3, 5, 7
 SIZES = Sizes((B,), N, T, S)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
-def normal(seed, *shape):
-    return np.random.RandomState(seed).standard_normal(shape)
 
 
 LOGITS = 3 * normal(0, B, N, T, S)

@@ -48,12 +48,17 @@ def normal(seed, *shape):
     return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
 
 
-def outcome(forward, q, k, v, rules, wanted=(True, True)):
+def outcome(forward, q, k, v, rules, wanted=(True, True), **how):
     """Output, lse and all gradients, by cotangents of the output, of the lse or of both."""
+    return [np.asarray(x) for x in traced(forward, q, k, v, rules, wanted, **how)]
+
+
+def traced(forward, q, k, v, rules, wanted=(True, True), **how):
     rules = rules.bind(sizes_of(q, k), q.shape[-1])
 
     def chosen(*given):
-        return [x for x, is_wanted in zip(forward(*given), wanted, strict=True) if is_wanted]
+        found = zip(forward(*given, **how), wanted, strict=True)
+        return [x for x, is_wanted in found if is_wanted]
 
     @jax.jit
     def run(*given):
@@ -61,10 +66,9 @@ def outcome(forward, q, k, v, rules, wanted=(True, True)):
         cotangents = [normal(8, *x.shape).astype(x.dtype) for x in out]
         seen = zip(out, cotangents, strict=True)
         grads = jax.tree.leaves(back([jnp.where(jnp.isneginf(x), 0, y) for x, y in seen]))
-        return out, [x for x in grads if x.dtype != jax.dtypes.float0]
+        return *out, *(x for x in grads if x.dtype != jax.dtypes.float0)
 
-    out, grads = run(q, k, v, rules)
-    return [np.asarray(x) for x in (*out, *grads)]
+    return run(q, k, v, rules)
 
 
 def check_same(got, want):

@@ -29,6 +29,7 @@ from flax_attn.masks import (
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
 from flax_attn.scores import Additive, Alibi, ScoreFn, Softcap
+from parity_tests.core.drawing import normal as normal
 
 from .. import random_masks
 
@@ -42,10 +43,6 @@ def eager64(law):
             law()
 
     return eager
-
-
-def normal(seed: int, *shape: int) -> np.ndarray:
-    return np.random.RandomState(seed).standard_normal(shape)
 
 
 class Drawn(NamedTuple):

@@ -28,23 +28,14 @@ from flax_attn import (
     reference,
 )
 from flax_attn.backends import blockwise
-from flax_attn.parity import judge
-from flax_attn.rules import Rules, sizes_of
+from flax_attn.rules import Rules
+from parity_tests.core.backends.flash import check_same, normal, outcome
+from parity_tests.core.drawing import float64 as float64
 
 B, H, h = 2, 4, 5
 # T, S, N, K, rows, cols: lengths that are a multiple of the block, shorter than it, one, neither.
 SHAPES = [(11, 13, 6, 3, 6, 5), (9, 6, 3, 3, 3, 3), (1, 14, 4, 1, 3, 8), (8, 1, 6, 2, 5, 3)]
 WALKS = {"loops": {"unrolled": False}, "unrolled": {"unrolled": True}, "batched": {"batched": True}}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
 
 
 def drawn(seed, *shape):
@@ -105,32 +96,9 @@ def arrays(T, S, N, K):
     return normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, h)
 
 
-def outcome(forward, q, k, v, rules, **how):
-    """Output, lse and the gradients of all that is floating, by random cotangents."""
-    rules = rules.bind(sizes_of(q, k), q.shape[-1])
-
-    @jax.jit
-    def run(q, k, v, rules):
-        (o, lse), back = jax.vjp(lambda *given: forward(*given, **how), q, k, v, rules)
-        seen = jnp.where(jnp.isneginf(lse), 0, normal(8, *lse.shape))
-        return o, lse, *floats(back((normal(9, *o.shape), seen)))
-
-    return run(q, k, v, rules)
-
-
-def floats(tree):
-    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-
-
 def check(q, k, v, rules, **how):
-    want = outcome(reference.forward, q, k, v, rules)
     got = outcome(blockwise.forward, q, k, v, rules, **how)
-    everything = [np.asarray(x) for x in want[2:]]
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
-        a, b = np.asarray(a), np.asarray(b)
-        scale = judge.gradient_scale(everything, b) if i > 1 else None
-        verdict = judge.same_function(a, b, scale, zero=True)
-        assert verdict.ok and a.dtype == b.dtype, (i, verdict)
+    check_same(got, outcome(reference.forward, q, k, v, rules))
 
 
 PAIRS = [  # each mask with two scores, each score with five masks; `pytest -m long` takes the rest

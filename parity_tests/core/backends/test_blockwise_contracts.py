@@ -26,6 +26,8 @@ from flax_attn import (
 from flax_attn.backends import blockwise
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
+from parity_tests.core.attend.test_contracts import dots
+from parity_tests.core.backends.flash import normal, outcome, traced
 from parity_tests.core.backends.test_blockwise import (
     MASKS,
     SHAPES,
@@ -35,10 +37,8 @@ from parity_tests.core.backends.test_blockwise import (
     arrays,
     check,
     drawn,
-    normal,
-    outcome,
 )
-from parity_tests.core.backends.test_blockwise import float64 as float64
+from parity_tests.core.drawing import float64 as float64
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -53,9 +53,7 @@ def test_what_nobody_sees_reaches_nothing(walk, poison):
     q = q.at[1, 7:].set(poison)
     k, v = (x.at[0, 9:].set(poison).at[1, 6:].set(poison) for x in (k, v))
     dirty = outcome(blockwise.forward, q, k, v, rules, **how)
-    assert all(
-        judge.exact(np.asarray(a), np.asarray(b)).ok for a, b in zip(clean, dirty, strict=True)
-    )
+    assert all(judge.exact(a, b).ok for a, b in zip(clean, dirty, strict=True))
     assert all(jnp.isfinite(x).all() for x in (clean[0], *clean[2:]))
 
 
@@ -216,9 +214,9 @@ def test_no_array_of_both_lengths(mask, walk):
     rules = Rules(rules.mask, rules.score, None, rules.sinks, Dropout(0.5, jax.random.key(0)))
     q, k, v = arrays(T, S, N, K)
     how = {"rows": 16, "cols": 16, **WALKS[walk]}
-    jaxpr = jax.make_jaxpr(lambda *x: outcome(blockwise.forward, *x, rules, **how))(q, k, v)
+    jaxpr = jax.make_jaxpr(lambda *x: traced(blockwise.forward, *x, rules, **how))(q, k, v)
     assert max(sizes_in(jaxpr.jaxpr)) < T * S
-    plain = jax.make_jaxpr(lambda *x: outcome(reference.forward, *x, rules))(q, k, v)
+    plain = jax.make_jaxpr(lambda *x: traced(reference.forward, *x, rules))(q, k, v)
     assert max(sizes_in(plain.jaxpr)) >= T * S
 
 
@@ -235,14 +233,6 @@ def test_auto_takes_it_for_long_ones():
         assert chosen(long) == "reference"
 
 
-def precisions_in(jaxpr):
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            yield eqn.params["precision"]
-        for inner in jaxprs_in_params(eqn.params):
-            yield from precisions_in(inner)
-
-
 def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass():
     T, S, N, K, *_ = SHAPES[0]
 
@@ -251,7 +241,7 @@ def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass(
             o, back = jax.vjp(lambda *x: attend(*x, backend="blockwise"), *x)
         return back(o)
 
-    found = list(precisions_in(jax.make_jaxpr(gradients)(*arrays(T, S, N, K)).jaxpr))
+    found = list(dots(jax.make_jaxpr(gradients)(*arrays(T, S, N, K)).jaxpr))
     highest = jax.lax.Precision.HIGHEST
     assert len(found) >= 7 and set(found) == {(highest, highest)}
 

@@ -15,7 +15,8 @@ from flax_attn import CAUSAL, Alibi, Dropout, Lengths, Segments, Softcap, Window
 from flax_attn.backends import blockwise
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
-from parity_tests.core.backends.test_blockwise import WALKS, B, H, h, normal
+from parity_tests.core.backends.flash import normal
+from parity_tests.core.backends.test_blockwise import WALKS, B, H, h
 
 T, S, N, K = 9, 14, 6, 3
 MASKS = {

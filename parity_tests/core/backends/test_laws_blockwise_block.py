@@ -19,7 +19,7 @@ from flax_attn.backends.blockwise.block import (
     scored,
     seen,
     visible,
-    zero_unseen,
+    zero_unseen_keys,
 )
 from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, Window
@@ -133,15 +133,15 @@ def test_what_nobody_in_the_block_sees_is_zero():
         shown = np.zeros((G, 3, 4), bool)
         shown[0, 1, 0] = shown[G - 1, 2, 2] = shown[:, 0, 2] = True
         x = np.asarray([[1.0, 2.0], [np.nan, np.inf], [3.0, 4.0], [-np.inf, 5.0]], "float32")
-        found = zero_unseen(jnp.asarray(x), jnp.asarray(shown))
+        found = zero_unseen_keys(jnp.asarray(x), jnp.asarray(shown))
         assert found.tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]] and found.dtype == jnp.float32
-        narrow = zero_unseen(jnp.asarray(x, "bfloat16"), jnp.asarray(shown))
+        narrow = zero_unseen_keys(jnp.asarray(x, "bfloat16"), jnp.asarray(shown))
         assert narrow.dtype == jnp.bfloat16 and narrow[3].tolist() == [0, 0]
         assert narrow[2].tolist() == [3, 4]
     with jax.enable_x64(True):
-        wide = zero_unseen(jnp.asarray(x, "float64"), jnp.asarray(shown))
+        wide = zero_unseen_keys(jnp.asarray(x, "float64"), jnp.asarray(shown))
         assert wide.dtype == jnp.float64 and judge.exact(wide.astype("float32"), found).ok
-    assert "reduce_or" not in primitives(zero_unseen, x, shown)
+    assert "reduce_or" not in primitives(zero_unseen_keys, x, shown)
 
 
 def test_the_same_elements_are_dropped_as_in_the_whole():

@@ -9,7 +9,7 @@ import pytest
 from flax_attn.bench import layers, race, torch_layers, twins
 from flax_attn.bench.proof import Proof
 from flax_attn.bench.settings import Settings
-from flax_attn.bench.weights import by_heads, combined, einsum, gather, lay_out, separate, wrapper
+from flax_attn.bench.weights import by_heads, combined, einsum, separate, wrapper
 from flax_attn.bench.workload import BOTH, COTANGENT, LAYER, Workload
 from flax_attn.parity import port
 from flax_attn.parity.cases.case import has_torch
@@ -28,14 +28,13 @@ NAMES = [
         lambda turned: combined("w", "b", "out", "kernel", turned),
         lambda turned: einsum("out", "kernel", turned),
         lambda turned: wrapper(3, "first", "out", "kernel", turned),
-        lambda turned: by_heads(),
+        lambda turned: by_heads(3),
     ],
     ids=["separate", "combined", "einsum", "wrapper", "by heads"],
 )
 def test_weights_come_back_as_they_went(layout, turned):
     arrays = {name: x for name, x in TINY.arrays().items() if name in NAMES}
-    own = lay_out(layout(turned), arrays, n=TINY.heads)
-    back = gather(layout(turned), own, n=TINY.heads)
+    back = layout(turned).back(layout(turned).forward(arrays))
     assert back.keys() == arrays.keys()
     assert all(np.array_equal(back[name], arrays[name]) for name in NAMES)
 
@@ -80,10 +79,11 @@ def test_a_layer_with_two_weights_swapped_gets_no_time():
     def wrong(w):
         run, layout = right(w)
         names = {"query.weight": "key.weight", "key.weight": "query.weight"}
-        turned = [
-            p._replace(names=tuple(names.get(name, name) for name in p.names)) for p in layout
-        ]
-        return run, turned
+        moves = (
+            replace(move, sources=tuple(names.get(name, name) for name in move.sources))
+            for move in layout.moves
+        )
+        return run, replace(layout, moves=tuple(moves))
 
     contender = replace(layers.book()[0], build=lambda w, which: layers._program(wrong, w, which))
     row = proven(contender)

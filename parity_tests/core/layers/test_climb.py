@@ -21,6 +21,7 @@ from flax_attn.layers import (
     UniformCausalAverage,
 )
 from flax_attn.parity import judge
+from parity_tests.core.drawing import float64 as float64
 
 D, CONTEXT = 11, 9
 WIDTHS = {"d_in": D, "d_out": 6}
@@ -44,12 +45,6 @@ WITH_DROPOUT = [kind for kind, config in LAYERS.items() if "dropout" in config]
 MULTI = [kind for kind, config in LAYERS.items() if "num_heads" in config]
 
 of_all = pytest.mark.parametrize("kind", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def build(kind, **given):

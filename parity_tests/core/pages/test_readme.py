@@ -8,12 +8,13 @@ import re
 import pytest
 
 import torch_ref
+from flax_attn._markdown import between, cells, fill
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
 TEXT = text_of("README.md")
 BLOCKS = blocks(TEXT)
-SPEED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- end of speed -->)", re.DOTALL)
+SPEED = between("<!-- speed -->", "<!-- end of speed -->")
 GENERATED = re.compile(r"<!-- (short certificate|speed) -->.*?<!-- end of \1 -->", re.DOTALL)
 CALLS = {
     "jax.nn": "`jax.nn.dot_product_attention`",
@@ -58,8 +59,10 @@ def test_every_file_of_the_tree_is_there():
 def test_the_certificate_fits_a_page_of_838_pixels():
     """Where a cell breaks at each space: 93 letters of 7.8 pixels, and the edges of four cells."""
     table = re.search(r"<!-- short certificate -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
-    columns = zip(*(line.strip("| ").split(" | ") for line in table.splitlines()), strict=True)
-    widest = [max((word for cell in cells for word in cell.split()), key=len) for cells in columns]
+    columns = zip(*cells(table), strict=True)
+    widest = [
+        max((word for cell in column for word in cell.split()), key=len) for column in columns
+    ]
     assert sum(map(len, widest)) <= 93, f"README's table is too wide by its words {widest}."
 
 
@@ -80,7 +83,7 @@ def test_its_counts_of_faults_are_those_of_the_trial():
 
 
 def test_its_figures_are_those_of_the_benchmark():
-    assert SPEED.search(TEXT)[0] == speed(text_of("docs/benchmarks.md")), (
+    assert SPEED.search(TEXT)["table"] == speed(text_of("docs/benchmarks.md")), (
         "README.md shows other figures than docs/benchmarks.md: run "
         "`python -m parity_tests.core.pages.test_readme`, which copies them."
     )
@@ -106,9 +109,8 @@ def speed(page: str) -> str:
 
 def _table(page: str, title: str) -> list[dict[str, str]]:
     """The rows under a title, each by its headings."""
-    lines = page.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0].splitlines()
-    cells = [line.strip("| ").split(" | ") for line in lines]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+    headings, *rows = cells(page.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0])
+    return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
 def _range(name: str, rows: list[dict[str, str]]) -> str:
@@ -120,4 +122,4 @@ def _range(name: str, rows: list[dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     figures = speed(text_of("docs/benchmarks.md"))
-    (ROOT / "README.md").write_text(SPEED.sub(lambda _: figures, TEXT), "utf-8")
+    (ROOT / "README.md").write_text(fill(TEXT, SPEED, figures), "utf-8")

@@ -8,7 +8,6 @@ from .setup import first_row, mixed
 from .weights import _tiled
 
 C = "cache"
-WRITE = right.RIGHT.write_k
 
 
 def stepped(name, wrong, low=mixed):

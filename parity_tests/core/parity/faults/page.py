@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from flax_attn._markdown import between, fill
+
 PAGE = Path(__file__).parents[4] / "docs" / "trial.md"
 
 
@@ -47,16 +49,7 @@ def write(names: list[str]) -> None:
 
 
 def _put(name: str) -> None:
-    _parts(name)  # so that a table without a place is refused before it is made
-    made = TABLES[name]()
-    before, after = _parts(name)
-    PAGE.write_text(f"{before}{made}\n{after}", "utf-8")
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """The page before a table and after it."""
-    start, end = f"<!-- {name} -->\n", "<!-- end -->"
-    before, found, after = PAGE.read_text("utf-8").partition(start)
-    if not found or end not in after:
-        raise ValueError(f"{PAGE.name} has no place for it: {start.strip()} ... {end}.")
-    return before + start, after[after.index(end) :]
+    marks = between(f"<!-- {name} -->", "<!-- end -->")
+    fill(PAGE.read_text("utf-8"), marks, "")  # a table without a place is refused before it is made
+    made = f"{TABLES[name]()}\n"
+    PAGE.write_text(fill(PAGE.read_text("utf-8"), marks, made), "utf-8")

@@ -1,13 +1,13 @@
 """The kill table: of each group how many faults are detected, blamed on their tap and named."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from flax_attn.parity import ParityError
 
-from . import FAULTS, tally
+from . import FAULTS
 from .fault import GROUPS, Fault
+from .tally import Tally
 from .tally import share as share
 
 QUESTIONS = DETECTED, BLAMED, NAMED = "detected", "blamed", "named"
@@ -74,20 +74,7 @@ def outcomes(
     return tuple(judged(fault, low) for low in amplitudes for fault in FAULTS[start::step])
 
 
-def text(found: Sequence[Outcome]) -> str:
-    """The table as text, and a line for each fault that was missed in some way."""
-    return tally.text(found, "planted faults", GROUPS, QUESTIONS, _expected)
-
-
-def markdown(found: Sequence[Outcome]) -> str:
-    """The table for the page."""
-    return tally.markdown(found, GROUPS, QUESTIONS)
-
-
-def missed(found: Iterable[Outcome]) -> list[str]:
-    """A line for each outcome in which some answer is no."""
-    return tally.missed(found, QUESTIONS, _expected)
-
-
-def _expected(fault: Fault) -> str:
-    return f"{fault.tap} {fault.hint}".rstrip()
+TALLY = Tally(
+    "planted faults", GROUPS, QUESTIONS, lambda fault: f"{fault.tap} {fault.hint}".rstrip()
+)
+text, markdown, missed = TALLY.text, TALLY.markdown, TALLY.missed

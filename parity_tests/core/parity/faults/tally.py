@@ -1,7 +1,10 @@
 """What both trials count: of each group how many outcomes answer each question with yes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from flax_attn._markdown import table
 
 
 class Answer(Protocol):
@@ -22,41 +25,46 @@ def share(found: Iterable[Answer], question: str) -> tuple[int, int]:
     return sum(answers), len(answers)
 
 
-def text(
-    found: Sequence[Answer],
-    title: str,
-    groups: Sequence[str],
-    questions: Sequence[str],
-    expected: Callable[[Any], str],
-) -> str:
-    """The table as text, each amplitude by itself, and a line for each fault that was missed."""
-    asked = [(low, question) for low in (False, True) for question in questions]
-    heads = [f"{question} {'low' if low else 'full'}" for low, question in asked]
-    lines = [f"{title:<22}" + "".join(f"{head:>15}" for head in heads)]
-    for group in (*groups, "all"):
-        mine = _of(found, group)
-        cells = [_cell([row for row in mine if row.low is low], q) for low, q in asked]
-        lines.append(f"{group:<22}" + "".join(f"{cell:>15}" for cell in cells))
-    return "\n".join([*lines, "", *missed(found, questions, expected)])
+@dataclass(frozen=True)
+class Tally:
+    """How a trial's outcomes are counted.
 
+    Attributes:
+      title: of the table.
+      groups: of the faults, in their order.
+      questions: that each outcome answers.
+      expected: what should have been said of a fault.
+    """
 
-def markdown(found: Sequence[Answer], groups: Sequence[str], questions: Sequence[str]) -> str:
-    """The table for a page: groups across, both amplitudes together."""
-    every = (*groups, "all")
-    rows = [["", *every], ["---"] * (len(every) + 1)]
-    rows += [[q, *(_cell(_of(found, group), q) for group in every)] for q in questions]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    title: str
+    groups: Sequence[str]
+    questions: Sequence[str]
+    expected: Callable[[Any], str]
 
+    def text(self, found: Sequence[Answer]) -> str:
+        """The table as text, each amplitude by itself, and a line for each fault missed."""
+        asked = [(low, question) for low in (False, True) for question in self.questions]
+        heads = [f"{question} {'low' if low else 'full'}" for low, question in asked]
+        lines = [f"{self.title:<22}" + "".join(f"{head:>15}" for head in heads)]
+        for group in (*self.groups, "all"):
+            mine = _of(found, group)
+            cells = [_cell([row for row in mine if row.low is low], q) for low, q in asked]
+            lines.append(f"{group:<22}" + "".join(f"{cell:>15}" for cell in cells))
+        return "\n".join([*lines, "", *self.missed(found)])
 
-def missed(
-    found: Iterable[Answer], questions: Sequence[str], expected: Callable[[Any], str]
-) -> list[str]:
-    """A line for each outcome in which some answer is no."""
-    return [
-        f"{', '.join(wrong)}: {row}, expected {expected(row.fault)}"
-        for row in found
-        if (wrong := [f"not {q}" for q in questions if row.of(q) is False])
-    ]
+    def markdown(self, found: Sequence[Answer]) -> str:
+        """The table for a page: groups across, both amplitudes together."""
+        every = (*self.groups, "all")
+        rows = [[q, *(_cell(_of(found, group), q) for group in every)] for q in self.questions]
+        return table(["", *every], rows).rstrip("\n")
+
+    def missed(self, found: Iterable[Answer]) -> list[str]:
+        """A line for each outcome in which some answer is no."""
+        return [
+            f"{', '.join(wrong)}: {row}, expected {self.expected(row.fault)}"
+            for row in found
+            if (wrong := [f"not {q}" for q in self.questions if row.of(q) is False])
+        ]
 
 
 def _of(found: Iterable[Answer], group: str) -> list[Answer]:

@@ -123,11 +123,6 @@ class SharedByHeads(Dropout):
         return jax.random.bernoulli(self.rngs(), 1 - self.rate, shape)
 
 
-class SharedBySequences(Dropout):
-    def mask(self, x):
-        return jax.random.bernoulli(self.rngs(), 1 - self.rate, (1, *x.shape[1:]))
-
-
 def _drop_before(is_low: bool) -> Setup:
     """Scores are shrunk before the softmax."""
 

@@ -1,12 +1,11 @@
 """The strange trial's table: of each group how many faults are found, placed and named."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from flax_attn.parity import ParityError, Report
 
-from .. import tally
+from ..tally import Tally
 from ..tally import share as share
 from .fault import GROUPS, Strange
 from .pair import FULL, LOW, Pair
@@ -129,23 +128,10 @@ def run_all(
     return tuple(judged(fault, low) for fault, low in tried if fault.low or not low)
 
 
-def text(rows: Sequence[Row]) -> str:
-    """The table as text, and a line for each fault that was missed in some way."""
-    return tally.text(rows, "strange faults", GROUPS, QUESTIONS, _expected)
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The table for the page."""
-    return tally.markdown(rows, GROUPS, QUESTIONS)
-
-
-def missed(rows: Iterable[Row]) -> list[str]:
-    """A line for each outcome in which some answer is no."""
-    return tally.missed(rows, QUESTIONS, _expected)
-
-
-def _expected(fault: Strange) -> str:
-    return f"{fault.place}; {fault.hint}".rstrip("; ")
+TALLY = Tally(
+    "strange faults", GROUPS, QUESTIONS, lambda fault: f"{fault.place}; {fault.hint}".rstrip("; ")
+)
+text, markdown, missed = TALLY.text, TALLY.markdown, TALLY.missed
 
 
 def verdict(pair: Pair) -> str:

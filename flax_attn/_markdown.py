@@ -1,0 +1,42 @@
+"""Markdown: tables, written and read, and pages with generated parts, each between two marks."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, each row a line.
+
+    >>> table(["layer", "verdict"], [["A", "equal"]])
+    '| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n'
+    """
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of a table's rows, its headings first.
+
+    >>> cells("| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n")
+    [['layer', 'verdict'], ['A', 'equal']]
+    """
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    return [*rows[:1], *rows[2:]]
+
+
+def between(first: str, last: str) -> re.Pattern[str]:
+    """Finds what stands between two marks, each a pattern, as the group "table"."""
+    return re.compile(rf"{first}\n(?P<table>.*?){last}", re.DOTALL)
+
+
+def fill(page: str, marks: re.Pattern[str], text: str) -> str:
+    """The page with `text` between these marks, which it must have.
+
+    >>> fill("<!-- a -->\\nold\\n<!-- b -->", between("<!-- a -->", "<!-- b -->"), "new\\n")
+    '<!-- a -->\\nnew\\n<!-- b -->'
+    """
+    found = marks.search(page)
+    if found is None:
+        place = marks.pattern.replace(r"\n(?P<table>.*?)", " ... ")
+        raise ValueError(f"The page has no place for it: {place}.")
+    return page[: found.start("table")] + text + page[found.end("table") :]
