@@ -108,7 +108,7 @@ class GroupedQueryAttention(nnx.Module):
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
-        positions: Int[Array, "*#B T"] | None = None,
+        positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
@@ -117,7 +117,8 @@ class GroupedQueryAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
-          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1.
+          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1. They
+            are `*B T`, or `A *B T` for a rotary whose tokens have several positions.
           valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
             their outputs are zero.
           deterministic: overrules `train()` and `eval()`.
