@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .masks import Prefix as Prefix
     from .masks import Segments as Segments
     from .masks import Window as Window
+    from .norms import LayerNorm as LayerNorm
+    from .norms import RMSNorm as RMSNorm
     from .places import Places as Places
     from .positions import Axial as Axial
     from .positions import DynamicScaling as DynamicScaling
@@ -113,6 +115,8 @@ _HOMES = {
     "Prefix": ".masks",
     "Segments": ".masks",
     "Window": ".masks",
+    "LayerNorm": ".norms",
+    "RMSNorm": ".norms",
     "Places": ".places",
     "Axial": ".positions",
     "DynamicScaling": ".positions",
