@@ -140,7 +140,7 @@ class Llama3Scaling(Scaling):
     Source: the code of Llama 3.1 (Grattafiori et al., "The Llama 3 Herd of Models", 2024).
 
     >>> Llama3Scaling(8.0, 8192).rates(1e4, 8).round(5).tolist()
-    [1.0, 0.1, 0.01, 0.00052]
+    [1.0, 0.1, 0.01, 0.00021]
     """
 
     factor: float
@@ -189,8 +189,8 @@ class Yarn(Scaling):
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023;
     mscale by DeepSeek-V2's code.
 
-    >>> Yarn(4.0, 64).rates(1e4, 8).round(4).tolist()
-    [1.0, 0.0625, 0.0025, 0.0003]
+    >>> Yarn(4.0, 64).rates(1e4, 8).round(5).tolist()
+    [1.0, 0.0625, 0.0025, 0.00025]
     >>> round(Yarn(4.0, 64).magnitude, 4)
     1.1386
     """

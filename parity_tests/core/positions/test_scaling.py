@@ -153,11 +153,17 @@ CASES = {
         1.0,
         ("yarn", {"factor": 0.5, "original_max_position_embeddings": 2}),
     ),
-    "yarn, a ramp of no length": (
-        Yarn(4.0, 64, beta_fast=2.6, beta_slow=2.5, truncate=False),
-        by_ramp(4.0, 64, 2.6, 2.5, False),
+    "yarn, a ramp beyond the last pair": (
+        Yarn(4.0, 2**20),
+        by_ramp(4.0, 2**20),
         m(4.0),
-        ("yarn", YARN | {"beta_fast": 2.6, "beta_slow": 2.5, "truncate": False}),
+        ("yarn", YARN | {"original_max_position_embeddings": 2**20}),
+    ),
+    "yarn, a ramp beyond the width": (
+        Yarn(4.0, 64, beta_slow=1e-8),
+        by_ramp(4.0, 64, slow=1e-8),
+        m(4.0),
+        ("yarn", YARN | {"beta_slow": 1e-8}),
     ),
     "longrope, short": (
         LongRope(SHORT, LONG, 32, factor=4.0, length=32),
@@ -178,10 +184,10 @@ CASES = {
         ("longrope", LONGROPE | {"factor": 0.5}),
     ),
     "proportional": (
-        Proportional(0.3, 2.0),
-        of_pairs(lambda plain, i: plain / 2 if i < 2 else 0.0),
+        Proportional(0.45, 2.0),
+        of_pairs(lambda plain, i: plain / 2 if i < 3 else 0.0),
         1.0,
-        ("proportional", {"factor": 2.0, "partial_rotary_factor": 0.3}),
+        ("proportional", {"factor": 2.0, "partial_rotary_factor": 0.45}),
     ),
     "frequencies": (
         Frequencies(LONG, attention_factor=0.7),
@@ -287,7 +293,8 @@ def test_a_length_may_be_known_traced_or_fixed():
         for other in (rotary(x), rotary(x, np.arange(9)), fixed(x), fixed(x[:, :4])):
             assert judge.same_function(other[:, :4], traced[:, :4]).ok
         short = Rotary(scaling=kinds[name](*given, length=6))
-        assert judge.same_function(rotary(x[:, :6]), short(x[:, :6])).ok
+        for other in (rotary(x[:, :6]), jax.jit(rotary)(x[:, :6], jnp.arange(6))):
+            assert judge.same_function(other, short(x[:, :6])).ok
         assert not judge.same_function(short(x), traced).ok
         assert rotary(x[:, :0], jnp.zeros((2, 0), int)).shape == (2, 0, 3, WIDTH)
 
