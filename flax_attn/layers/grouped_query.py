@@ -36,7 +36,7 @@ class GroupedQueryAttention(nnx.Module):
       head_dim: width of a head, H; N * H need not be in_features.
       rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N H`; None for none.
       q_norm, k_norm: a norm over the last axis of `*B T N H`, such as
-        `nnx.RMSNorm(head_dim, epsilon=1e-6, rngs=rngs)`; None for none.
+        `RMSNorm(head_dim, eps=1e-6)`; None for none.
       norm_after_rotary: whether the norms follow the rotation; by default they come before it.
       mask: what may look at what when a call gives no other; kept as `layer.mask`.
       rules: `Rules(score=..., scale=...)`: what happens to the logits. Its other parts are
