@@ -48,8 +48,19 @@ if TYPE_CHECKING:
     from .masks import Prefix as Prefix
     from .masks import Segments as Segments
     from .masks import Window as Window
+    from .norms import LayerNorm as LayerNorm
+    from .norms import RMSNorm as RMSNorm
     from .places import Places as Places
+    from .positions import Axial as Axial
+    from .positions import DynamicScaling as DynamicScaling
+    from .positions import Frequencies as Frequencies
+    from .positions import LinearScaling as LinearScaling
+    from .positions import Llama3Scaling as Llama3Scaling
+    from .positions import LongRope as LongRope
+    from .positions import Proportional as Proportional
     from .positions import Rotary as Rotary
+    from .positions import Sections as Sections
+    from .positions import Yarn as Yarn
     from .positions import alibi_slopes as alibi_slopes
     from .positions import rotary_angles as rotary_angles
     from .positions import rotate as rotate
@@ -106,8 +117,19 @@ _HOMES = {
     "Prefix": ".masks",
     "Segments": ".masks",
     "Window": ".masks",
+    "LayerNorm": ".norms",
+    "RMSNorm": ".norms",
     "Places": ".places",
+    "Axial": ".positions",
+    "DynamicScaling": ".positions",
+    "Frequencies": ".positions",
+    "LinearScaling": ".positions",
+    "Llama3Scaling": ".positions",
+    "LongRope": ".positions",
+    "Proportional": ".positions",
     "Rotary": ".positions",
+    "Sections": ".positions",
+    "Yarn": ".positions",
     "alibi_slopes": ".positions",
     "rotary_angles": ".positions",
     "rotate": ".positions",

@@ -63,8 +63,9 @@ def wide(dtype: Any) -> Any:
 def frozen(cls: C) -> C:
     """Class decorator: a frozen dataclass that is a pytree and hashes by value.
 
-    Arrays (and pytrees of them) are leaves; plain Python values and functions are structure, so a
-    jitted function that takes such an object is traced once per structure, not once per object.
+    Arrays (and pytrees of them) are leaves; plain Python values, tuples of them and functions are
+    structure, so a jitted function that takes such an object is traced once per structure, not once
+    per object.
 
     Args:
       cls: a class whose fields are annotated, such as a subclass of `Mask` or `Score`.
@@ -134,6 +135,8 @@ def leaf_axes(node: Any) -> list[str]:
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):  # of sizes, say
+        return all(map(_is_plain, value))
     return isinstance(value, _PLAIN) or (callable(value) and not dataclasses.is_dataclass(value))
 
 

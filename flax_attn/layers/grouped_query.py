@@ -35,7 +35,7 @@ class GroupedQueryAttention(nnx.Module):
       head_dim: width of a head, H; N * H need not be in_features.
       rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N H`; None for none.
       q_norm, k_norm: a norm over the last axis of `*B T N H`, such as
-        `nnx.RMSNorm(head_dim, epsilon=1e-6, rngs=rngs)`; None for none.
+        `RMSNorm(head_dim, eps=1e-6)`; None for none.
       norm_after_rotary: whether the norms follow the rotation; by default they come before it.
       mask: what may look at what when a call gives no other; kept as `layer.mask`.
       rules: `Rules(score=..., scale=...)`: what happens to the logits. Its other parts are
@@ -106,7 +106,7 @@ class GroupedQueryAttention(nnx.Module):
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
-        positions: Int[Array, "*#B T"] | None = None,
+        positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
@@ -115,7 +115,8 @@ class GroupedQueryAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
-          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1.
+          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1. They
+            are `*B T`, or `A *B T` for a rotary whose tokens have several positions.
           valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
             their outputs are zero.
           deterministic: overrules `train()` and `eval()`.

@@ -18,6 +18,7 @@ from flax_attn import (
     Softcap,
     Window,
     attend,
+    frozen,
 )
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
@@ -164,3 +165,16 @@ def test_a_param_inside_a_frozen_object_is_refused():
             make()
     q, k, v = arrays()
     assert attend(q, k, v, sinks=param).shape == q.shape
+
+
+def test_tuples_of_plain_values_are_structure_and_arrays_in_tuples_are_data():
+    @frozen
+    class Sized:
+        sizes: tuple
+
+    plain, nested = Sized((2, 3.0, None)), Sized((2, (3, "a")))
+    assert jax.tree.leaves((plain, nested)) == [] and plain == Sized((2, 3.0, None)) != nested
+    assert hash(plain) == hash(Sized((2, 3.0, None)))
+    again = jax.tree.unflatten(jax.tree.structure(plain), [])
+    assert again.sizes == (2, 3.0, None) and again == plain
+    assert len(jax.tree.leaves(Sized((np.ones(2), 3.0)))) == 2

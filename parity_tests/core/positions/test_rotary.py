@@ -7,6 +7,7 @@ import pytest
 
 from flax_attn import Rotary, alibi_slopes
 from flax_attn.parity import judge
+from flax_attn.parity.sides.torch_float64 import lifted
 from parity_tests.core.drawing import float64 as float64
 
 
@@ -101,6 +102,7 @@ def test_equal_rotaries_are_equal():
         (lambda: Rotary()(jnp.ones((5, 1, 6)), jnp.ones((1, 5), int)), r"\(5,\); got shape"),
         (lambda: alibi_slopes(0), "1 or more; got 0"),
         (lambda: alibi_slopes(2.5), "1 or more; got 2.5"),
+        (lambda: alibi_slopes(2, bias_max=0.0), "bias_max must be above zero; got 0.0"),
     ],
 )
 def test_what_does_not_fit_is_named(make, words):
@@ -129,3 +131,13 @@ def test_alibi_slopes_are_blooms(n):
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom", reason="Bloom's slopes")
     bias = bloom.build_alibi_tensor(torch.ones(1, 2), n, torch.float64)  # N 1 S
     assert judge.printed(bias[:, 0, 1].numpy(), alibi_slopes(n))  # Bloom takes powers in float32
+
+
+@pytest.mark.parametrize("bias_max", [8, 6, 16])
+@pytest.mark.parametrize("n", range(1, 18))
+def test_alibi_slopes_are_mpts(n, bias_max):
+    pytest.importorskip("torch", reason="MPT's slopes are torch's")
+    mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt", reason="MPT's slopes")
+    with lifted():
+        bias = -mpt.build_mpt_alibi_tensor(n, 2, bias_max).numpy()[:, 0, 0]  # N 1 S
+    assert judge.same_function(alibi_slopes(n, bias_max=float(bias_max)), bias).ok

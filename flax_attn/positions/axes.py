@@ -1,0 +1,123 @@
+"""Positions with several axes: which pair of a rotary is turned by which of them.
+
+Positions then have shape `(A, *B, T)`: time, row and column of a token for A = 3.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._arrays import is_count
+from .._types import frozen
+
+
+class Dealt(NamedTuple):
+    """For each of the P pairs its axis of the positions, and its place in the list of rates."""
+
+    axis: np.ndarray
+    rate: np.ndarray
+
+
+@frozen
+class Sections:
+    """M-RoPE: each pair keeps its rate and is turned by one axis of the positions.
+
+    Args:
+      sizes: how many of the P pairs each axis turns.
+      interleaved: False gives the first `sizes[0]` pairs to the first axis, and so on (Qwen2-VL).
+        True gives pair i to axis `i % A` as long as that axis has pairs left, and to the first axis
+        otherwise (Qwen3-VL).
+
+    Raises:
+      ValueError: unless sizes are whole numbers; if the axes cannot take turns; in use, if the
+        sizes do not sum to the number of pairs.
+
+    Source: Wang et al., "Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any
+    Resolution", 2024; Qwen3-VL's code.
+
+    >>> Sections((2, 1, 1)).deal(4).axis.tolist()
+    [0, 0, 1, 2]
+    >>> Sections((2, 1, 1), interleaved=True).deal(4).axis.tolist()
+    [0, 1, 2, 0]
+    """
+
+    sizes: tuple[int, ...]
+    interleaved: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        if not self.sizes or not all(is_count(n, 0) for n in self.sizes):
+            raise ValueError(f"sizes of Sections must be whole numbers; got {self.sizes}.")
+        self.deal(sum(self.sizes))
+
+    @property
+    def count(self) -> int:
+        """A, the number of axes."""
+        return len(self.sizes)
+
+    @property
+    def lists(self) -> int:
+        """How many axes have a list of rates of their own; here all share one."""
+        return 1
+
+    def deal(self, pairs: int) -> Dealt:
+        if sum(self.sizes) != pairs:
+            raise ValueError(
+                f"sizes of Sections must sum to the {pairs} pairs that turn; got {self.sizes}."
+            )
+        place = np.arange(pairs)
+        axis = np.repeat(np.arange(self.count), self.sizes)
+        if self.interleaved:
+            turn = place % self.count
+            axis = np.where(place < np.asarray(self.sizes)[turn] * self.count, turn, 0)
+        if np.bincount(axis, minlength=self.count).tolist() != [*self.sizes]:
+            raise ValueError(
+                "Interleaved sections take turns, and the first takes what is left; with sizes "
+                f"{self.sizes} an axis would miss pairs."
+            )
+        return Dealt(axis, place)
+
+
+@frozen
+class Axial:
+    """Rows and columns: each axis of the positions turns P / A pairs, the first axis the first.
+
+    Args:
+      count: A, the number of axes.
+      shared: False gives each axis the rates of width / A (the towers of Qwen2-VL and Llama 4).
+        True deals one list of rates, that of the whole width, to the axes in turn (Pixtral).
+
+    Raises:
+      ValueError: if count is no whole number of at least 1; in use, if A does not divide P.
+
+    Source: Heo et al., "Rotary Position Embedding for Vision Transformer", 2024.
+
+    >>> Axial().deal(4)
+    Dealt(axis=array([0, 0, 1, 1]), rate=array([0, 1, 0, 1]))
+    >>> Axial(shared=True).deal(4).rate.tolist()
+    [0, 2, 1, 3]
+    """
+
+    count: int = 2
+    shared: bool = False
+
+    def __post_init__(self):
+        if not is_count(self.count, 1):
+            raise ValueError(
+                f"count of Axial must be a whole number of at least 1; got {self.count!r}."
+            )
+
+    @property
+    def lists(self) -> int:
+        """How many axes have a list of rates of their own."""
+        return 1 if self.shared else self.count
+
+    def deal(self, pairs: int) -> Dealt:
+        if pairs % self.count:
+            raise ValueError(
+                f"Axial deals out the same number of pairs to each of {self.count} axes; got "
+                f"{pairs} pairs."
+            )
+        each = pairs // self.count
+        axis, step = np.divmod(np.arange(pairs), each) if each else (np.arange(0),) * 2
+        return Dealt(axis, step * self.count + axis if self.shared else step)

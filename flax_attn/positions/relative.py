@@ -1,0 +1,342 @@
+"""Relative positions: buckets, indices into tables, and tables of other sizes; pure functions.
+
+Indices are whole numbers by numpy where the distances are known. Each function names whose
+convention it is: which sign a distance has, and in which order a table's rows stand.
+"""
+
+from bisect import bisect_left
+from functools import lru_cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .._arrays import is_count
+from .._checks import check_choice
+from .scaling import plain_rates
+
+Indices = Int[np.ndarray, "*X"] | Int[Array, "*X"]
+
+
+def t5_buckets(
+    distance: Indices, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Indices:
+    """The row of T5's table for `distance = key - query`.
+
+    Half of the rows (of a direction) are for one distance each, the others for ranges that grow by
+    a constant factor up to `max_distance`, from where on the last row serves. The edges are exact;
+    transformers', in float32, are the same for the published sizes.
+
+    Args:
+      distance: whole numbers, by numpy or jax, of any shape.
+      buckets: rows of the table.
+      max_distance: from where on the last row serves.
+      bidirectional: whether keys behind the query have the second half of the rows; if not, they
+        all have row 0.
+
+    Raises:
+      ValueError: for fewer than 4 buckets (2 if not bidirectional), or a max_distance that the rows
+        of one distance reach.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", 2020, and its code.
+
+    >>> t5_buckets(np.asarray([-200, -8, -7, 0, 7, 8, 200])).tolist()
+    [15, 8, 7, 0, 23, 24, 31]
+    """
+    rows = buckets // 2 if bidirectional else buckets
+    single = rows // 2
+    if not is_count(buckets, 4 if bidirectional else 2) or not is_count(max_distance, single + 1):
+        raise ValueError(
+            "t5_buckets needs 4 buckets or more (2 in one direction) and a max_distance beyond "
+            f"their rows for one distance; got {buckets=}, {max_distance=}, {bidirectional=}."
+        )
+    xp = _xp(distance)
+    far = abs(distance) if bidirectional else xp.maximum(-distance, 0)
+    found = _bucket(far, single, _edges(single, max_distance, rows - single, False))
+    return found + xp.where(distance > 0, rows, 0) if bidirectional else found
+
+
+def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> Indices:
+    """DeBERTa-v2's bucket of `distance = query - key`, within -buckets and buckets.
+
+    Distances below buckets / 2 are themselves; further ones grow with the logarithm, and
+    `max_distance - 1` has the bucket `buckets - 1`. Row `bucket + buckets` of the table of
+    2 buckets rows, cut off at both ends, is what both c2p and p2c read at (query, key).
+
+    Args:
+      distance: whole numbers, by numpy or jax, of any shape.
+      buckets: `position_buckets` of a config, even.
+      max_distance: `max_relative_positions` of a config.
+
+    Raises:
+      ValueError: for an odd number of buckets or fewer than 4, or a max_distance that the buckets
+        for one distance reach.
+
+    Source: He et al., "DeBERTaV3", 2021, and the code of DeBERTa-v2.
+
+    >>> deberta_buckets(np.asarray([-15, -4, -1, 0, 1, 2, 3, 15, 99]), buckets=4, max_distance=16)
+    array([-3, -3, -1,  0,  1,  2,  3,  3,  4])
+    """
+    single = buckets // 2
+    if not is_count(buckets, 4) or buckets % 2 or not is_count(max_distance, single + 2):
+        raise ValueError(
+            "deberta_buckets needs an even number of 4 buckets or more, and a max_distance beyond "
+            f"those for one distance; got {buckets=}, {max_distance=}."
+        )
+    edges = _edges(single, max_distance - 1, single - 1, True)
+    return _xp(distance).sign(distance) * _bucket(abs(distance), single + 1, edges)
+
+
+def deberta_rows(
+    queries: int, keys: int, *, buckets: int, max_distance: int
+) -> Int[np.ndarray, "T S"]:
+    """The row of DeBERTa-v2's table of 2 buckets rows that c2p and p2c read for each pair.
+
+    Args:
+      queries, keys: lengths, T and S.
+      buckets, max_distance: as of `deberta_buckets`.
+
+    >>> deberta_rows(2, 3, buckets=4, max_distance=16).tolist()
+    [[4, 3, 2], [5, 4, 3]]
+    """
+    distance = np.arange(queries)[:, None] - np.arange(keys)
+    found = deberta_buckets(distance, buckets=buckets, max_distance=max_distance)
+    return np.clip(found + buckets, 0, 2 * buckets - 1)
+
+
+@lru_cache(maxsize=64)
+def _edges(first: int, last: int, steps: int, above: bool) -> tuple[int, ...]:
+    """The distances from which on each bucket but the first of a logarithmic ramp serves.
+
+    The ramp is `first (last / first) ** (k / steps)`, compared in whole numbers, so exactly. An
+    edge is the first distance that is no smaller, for k = 1 ... steps - 1, or if `above` the first
+    that is larger, for k = 1 ... steps.
+    """
+
+    def beyond(distance: int, k: int) -> bool:
+        a, b = distance**steps * first**k, last**k * first**steps
+        return a > b if above else a >= b
+
+    longest = range(first, last + 2)
+    ks = range(1, steps + above)
+    return tuple(longest[bisect_left(longest, True, key=lambda d, k=k: beyond(d, k))] for k in ks)
+
+
+def _bucket(far: Any, single: int, edges: tuple[int, ...]) -> Any:
+    """`far` where it is below `single`, and from there on `single` and the edges passed."""
+    xp = _xp(far)
+    passed = xp.searchsorted(xp.asarray(edges, far.dtype), far, side="right")
+    return xp.where(far < single, far, single + passed.astype(far.dtype))
+
+
+def _xp(x: Any) -> Any:
+    return jnp if isinstance(x, jax.Array) else np
+
+
+def window_rows(height: int, width: int) -> Int[np.ndarray, "T T"]:
+    """The row of Swin's table of (2 height - 1)(2 width - 1) rows for each pair of a window.
+
+    Tokens are counted along rows of the window, T = height width. The row of the table is
+    `(dy + height - 1)(2 width - 1) + dx + width - 1`, with distances `query - key`.
+
+    Raises:
+      ValueError: for sides that are no whole numbers of at least 1.
+
+    Source: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
+    2021, and its code.
+
+    >>> window_rows(1, 2).tolist()
+    [[1, 0], [2, 1]]
+    """
+    _check_sides("a window", height, width)
+    y, x = np.divmod(np.arange(height * width), width)
+    dy, dx = y[:, None] - y + height - 1, x[:, None] - x + width - 1
+    return dy * (2 * width - 1) + dx
+
+
+def window_coordinates(
+    height: int, width: int, *, pretrained: tuple[int, int] | None = None
+) -> Float[np.ndarray, "Y X 2"]:
+    """Swin v2's log-spaced distances, `sign(d) log2(1 + 8 |d| / (side - 1)) / 3`.
+
+    The input of the network that makes the table, whose rows stand as `window_rows` counts them.
+
+    Args:
+      height, width: sides of the window.
+      pretrained: sides of the window that the network was trained with, if others.
+
+    Raises:
+      ValueError: for sides that are no whole numbers of at least 1, or beside a longer one a side
+        of 1 to divide by, where Swin's code has NaN.
+
+    Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022, and its
+    code.
+
+    >>> window_coordinates(2, 2)[:, 2].round(4).tolist()
+    [[-1.0566, 1.0566], [0.0, 1.0566], [1.0566, 1.0566]]
+    """
+    _check_sides("a window", height, width)
+    sides = (height, width) if pretrained is None else pretrained
+    _check_sides("a pretrained window", *sides)
+    one = (height, width) == (1, 1) and pretrained is None
+    if min(sides) == 1 and not one:
+        raise ValueError(f"Distances are divided by side - 1; got a window of {sides}.")
+    found = np.meshgrid(
+        *(np.arange(1 - n, n, dtype=np.float64) for n in (height, width)), indexing="ij"
+    )
+    scaled = np.stack(found, -1) * 8 / (1 if one else np.asarray(sides) - 1)
+    return np.sign(scaled) * np.log2(1 + abs(scaled)) / 3
+
+
+def resized_rows(table: Float[Array, "R C"], queries: int, keys: int) -> Float[Array, "Q K C"]:
+    """SAM's entry for each query and key along one side of an image, of a table of any size.
+
+    The table is interpolated to 2 max(queries, keys) - 1 rows, as torch does it without aligned
+    corners. The row is `queries - keys` in steps of the longer side, rounded down.
+
+    Args:
+      table: learnt for 2 n - 1 distances, from key far ahead to key far behind.
+      queries, keys: tokens along the side.
+
+    Raises:
+      ValueError: for an empty table, or sides that are no whole numbers of at least 1.
+
+    Source: Li et al., "MViTv2: Improved Multiscale Vision Transformers for Classification and
+    Detection", 2022, and the code of SAM.
+
+    >>> resized_rows(jnp.asarray([[0.0], [1.0], [2.0]]), 2, 2)[..., 0].tolist()
+    [[1.0, 0.0], [2.0, 1.0]]
+    """
+    _check_sides("an image", queries, keys)
+    if table.ndim != 2 or not len(table):
+        raise ValueError(f"table must have shape (rows, width); got {table.shape}.")
+    # In float32 and in the published order, on which rounding down depends.
+    steps = np.float32(max(keys / queries, 1.0)), np.float32(max(queries / keys, 1.0))
+    q = np.arange(queries, dtype=np.float32)[:, None] * steps[0]
+    k = np.arange(keys, dtype=np.float32) * steps[1]
+    rows = ((q - k) + np.float32((keys - 1) * max(queries / keys, 1.0))).astype(np.int32)
+    return _interpolated(table, 2 * max(queries, keys) - 1)[rows]
+
+
+def _interpolated(table: Float[Array, "R C"], length: int) -> Float[Array, "length C"]:
+    """The table at `length` places, linearly between rows, as `align_corners=False` has them."""
+    if length == len(table):
+        return table
+    place = np.maximum((np.arange(length) + 0.5) * len(table) / length - 0.5, 0.0)
+    below = np.floor(place).astype(np.int32)
+    above = np.minimum(below + 1, len(table) - 1)
+    share = jnp.asarray(place - below, table.dtype)[:, None]
+    return table[below] * (1 - share) + table[above] * share
+
+
+def decomposed_bias(
+    q: Float[Array, "*B T N H"],
+    rows: Float[Array, "Y U H"],
+    columns: Float[Array, "X V H"],
+) -> Float[Array, "*B N T S"]:
+    """`q . rows + q . columns`: a bias for the rows of an image plus one for its columns.
+
+    Tokens are counted along rows of the image: T = Y X queries and S = U V keys. In SAM q is not
+    scaled.
+
+    Args:
+      q: queries.
+      rows, columns: entries of two tables, by `resized_rows`.
+
+    Raises:
+      ValueError: if T is not the number of queries of both tables.
+
+    Source: Li et al., MViTv2, 2022, and the code of SAM.
+
+    >>> table = jnp.ones((3, 4))
+    >>> sides = resized_rows(table, 2, 2), resized_rows(table, 2, 2)
+    >>> decomposed_bias(jnp.ones((4, 1, 4)), *sides).shape
+    (1, 4, 4)
+    """
+    height, width = rows.shape[0], columns.shape[0]
+    if q.shape[-3] != height * width:
+        raise ValueError(
+            f"q needs one token for each of {height} x {width} places; got {q.shape[-3]}."
+        )
+    image = q.reshape(*q.shape[:-3], height, width, *q.shape[-2:])  # *B Y X N H
+    by_row = jnp.einsum("...yxnh,ykh->...nyxk", image, rows)
+    by_column = jnp.einsum("...yxnh,xkh->...nyxk", image, columns)
+    bias = by_row[..., :, None] + by_column[..., None, :]  # *B N Y X U V
+    return bias.reshape(*bias.shape[:-4], height * width, -1)
+
+
+def sinusoids(
+    positions: Float[Array, "*B T"] | Int[Array, "*B T"],
+    width: int,
+    *,
+    base: float = 10_000.0,
+    layout: Literal["half", "interleaved"] = "half",
+    dtype: Any = jnp.float32,
+) -> Float[Array, "*B T D"]:
+    """`sin` and `cos` of `position * base ** (-2 i / width)`: no table, and nothing learnt.
+
+    Args:
+      positions: of any sign; Transformer-XL's are distances, from far behind to far ahead.
+      width: D, even.
+      base: the longest wavelength is about 2 pi base.
+      layout: "half" puts all sines first (Transformer-XL, XLNet), "interleaved" each sine before
+        its cosine (Vaswani et al., the Conformer).
+      dtype: of the angles and the result.
+
+    Raises:
+      ValueError: for an odd width or another layout.
+
+    Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+    2019.
+
+    >>> sinusoids(jnp.asarray([0, 2]), 4).shape
+    (2, 4)
+    """
+    if not is_count(width, 2) or width % 2:
+        raise ValueError(f"width must be an even count of components; got {width!r}.")
+    check_choice("layout", layout, "half", "interleaved")
+    rates = jnp.asarray(plain_rates(base, width), dtype)
+    angles = positions.astype(dtype)[..., None] * rates.reshape((1,) * positions.ndim + (-1,))
+    parts = jnp.stack([jnp.sin(angles), jnp.cos(angles)], -2 if layout == "half" else -1)
+    return parts.reshape(*positions.shape, width)
+
+
+def relative_shift(
+    scores: Float[Array, "*B T R"], keys: int, *, pad: bool = False
+) -> Float[Array, "*B T S"]:
+    """Scores by distance, moved to where their keys stand: `out[i, j] = scores[i, j + T - i]`.
+
+    Read from the memory in rows that are one shorter, without indices. Where `j + T - i` exceeds
+    R - 1, the published code reads on in the next row and so does this; a causal mask hides it.
+
+    Args:
+      scores: of T queries with R distances, from the key furthest behind to the one furthest ahead.
+      keys: S, how many keys are kept.
+      pad: whether a column is put in front first, so that `out[i, j] = scores[i, j + T - i - 1]`,
+        as Transformer-XL and the Conformer do, which have one distance less than XLNet.
+
+    Raises:
+      ValueError: if fewer than `keys` columns are left.
+
+    Source: Dai et al., Transformer-XL, 2019, appendix B, and the code of XLNet.
+
+    >>> relative_shift(jnp.asarray([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]), 2).tolist()
+    [[2.0, 3.0], [5.0, 6.0]]
+    """
+    if pad:
+        scores = jnp.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(1, 0)])
+    *batch, T, R = scores.shape
+    if not 0 <= keys < R:
+        raise ValueError(f"{R - 1} distances are left after the shift; got keys={keys}.")
+    turned = scores.reshape(*batch, R, T)[..., 1:, :]
+    return turned.reshape(*batch, T, R - 1)[..., :keys]
+
+
+def _check_sides(what: str, height: int, width: int) -> None:
+    if not (is_count(height, 1) and is_count(width, 1)):
+        raise ValueError(
+            f"The sides of {what} must be whole numbers of at least 1; got {height!r}, {width!r}."
+        )

@@ -1,0 +1,237 @@
+"""Rotary positions: the angles, the turn in both layouts, and both as an object for layers."""
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .._types import frozen, wide
+from .axes import Axial, Sections
+from .scaling import Frequencies, Rates, Scaling, exponents, plain_rates
+
+Layout = Literal["half", "interleaved"]
+
+
+def rotary_angles(
+    positions: Int[Array, "*B T"], width: int, base: float, dtype: Any
+) -> Float[Array, "*B T P"]:
+    """`position * base ** (-2 i / width)` for each of the P = width // 2 pairs, in radians.
+
+    Args:
+      positions: integers.
+      width: how many components are turned; an even number.
+      base: the longest wavelength is about 2 pi base.
+      dtype: of the angles; the powers are computed in float64.
+
+    Raises:
+      TypeError: for a name that is no dtype.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+
+    >>> import jax.numpy as jnp
+    >>> rotary_angles(jnp.asarray([0, 2]), 4, 4.0, jnp.float32).tolist()
+    [[0.0, 0.0], [2.0, 1.0]]
+    """
+    rates = jnp.asarray(_rates(base, width, None, None, dtype), dtype)
+    return positions[..., None].astype(dtype) * rates.reshape((1,) * positions.ndim + (-1,))
+
+
+def _rates(base: Any, width: int, scaling: Scaling | None, length: Any, dtype: Any) -> Rates:
+    """The rates of `width` components, by numpy in float64 unless the base is an array."""
+    if scaling is not None:
+        return scaling.rates(base, width, length)
+    if isinstance(base, int | float | np.generic):
+        return plain_rates(base, width)
+    return jnp.asarray(base, dtype) ** -jnp.asarray(exponents(width), dtype)
+
+
+def rotate(
+    x: Float[Array, "*B T N H"],
+    angles: Float[Array, "*#B T P"],
+    layout: Layout = "half",
+    *,
+    magnitude: float = 1.0,
+) -> Float[Array, "*B T N H"]:
+    """Turns each pair `(a, b)` into `(a cos - b sin, b cos + a sin)`; other components pass.
+
+    Args:
+      x: queries or keys; its first 2 P components are turned.
+      angles: radians, from `rotary_angles`.
+      layout: pairs are `(i, i + P)` for "half" (GPT-NeoX, Llama) and `(2 i, 2 i + 1)` for
+        "interleaved" (the paper, GPT-J).
+      magnitude: the factor of cos and sin.
+
+    Raises:
+      TypeError: if x and the angles do not broadcast.
+
+    Source: Su et al., RoFormer, 2021.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.asarray([1.0, 0.0]).reshape(1, 1, 2)
+    >>> rotate(x, jnp.asarray([[jnp.pi / 2]])).round(4).ravel().tolist()
+    [-0.0, 1.0]
+    """
+    pairs = angles.shape[-1]
+    cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]  # *B T 1 P
+    if magnitude != 1.0:
+        cos, sin = cos * magnitude, sin * magnitude
+    turned, passed = x[..., : 2 * pairs].astype(angles.dtype), x[..., 2 * pairs :]
+    axis = -2 if layout == "half" else -1
+    split = (2, pairs) if layout == "half" else (pairs, 2)
+    a, b = jnp.moveaxis(turned.reshape(*x.shape[:-1], *split), axis, 0)
+    turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis).reshape(
+        *x.shape[:-1], 2 * pairs
+    )
+    return jnp.concatenate([turned.astype(x.dtype), passed], axis=-1)
+
+
+@frozen
+class Rotary:
+    """Rotary positions as an object to hand to a layer: `rotary(x, positions=None)`.
+
+    Args:
+      base: the longest wavelength is about 2 pi base.
+      layout: "half" or "interleaved", see `rotate`.
+      width: how many components are turned, the first ones; None turns all of them.
+      scaling: what stretches the rates, and the factor of cos and sin: `LinearScaling`,
+        `DynamicScaling`, `Llama3Scaling`, `Yarn`, `LongRope`, `Proportional` or `Frequencies`.
+      axes: `Sections` or `Axial`, where a token has several positions.
+      reverse: whether pairs are turned backwards, as by negative positions.
+
+    Rates are computed in float64 where the length of the sequence does not enter, angles in
+    float32, or in float64 for float64 inputs. x is `*B T N H`; positions are integers that
+    broadcast to `*B T`, and with `axes` to `A *B T`, with all A axes there. Without positions each
+    axis of `Sections` counts 0, 1, ... T - 1.
+
+    Raises:
+      ValueError: for another layout, an odd width, a base of zero or less, a base or width beside
+        `Frequencies`; in use, if the width exceeds H, the positions do not fit or lack for `Axial`.
+      TypeError: for a scaling or axes of another class; for a base that is an array, beside a
+        scaling.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+
+    >>> import jax.numpy as jnp
+    >>> from flax_attn import Rotary, Yarn
+    >>> Rotary()(jnp.ones((5, 3, 4))).shape
+    (5, 3, 4)
+    >>> far = Rotary(1e6, scaling=Yarn(4.0, 32768))
+    >>> far(jnp.ones((5, 3, 4))).shape
+    (5, 3, 4)
+    """
+
+    base: float = 10_000.0
+    layout: Layout = "half"
+    width: int | None = None
+    scaling: Scaling | None = None
+    axes: Sections | Axial | None = None
+    reverse: bool = False
+
+    def __post_init__(self):
+        if self.layout not in ("half", "interleaved"):
+            raise ValueError(f'layout must be "half" or "interleaved"; got {self.layout!r}.')
+        if self.width is not None and (self.width < 0 or self.width % 2):
+            raise ValueError(f"width must be an even count of components; got {self.width}.")
+        if isinstance(self.base, int | float) and not self.base > 0:
+            raise ValueError(f"base must be above zero; got {self.base}.")
+        _check_parts(self)
+
+    def __call__(
+        self, x: Float[Array, "*B T N H"], positions: Int[Array, "*A T"] | None = None
+    ) -> Float[Array, "*B T N H"]:
+        """`x` turned at `positions`, which are 0, 1, ... T - 1 unless given."""
+        angles = self._angles(positions, self._width(x.shape[-1]), x.shape[:-2], wide(x.dtype))
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        return rotate(x, angles, self.layout, magnitude=magnitude)
+
+    def _width(self, head_dim: int) -> int:
+        """How many of the components of a head are turned."""
+        width = head_dim if self.width is None else self.width
+        if isinstance(self.scaling, Frequencies):
+            width = 2 * len(self.scaling.values)
+        if width > head_dim or width % 2:
+            raise ValueError(
+                f"Rotary turns an even count of components; got {width} of width {head_dim}."
+            )
+        return width
+
+    def _angles(
+        self, given: Any, width: int, whole: tuple[int, ...], dtype: Any
+    ) -> Float[Array, "*B T P"]:
+        """The angle of each pair, by its own axis of the positions if they have axes."""
+        length = _length(given, whole[-1], dtype) if _needs_length(self.scaling) else None
+        lists = 1 if self.axes is None else self.axes.lists
+        rates = _rates(self.base, width // lists, self.scaling, length, dtype)
+        positions = _positions(given, self.axes, whole)
+        if self.axes is None:
+            positions = positions[..., None]  # *B T 1
+        else:
+            axis, rate = self.axes.deal(width // 2)
+            positions, rates = jnp.moveaxis(positions, 0, -1)[..., axis], rates[rate]  # *B T P
+        rates = jnp.asarray(-rates if self.reverse else rates, dtype)
+        return positions.astype(dtype) * rates.reshape((1,) * len(whole) + (-1,))
+
+
+def _check_parts(rotary: Rotary) -> None:
+    scaling, axes = rotary.scaling, rotary.axes
+    if not isinstance(scaling, Scaling | None):
+        raise TypeError(f"scaling must be a scaling such as Yarn; got {type(scaling).__name__}.")
+    if not isinstance(axes, Sections | Axial | None):
+        raise TypeError(f"axes must be Sections, Axial or None; got {type(axes).__name__}.")
+    if scaling is not None and not isinstance(rotary.base, int | float | np.generic):
+        raise TypeError(
+            f"base must be a number beside a scaling; got {type(rotary.base).__name__}."
+        )
+    if not isinstance(scaling, Frequencies):
+        return
+    if rotary.base != Rotary.base or rotary.width is not None or isinstance(axes, Axial):
+        raise ValueError(
+            "Frequencies say the rate of every pair that is turned: leave base and width out, and "
+            f"use Sections for axes; got base={rotary.base}, width={rotary.width}, axes={axes}."
+        )
+
+
+def _needs_length(scaling: Scaling | None) -> bool:
+    return scaling is not None and scaling.needs_length
+
+
+def _length(positions: Any, length: int, dtype: Any) -> Any:
+    """The largest position plus one: a number if it is known, else floating."""
+    if positions is None:
+        return length
+    if isinstance(positions, np.ndarray):
+        return int(positions.max(initial=-1)) + 1
+    return (jnp.max(jnp.asarray(positions), initial=-1) + 1).astype(dtype)
+
+
+def _positions(given: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
+    """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; 0 ... T - 1 unless given."""
+    if axes is None:
+        return _aligned(jnp.asarray(np.arange(whole[-1]) if given is None else given), whole)
+    if given is None and isinstance(axes, Axial):
+        raise ValueError(
+            f"Axial needs positions of shape ({axes.count}, *batch, length): the row and the "
+            "column of each token; got none."
+        )
+    if given is None:
+        given = np.broadcast_to(np.arange(whole[-1]), (axes.count, whole[-1]))
+    given = jnp.asarray(given)
+    if given.ndim < 2 or given.shape[0] != axes.count:
+        raise ValueError(
+            f"positions must broadcast to (axes, *batch, length) = {(axes.count, *whole)}, with "
+            f"all {axes.count} axes there; got shape {given.shape}."
+        )
+    aligned = _aligned(given[0], whole)
+    return given.reshape(axes.count, *aligned.shape)
+
+
+def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:
+    """`positions` with as many axes as `*B T`; ValueError unless it broadcasts over `*B`."""
+    shape = (1,) * (len(whole) - positions.ndim) + positions.shape
+    fits = len(shape) == len(whole) and shape[-1] == whole[-1]
+    if not fits or any(n not in (1, of) for n, of in zip(shape, whole, strict=True)):
+        raise ValueError(
+            f"positions must broadcast to (*batch, length) = {whole}; got shape {positions.shape}."
+        )
+    return positions.reshape(shape)

@@ -1,0 +1,427 @@
+"""Rates of rotary pairs, and what stretches them so that a model reads further than it learnt.
+
+A scaling is plain data for `Rotary(scaling=...)`. Rates are radians a position, one for each of the
+P pairs, in float64 by numpy wherever the length of the sequence does not enter or is known.
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._arrays import dtype_of, is_count, numbers_in_lists
+from .._types import frozen
+
+Rates = Float[np.ndarray, " P"] | Float[Array, " P"]
+
+
+def exponents(width: int) -> Float[np.ndarray, " P"]:
+    """`2 i / width` for each pair i; P is width / 2, rounded up."""
+    return np.arange(0, width, 2, dtype=np.float64) / width
+
+
+def plain_rates(base: Any, width: int) -> Float[np.ndarray, " P"]:
+    """`base ** (-2 i / width)` for each pair i.
+
+    >>> plain_rates(4.0, 4).tolist()
+    [1.0, 0.5]
+    """
+    return float(base) ** -exponents(width)
+
+
+class Scaling:
+    """How the rates of a `Rotary` are made: the base class of all scalings, themselves frozen."""
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether `rates` has to be told the length of the sequence."""
+        return False
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of cos and sin."""
+        return 1.0
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        """The rates of `width` components; `length` is a number, or traced and then floating."""
+        raise NotImplementedError
+
+
+@frozen
+class LinearScaling(Scaling):
+    """`rate / factor`: positions are interpolated.
+
+    Args:
+      factor: how many times longer the sequences may be.
+
+    Raises:
+      ValueError: if the factor is not above zero.
+
+    Source: Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation", 2023.
+
+    >>> LinearScaling(4.0).rates(4.0, 4).tolist()
+    [0.25, 0.125]
+    """
+
+    factor: float
+
+    def __post_init__(self):
+        _check_above_zero(self, "factor")
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        return plain_rates(base, width) / self.factor
+
+
+@frozen
+class DynamicScaling(Scaling):
+    """Rates of the base `base (factor L / original - (factor - 1)) ** (width / (width - 2))`.
+
+    L is the length of the sequence, at least `original_length`. transformers keeps the largest L so
+    far as a state of the module; here each call has its own.
+
+    Args:
+      factor: how many times longer the sequences may be.
+      original_length: the longest sequence of the training.
+      length: None takes for L the largest position of the call plus one, over all its batch
+        entries, known or traced. A number is L itself: keys that a cache holds, parts of a sequence
+        on several devices and calls of different lengths are then turned alike.
+
+    Raises:
+      ValueError: if a factor or a length is not above zero.
+
+    Source: "dynamic NTK" of Peng et al., "YaRN: Efficient Context Window Extension of Large
+    Language Models", 2023, appendix B; with transformers' formula.
+
+    >>> DynamicScaling(2.0, 8).rates(4.0, 4, length=8).tolist()
+    [1.0, 0.5]
+    >>> DynamicScaling(2.0, 8).rates(4.0, 4, length=16).round(4).tolist()
+    [1.0, 0.1667]
+    """
+
+    factor: float
+    original_length: int
+    length: int | None = None
+
+    def __post_init__(self):
+        _check_above_zero(self, "factor")
+        _check_counts(self, "original_length", "length")
+
+    @property
+    def needs_length(self) -> bool:
+        return self.length is None
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        longest = _at_least(self.length if length is None else length, self.original_length)
+        stretch = self.factor * longest / self.original_length - (self.factor - 1)
+        base = base * stretch ** (width / max(width - 2, 1))  # of two components the rate is 1
+        exponent = exponents(width)
+        return base ** -(exponent if _is_known(base) else jnp.asarray(exponent, dtype_of(base)))
+
+
+@frozen
+class Llama3Scaling(Scaling):
+    """Long wavelengths are divided by `factor`, short ones kept, and those between blended.
+
+    A pair that turns less than `low_freq_factor` times within `original_length` is long, one that
+    turns more than `high_freq_factor` times short; between them the share kept grows linearly with
+    the number of turns.
+
+    Args:
+      factor: by which the rates of long wavelengths are divided.
+      original_length: the longest sequence of the training.
+      low_freq_factor, high_freq_factor: numbers of turns.
+
+    Raises:
+      ValueError: if a number is not above zero, or high_freq_factor not above low_freq_factor.
+
+    Source: the code of Llama 3.1 (Grattafiori et al., "The Llama 3 Herd of Models", 2024).
+
+    >>> Llama3Scaling(8.0, 8192).rates(1e4, 8).round(5).tolist()
+    [1.0, 0.1, 0.01, 0.00021]
+    """
+
+    factor: float
+    original_length: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self):
+        _check_above_zero(self, "factor", "low_freq_factor", "high_freq_factor")
+        _check_counts(self, "original_length")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                "high_freq_factor must be above low_freq_factor; got "
+                f"high_freq_factor={self.high_freq_factor}, low_freq_factor={self.low_freq_factor}."
+            )
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        rates = plain_rates(base, width)
+        turns = self.original_length * rates / (2 * math.pi)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return rates * (np.clip(kept, 0, 1) * (1 - 1 / self.factor) + 1 / self.factor)
+
+
+@frozen
+class Yarn(Scaling):
+    """Pairs that turn often are kept, those that turn little divided by `factor`, a ramp between.
+
+    The ramp runs over the index of the pair, from the one that turns `beta_fast` times within
+    `original_length` to the one that turns `beta_slow` times. cos and sin are multiplied by
+    `attention_factor`, or by m(mscale) / m(mscale_all_dim), or else by m(1), where
+    m(s) = 0.1 s log(factor) + 1, and 1 for a factor of at most 1.
+
+    Args:
+      factor: how many times longer the sequences may be.
+      original_length: the longest sequence of the training.
+      beta_fast, beta_slow: numbers of turns at which the ramp begins and ends.
+      mscale, mscale_all_dim: both or none, as in DeepSeek's configs; their attention also has
+        m(mscale_all_dim) ** 2 in its scale. transformers ignores one without the other.
+      attention_factor: the factor of cos and sin, in place of mscale and mscale_all_dim.
+      truncate: whether the ends of the ramp are whole indices; not so in gpt-oss.
+
+    Raises:
+      ValueError: if a number is not above zero, beta_fast not above beta_slow, one mscale is given
+        without the other or beside an attention_factor; in use, for a base of 1 or less.
+
+    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023;
+    mscale by DeepSeek-V2's code.
+
+    >>> Yarn(4.0, 64).rates(1e4, 8).round(5).tolist()
+    [1.0, 0.0625, 0.0025, 0.00025]
+    >>> round(Yarn(4.0, 64).magnitude, 4)
+    1.1386
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        above_zero = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        _check_above_zero(self, *above_zero, "attention_factor")
+        _check_counts(self, "original_length")
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(
+                f"beta_fast must be above beta_slow; got beta_fast={self.beta_fast}, "
+                f"beta_slow={self.beta_slow}."
+            )
+        given = [x is not None for x in (self.mscale, self.mscale_all_dim)]
+        if any(given) and (self.attention_factor is not None or not all(given)):
+            raise ValueError(
+                "Yarn takes mscale and mscale_all_dim together, or attention_factor, or none of "
+                f"them; got mscale={self.mscale}, mscale_all_dim={self.mscale_all_dim}, "
+                f"attention_factor={self.attention_factor}."
+            )
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is None or self.mscale_all_dim is None:
+            return self._m(1.0)
+        return self._m(self.mscale) / self._m(self.mscale_all_dim)
+
+    def _m(self, scale: float) -> float:
+        return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        rates, (low, high) = plain_rates(base, width), self._ends(base, width)
+        ramp = np.clip((np.arange(len(rates)) - low) / (high - low), 0, 1)
+        return rates * (1 - ramp) + rates / self.factor * ramp
+
+    def _ends(self, base: float, width: int) -> tuple[float, float]:
+        """The indices of the pairs at which the ramp begins and ends."""
+        if base <= 1:
+            raise ValueError(f"Yarn needs a base above 1; got {base}.")
+        turns = (self.beta_fast, self.beta_slow)
+        longest = [self.original_length / (2 * math.pi * n) for n in turns]
+        low, high = (width * math.log(x) / (2 * math.log(base)) for x in longest)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        return low, high + 0.001 * (low == high)
+
+
+@frozen
+class LongRope(Scaling):
+    """`rate / short_factors`, or `rate / long_factors` in a sequence beyond `original_length`.
+
+    Args:
+      short_factors, long_factors: one number for each of the P pairs.
+      original_length: the longest sequence of the training, 2 or more.
+      factor: how many times longer the sequences may be. cos and sin are multiplied by
+        sqrt(1 + log(factor) / log(original_length)), and by 1 for a factor of at most 1.
+      attention_factor: the factor of cos and sin, in place of that.
+      length: the length of the sequence; None and a number as in `DynamicScaling`.
+
+    Raises:
+      ValueError: unless exactly one of factor and attention_factor is given, for numbers that are
+        not above zero; in use, for other counts of factors than of pairs.
+
+    Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024;
+    with the factor of Phi-3's code.
+
+    >>> scaling = LongRope((1.0, 2.0), (4.0, 8.0), original_length=16, factor=4.0)
+    >>> scaling.rates(4.0, 4, length=16).tolist(), scaling.rates(4.0, 4, length=17).tolist()
+    ([1.0, 0.25], [0.25, 0.0625])
+    >>> round(scaling.magnitude, 4)
+    1.2247
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_length: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    length: int | None = None
+
+    def __post_init__(self):
+        for name in ("short_factors", "long_factors"):
+            numbers = tuple(float(x) for x in getattr(self, name))
+            object.__setattr__(self, name, numbers)
+            if not all(x > 0 for x in numbers):
+                raise ValueError(f"{name} must hold numbers above zero; got {numbers}.")
+        _check_above_zero(self, "factor", "attention_factor")
+        _check_counts(self, "original_length", "length", least=2)
+        if (self.factor is None) == (self.attention_factor is None):
+            raise ValueError(
+                "LongRope takes either factor or attention_factor; got "
+                f"factor={self.factor}, attention_factor={self.attention_factor}."
+            )
+
+    @property
+    def needs_length(self) -> bool:
+        return self.length is None
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        assert self.factor is not None
+        longer = max(math.log(self.factor), 0.0)
+        return math.sqrt(1 + longer / math.log(self.original_length))
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        rates = plain_rates(base, width)
+        for name in ("short_factors", "long_factors"):
+            if len(getattr(self, name)) != len(rates):
+                raise ValueError(
+                    f"{name} needs one number for each of the {len(rates)} pairs of "
+                    f"{width} components; got {len(getattr(self, name))}."
+                )
+        short, long = rates / np.asarray(self.short_factors), rates / np.asarray(self.long_factors)
+        length = self.length if length is None else length
+        if length is None or _is_known(length):
+            return long if length is not None and length > self.original_length else short
+        short, long = (jnp.asarray(x, dtype_of(length)) for x in (short, long))
+        return jnp.where(length > self.original_length, long, short)
+
+
+@frozen
+class Proportional(Scaling):
+    """`rate / factor` for the first `share` of the pairs, and 0 for the others.
+
+    The rates are those of the whole width, and pairs are `(i, i + H / 2)`: not what `width` does,
+    which has rates and pairs of its own.
+
+    Args:
+      share: from 0 to 1; int(share * width // 2) pairs are turned.
+      factor: by which the rates are divided.
+
+    Raises:
+      ValueError: for a share outside [0, 1], or a factor that is not above zero.
+
+    Source: the global layers of Gemma 4, as transformers computes them.
+
+    >>> Proportional(0.5).rates(16.0, 8).tolist()
+    [1.0, 0.5, 0.0, 0.0]
+    """
+
+    share: float
+    factor: float = 1.0
+
+    def __post_init__(self):
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must lie within 0 and 1; got {self.share!r}.")
+        _check_above_zero(self, "factor")
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        rates = plain_rates(base, width) / self.factor
+        return np.where(np.arange(len(rates)) < int(self.share * width // 2), rates, 0.0)
+
+
+@frozen
+class Frequencies(Scaling):
+    """Rates that are given, one for each pair, so that 2 P components are turned.
+
+    For an odd rotary width w, transformers turns w + 1 components with exponents over w, which is
+    `Frequencies(base ** (-np.arange(0, w, 2) / w))`.
+
+    Args:
+      values: P rates, radians a position; an array, which stays data of the rotary.
+      attention_factor: the factor of cos and sin.
+
+    Raises:
+      TypeError: if the values are not floating.
+      ValueError: unless they have one axis, or for an attention_factor that is not above zero; in
+        use, if `Rotary` has another width or a base.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+
+    >>> Frequencies([1.0, 0.25]).rates(1e4, 4).tolist()
+    [1.0, 0.25]
+    """
+
+    values: Rates
+    attention_factor: float = 1.0
+
+    def __post_init__(self):
+        numbers_in_lists(self, "values")
+        if not jnp.issubdtype(dtype_of(self.values), jnp.floating):
+            raise TypeError(f"Frequencies needs floating rates; got {dtype_of(self.values)}.")
+        if np.ndim(self.values) != 1:
+            raise ValueError(f"Frequencies needs rates of shape (P,); got {np.shape(self.values)}.")
+        _check_above_zero(self, "attention_factor")
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def rates(self, base: float, width: int, length: Any = None) -> Rates:
+        return self.values
+
+
+def _is_known(x: Any) -> bool:
+    return isinstance(x, int | float | np.generic)
+
+
+def _at_least(length: Any, least: int) -> Any:
+    """The larger of both; a number stays one."""
+    if length is None or _is_known(length):
+        return max(length or 0, least)
+    return jnp.maximum(length, least)
+
+
+def _check_above_zero(self: Any, *names: str) -> None:
+    for name in names:
+        x = getattr(self, name)
+        if x is not None and (isinstance(x, bool) or not (_is_known(x) and 0 < x < math.inf)):
+            raise ValueError(f"{name} of {type(self).__name__} must be above zero; got {x!r}.")
+
+
+def _check_counts(self: Any, *names: str, least: int = 1) -> None:
+    for name in names:
+        x = getattr(self, name)
+        if not (is_count(x, least) or (x is None and name == "length")):
+            raise ValueError(
+                f"{name} of {type(self).__name__} must be a whole number of at least {least}; "
+                f"got {x!r}."
+            )

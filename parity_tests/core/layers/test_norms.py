@@ -1,0 +1,248 @@
+"""Norms of queries and keys, against numpy in float64 and the classes of transformers."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import GroupedQueryAttention, LayerNorm, RMSNorm, Rotary
+from flax_attn.norms import l2_norm, layer_norm, rms_norm
+from flax_attn.parity import Rule, assert_parity, judge
+
+RANDOM = np.random.RandomState(0)
+X, GAIN, BIAS = (RANDOM.standard_normal(s) for s in ((2, 7, 3, 4), 4, 4))
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def rms(x, eps=0.3):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+
+
+def centred(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+# The function, and its formula.
+FORMULAS = {
+    "rms": (lambda x: rms_norm(x, eps=0.3), rms(X)),
+    "rms with a gain": (lambda x: rms_norm(x, jnp.asarray(GAIN), eps=0.3), rms(X) * GAIN),
+    "rms, cast before": (
+        lambda x: rms_norm(x, jnp.asarray(GAIN), eps=0.3, cast="before"),
+        rms(X) * GAIN,
+    ),
+    "rms, 1 + gain": (
+        lambda x: rms_norm(x, jnp.asarray(GAIN), eps=0.3, plus_one=True),
+        rms(X) * (1 + GAIN),
+    ),
+    "layer": (lambda x: layer_norm(x, eps=0.3), rms(centred(X))),
+    "layer with a gain for each head": (
+        lambda x: layer_norm(x, jnp.asarray(X[0, 0]), eps=0.3),
+        rms(centred(X)) * X[0, 0],
+    ),
+    "layer with a bias": (
+        lambda x: layer_norm(x, jnp.asarray(GAIN), jnp.asarray(BIAS), eps=0.3),
+        rms(centred(X)) * GAIN + BIAS,
+    ),
+    "length one": (
+        lambda x: l2_norm(x, eps=0.3),
+        X / np.sqrt((X * X).sum(-1, keepdims=True) + 0.3),
+    ),
+    "length one, a floor": (
+        lambda x: l2_norm(x, eps=2.0, floor=True),
+        X / np.maximum(np.sqrt((X * X).sum(-1, keepdims=True)), 2.0),
+    ),
+}
+of_all_formulas = pytest.mark.parametrize("name", FORMULAS)
+
+
+@of_all_formulas
+def test_norms_are_their_formulas(name, float64):
+    function, want = FORMULAS[name]
+    got = jax.jit(function)(jnp.asarray(X))
+    assert got.dtype == jnp.float64 and judge.same_function(got, want).ok
+
+
+@of_all_formulas
+def test_narrow_inputs_are_normed_in_float32(name, float64):
+    x = jnp.asarray(X, jnp.bfloat16)
+    function, _ = FORMULAS[name]
+    got, wide = function(x), function(x.astype(jnp.float32))
+    assert got.dtype == jnp.bfloat16 and wide.dtype == jnp.float32
+    if "before" not in name:  # the gain follows the rounding there
+        assert judge.exact(got, wide.astype(jnp.bfloat16)).ok
+
+
+def test_a_large_mean_costs_no_digits():
+    x = jnp.asarray([4096.0, 4097.0, 4098.0, 4099.0], jnp.float32)
+    want = centred(np.arange(4.0)) / np.sqrt(1.25)
+    assert judge.same_precision(layer_norm(x, eps=0.0), want.astype("f4"), want, "float32").ok
+
+
+def test_a_vector_of_zeros_has_gradients():
+    for floor in (False, True):
+        gradient = jax.grad(lambda x, floor=floor: l2_norm(x, eps=0.5, floor=floor).sum())
+        scale = 0.5 if floor else 0.5**0.5
+        assert judge.exact(gradient(jnp.zeros(3)), np.full(3, 1 / scale, np.float32)).ok
+
+
+@pytest.mark.parametrize(
+    ("plus_one", "gain"),
+    [(False, [0.5703125, 2.203125, 1.0, 0.71484375]), (True, [0.8984375, 1.8125, 1.859375, 1.8])],
+)
+def test_the_gain_comes_after_or_before_the_cast(plus_one, gain):
+    x = np.asarray([1, 2, 3, 7], np.float32)  # whose mean of squares is exact
+    gain = np.asarray(gain).astype(BF16)
+    normed = x * (np.float32(1) / np.sqrt(np.float32(15.75)))
+    before = normed.astype(BF16) * (BF16(1) + gain if plus_one else gain)
+    after = (normed * (gain.astype("f4") + plus_one)).astype(BF16)
+    assert (before != after).any()
+    for cast, want in (("before", before), ("after", after)):
+        got = rms_norm(
+            jnp.asarray(x, jnp.bfloat16), jnp.asarray(gain), eps=0.0, plus_one=plus_one, cast=cast
+        )
+        assert judge.exact(got, want).ok
+
+
+def test_modules_start_from_a_gain_of_one_in_their_dtype():
+    x = jnp.asarray(X, jnp.float32)
+    made = RMSNorm(4, eps=0.3), RMSNorm(4, eps=0.3, plus_one=True), RMSNorm(None, eps=0.3)
+    for norm in made:
+        assert judge.exact(norm(x), rms_norm(x, eps=0.3)).ok
+    assert judge.exact(LayerNorm(4, eps=0.3, use_bias=True)(x), layer_norm(x, eps=0.3)).ok
+    assert made[1].scale[...].tolist() == [0.0] * 4 and made[2].scale is None
+    assert RMSNorm(4, eps=0.3, param_dtype=jnp.bfloat16).scale[...].dtype == jnp.bfloat16
+    assert LayerNorm((3, 4), eps=0.3).scale.shape == (3, 4)
+    init = nnx.with_partitioning(nnx.initializers.normal(), ("heads",), eager_sharding=False)
+    drawn = RMSNorm(4, eps=0.3, scale_init=init, rngs=nnx.Rngs(0))
+    assert len({*drawn.scale[...].tolist()}) == 4
+    assert "heads" in str(drawn.scale.get_metadata())
+
+
+def attention(module, name):
+    pytest.importorskip("torch", reason="the witness is torch's")
+    pytest.importorskip("transformers", reason="the witness is transformers'")
+    found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    return getattr(found, name)
+
+
+# transformers' class, its arguments, and ours.
+MODULES = {
+    "Llama": ("llama", "LlamaRMSNorm", (4, 1e-2), lambda: RMSNorm(4, eps=1e-2, cast="before")),
+    "Gemma 2": ("gemma2", "Gemma2RMSNorm", (4, 1e-2), lambda: RMSNorm(4, eps=1e-2, plus_one=True)),
+    "Qwen3-Next": (
+        *("qwen3_next", "Qwen3NextRMSNorm", (4, 1e-2)),
+        lambda: RMSNorm(4, eps=1e-2, plus_one=True),
+    ),
+    "gpt-oss": ("gpt_oss", "GptOssRMSNorm", (4, 1e-2), lambda: RMSNorm(4, eps=1e-2)),
+    "T5": ("t5", "T5LayerNorm", (4, 1e-2), lambda: RMSNorm(4, eps=1e-2, cast="before")),
+    "Cohere": ("cohere", "CohereLayerNorm", ((3, 4), 1e-2), lambda: LayerNorm((3, 4), eps=1e-2)),
+    "Llama 4": ("llama4", "Llama4TextL2Norm", (1e-2,), lambda: RMSNorm(None, eps=1e-2)),
+    "NanoChat": ("nanochat", "NanoChatRMSNorm", (1e-2,), lambda: RMSNorm(None, eps=1e-2)),
+    "Gemma 4's values": (
+        *("gemma4", "Gemma4RMSNorm", (4, 1e-2, False)),
+        lambda: RMSNorm(None, eps=1e-2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_transformers(name):
+    module, kind, arguments, ours = MODULES[name]
+    theirs = attention(module, kind)(*arguments)
+    rules = [Rule("weight -> scale")] if kind == "T5LayerNorm" else []  # an RMSNorm in fact
+    dtypes = ("float64", "float32", "bfloat16")
+    assert_parity(theirs, ours(), X, dtypes=dtypes, rules=rules, eager=False)
+
+
+def test_a_layer_norm_with_a_bias_is_torchs():
+    torch = pytest.importorskip("torch", reason="the witness is torch's")
+    ours = LayerNorm(4, eps=1e-2, use_bias=True)
+    assert_parity(torch.nn.LayerNorm(4, eps=1e-2), ours, X, eager=False)
+
+
+SIZES = dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, head_dim=4)
+# transformers' folder, its name, and what ours is built with.
+LAYERS = {
+    "OLMo2": (
+        *("olmo2", "Olmo2", {"rms_norm_eps": 1e-2}),
+        lambda: {
+            "rotary": Rotary(),
+            "q_norm": RMSNorm(24, eps=1e-2, over_heads=True),
+            "k_norm": RMSNorm(12, eps=1e-2, over_heads=True),
+        },
+    ),
+    "Cohere": (
+        *("cohere", "Cohere", {"use_qk_norm": True, "layer_norm_eps": 1e-2}),
+        lambda: {
+            "rotary": Rotary(layout="interleaved"),
+            "q_norm": LayerNorm((6, 4), eps=1e-2),
+            "k_norm": LayerNorm((3, 4), eps=1e-2),
+        },
+    ),
+    "NanoChat": (
+        *("nanochat", "NanoChat", {"rms_norm_eps": 1e-2}),
+        lambda: {
+            "rotary": Rotary(reverse=True),
+            "q_norm": RMSNorm(None, eps=1e-2),
+            "k_norm": RMSNorm(None, eps=1e-2),
+            "norm_after_rotary": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_norms_are_transformers(name):
+    folder, prefix, fields, ours = LAYERS[name]
+    kind, rotary = (attention(folder, f"{prefix}{x}") for x in ("Attention", "RotaryEmbedding"))
+    transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    config = getattr(transformers, f"{prefix}Config")(
+        **SIZES, **fields, rope_parameters=rope, attn_implementation="eager"
+    )
+
+    def call(layer, x):
+        hidden = torch.triu(torch.ones(7, 7, dtype=torch.bool), 1)
+        mask = torch.zeros(1, 1, 7, 7, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)
+        turns = rotary(config)(x, torch.arange(7)[None])
+        return layer(x, position_embeddings=turns, attention_mask=mask)[0]
+
+    layer = GroupedQueryAttention(24, 6, 3, 4, **ours(), rngs=nnx.Rngs(0))
+    x = RANDOM.standard_normal((2, 7, 24))
+    assert_parity(kind(config, 0), layer, x, torch_call=call, eager=False, taps=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RMSNorm(0, eps=1e-6), r"features\[0\] must be a whole number .* got 0"),
+        (lambda: RMSNorm(4, eps=-1.0), "eps must be zero or more; got -1.0"),
+        (lambda: RMSNorm(4, eps=1e-6, cast="late"), "cast must be one of .*'late'"),
+        (lambda: RMSNorm(None, eps=1e-6, plus_one=True), r"of a gain; RMSNorm\(None\) has none"),
+        (lambda: RMSNorm(4, eps=1e-6, scale_init=jnp.ones), "hand in rngs="),
+        (lambda: RMSNorm(5, eps=1e-6)(X), r"gain of shape \(5,\); got x of shape \(2, 7, 3, 4\)"),
+        (
+            lambda: RMSNorm(4, eps=1e-6, over_heads=True)(X),
+            r"shape \(4,\); got x of .*\(2, 7, 12\)",
+        ),
+        (lambda: LayerNorm((6, 4), eps=1e-6)(X), r"gain of shape \(6, 4\); got x of shape"),
+        (lambda: LayerNorm((3, 0), eps=1e-6), r"features\[1\] must be a whole number"),
+        (lambda: LayerNorm(4, eps=float("nan")), "eps must be zero or more; got nan"),
+        (lambda: rms_norm(X, eps=1e-6, plus_one=True), "hand in a scale"),
+        (lambda: rms_norm(X, eps=1e-6, cast="late"), "cast must be one of .*'late'"),
+        (lambda: l2_norm(X, eps=-1.0), "eps must be zero or more; got -1.0"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
