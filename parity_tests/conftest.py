@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     turn = config.stash[TURN]
-    which = "all" if turn is None else f"{turn}, and --turn all leaves nothing out"
+    which = "all" if turn is None else f"{turn}, and --turn=all leaves nothing out"
     return f"turn of the long tables: {which}"
 
 

@@ -3,7 +3,7 @@
 A test with several parameters runs with one in `EVERY` of them, and a case that is not the first of
 its variant and witness at one commit in `OF_CASES`. `@pytest.mark.turns(n)` gives a test a number
 of its own, also one without parameters; `turns(1)` always runs whole. The turn is the number of
-commits, so that neighbours differ, or what `--turn` says; `--turn all` leaves nothing out. Whoever
+commits, so that neighbours differ, or what `--turn` says; `--turn=all` leaves nothing out. Whoever
 names files or tests, gives `-k`, or asks for the long ones, runs those whole.
 """
 
