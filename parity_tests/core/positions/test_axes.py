@@ -35,7 +35,7 @@ def rates(width):
 
 
 # The axes, and of 8 pairs the axis and the rate by hand.
-CASES = {
+AXES = {
     "chunks": (Sections((4, 1, 3)), [0, 0, 0, 0, 1, 2, 2, 2], rates(16)),
     "an empty chunk": (Sections((5, 0, 3)), [0, 0, 0, 0, 0, 2, 2, 2], rates(16)),
     "in turns": (Sections((4, 2, 2), interleaved=True), [0, 1, 2, 0, 1, 2, 0, 0], rates(16)),
@@ -47,9 +47,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", AXES)
 def test_pairs_are_turned_by_their_axes(name, layout):
-    axes, axis, speed = CASES[name]
+    axes, axis, speed = AXES[name]
     x = RANDOM.standard_normal((2, 5, 3, 18))
     positions = RANDOM.randint(0, 50, (max(axis) + 1, 2, 5))
     rotary = Rotary(BASE, layout, 16, axes=axes)

@@ -81,7 +81,7 @@ LONGROPE |= {"original_max_position_embeddings": 32, "factor": 4.0}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 MSCALES = {"mscale": 0.7, "mscale_all_dim": 1.3}
 # The scaling, its rates by the formula, its magnitude; transformers' type and fields.
-CASES = {
+SCALINGS = {
     "linear": (
         LinearScaling(3.0),
         of_pairs(lambda plain, _: plain / 3),
@@ -196,12 +196,12 @@ CASES = {
         None,
     ),
 }
-of_all_cases = pytest.mark.parametrize("name", CASES)
+of_all_cases = pytest.mark.parametrize("name", SCALINGS)
 
 
 @of_all_cases
 def test_rates_and_the_factor_are_the_formulas(name):
-    scaling, rates, magnitude, _ = CASES[name]
+    scaling, rates, magnitude, _ = SCALINGS[name]
     assert judge.same_function(scaling.rates(BASE, WIDTH), rates).ok
     assert judge.same_function(np.asarray(scaling.magnitude), np.asarray(magnitude)).ok
 
@@ -218,10 +218,10 @@ def config_of(kind, fields, head_dim=WIDTH, length=64):
     )
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3]])
+@pytest.mark.parametrize("name", [name for name, case in SCALINGS.items() if case[3]])
 def test_rates_and_the_factor_are_transformers(name):
     pytest.importorskip("torch", reason="the witness is torch's")
-    scaling, _, _, (kind, fields) = CASES[name]
+    scaling, _, _, (kind, fields) = SCALINGS[name]
     fields = dict(fields)
     length = fields.pop("seq_len", None)
     config = config_of(kind, fields)
@@ -327,7 +327,7 @@ def test_narrow_inputs_are_turned_in_float32(name, dtype):
 
 @of_all_cases
 def test_scalings_are_equal_by_value_and_known_to_a_program(name):
-    scaling = CASES[name][0]
+    scaling = SCALINGS[name][0]
     rotary = Rotary(scaling=scaling)
     leaves = jax.tree.leaves(rotary)
     assert len(leaves) == (name == "frequencies")
