@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flax_attn.parity.cases.collect import collect
 from parity_tests.turns import EVERY, OF_CASES, split, turn_of
 
 
@@ -48,8 +49,7 @@ def test_the_rest_are_the_others_in_order():
 
 
 def test_the_first_case_of_a_variant_runs_always():
-    from parity_tests.test_causal_attention import CASES as cases
-
+    cases = collect("parity_tests.test_causal_attention")
     for case in cases:
         case.eager = case is cases[0]
     items = [Item(f"a.py::test_parity[{i}]", case=case) for i, case in enumerate(cases)]

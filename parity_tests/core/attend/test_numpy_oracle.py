@@ -210,7 +210,7 @@ ORACLES = [
 
 def test_every_layer_has_an_oracle():
     layers = {cls for cls in vars(fa).values() if isinstance(cls, type)}
-    layers = {cls for cls in layers if issubclass(cls, nnx.Module)}
+    layers = {cls for cls in layers if cls.__module__.startswith("flax_attn.layers.")}
     assert {cls for _, cls, _, _ in ORACLES} == layers
 
 

@@ -26,7 +26,7 @@ def cases(name: str) -> list[Case]:
 WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
 
 
-@pytest.mark.parametrize(("low", "step"), [(False, 24), (True, 24), *WHOLE])
+@pytest.mark.parametrize(("low", "step"), [(False, 48), (True, 48), *WHOLE])
 def test_the_kill_table(low, step, turn):
     """Every fault is detected at either amplitude; nearly every one is blamed and named rightly.
 

@@ -24,7 +24,7 @@ AT_LEAST = {
 WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
 
 
-@pytest.mark.parametrize(("low", "step"), [(False, 12), (True, 12), *WHOLE])
+@pytest.mark.parametrize(("low", "step"), [(False, 24), (True, 24), *WHOLE])
 def test_the_strange_table(low, step, turn):
     """Every fault is found at each of its amplitudes, and nearly every one placed and named.
 
