@@ -57,9 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if case is not None:
             case.eager = (case.variant, case.witness) not in seen
             seen.add((case.variant, case.witness))
-    turn = config.stash[TURN]
+    turn, asked = config.stash[TURN], config.getoption("--turn") is not None
     named = config.option.keyword or any(".py" in given for given in config.args)
-    if turn is not None and not named and "not long" in config.option.markexpr:
+    if turn is not None and (asked or not named) and "not long" in config.option.markexpr:
         items[:], others = split(items, turn)
         config.hook.pytest_deselected(items=others)
 

@@ -4,7 +4,7 @@ A test with several parameters runs with one in `EVERY` of them, and a case that
 its variant and witness at one commit in `OF_CASES`. `@pytest.mark.turns(n)` gives a test a number
 of its own, also one without parameters; `turns(1)` always runs whole. The turn is the number of
 commits, so that neighbours differ, or what `--turn` says; `--turn=all` leaves nothing out. Whoever
-names files or tests, gives `-k`, or asks for the long ones, runs those whole.
+names files or tests, gives `-k`, or asks for the long ones, runs those whole, but for a given turn.
 """
 
 import subprocess
