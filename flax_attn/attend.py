@@ -2,7 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from ._arrays import check_number
+from ._checks import check_choice
 from ._types import is_frozen
 from .backends import BACKENDS
 from .backends.choice import Explanation, Verdict, warn_if_slow
-from .backends.local import attend_locally, bound, weights_locally
+from .backends.local import attend_locally, bound, none_empty, weights_locally
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .places import Places
-from .rules import Rules
+from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .sharding import attend_sharded, weights_sharded
 
@@ -26,6 +27,7 @@ FORWARD_MODE = (
     'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
     'flax_attn.use_backend("reference").'
 )
+Empty = Literal["zero", "mean"]
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
@@ -40,6 +42,7 @@ def attend(
     scale: float | Array | None = ...,
     sinks: Float[Array, " N"] | None = ...,
     dropout: Drop | None = ...,
+    empty: Empty = ...,
     places: Places | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = False,
@@ -55,6 +58,7 @@ def attend(
     scale: float | Array | None = ...,
     sinks: Float[Array, " N"] | None = ...,
     dropout: Drop | None = ...,
+    empty: Empty = ...,
     places: Places | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
@@ -69,6 +73,7 @@ def attend(
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
+    empty: Empty = "zero",
     places: Places | None = None,
     backend: str = "auto",
     return_lse: bool = False,
@@ -79,8 +84,9 @@ def attend(
     sink logits (unscaled, unmasked) in the denominator; dropout; times v. Softmax and accumulation
     run in `promote_types(dtype, float32)`. A row that may look at nothing gives zeros, zero
     gradients and lse = -inf (its sink, if there are sinks); torch's `scaled_dot_product_attention`
-    agrees, `jax.nn` gives the mean of v there. Keys and values that nobody may look at, and queries
-    that see nothing, cannot reach outputs or gradients even if they hold NaN.
+    agrees, `jax.nn` gives the mean of v there, and so does `empty="mean"`. Keys and values that
+    nobody may look at, and queries that see nothing, cannot reach outputs or gradients even if they
+    hold NaN; in the mean of v they can.
 
     Args:
       q: queries, `*B T N H`; any number of batch axes, none included.
@@ -91,6 +97,13 @@ def attend(
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
       sinks: one logit a query head.
       dropout: `Dropout(rate, key)` or `DropoutMask(mask, rate)`.
+      empty: what a row gives whose lse is -inf, since no key and no sink is left to it: "zero", or
+        "mean", the mean of v over all S keys of its batch entry and key/value head. That is what an
+        additive mask of `finfo.min` gives, as Hugging Face's models have it: dropout then drops
+        from S equal weights, and a finite sink takes the whole weight, so that the row is zero.
+        The mean is of all S values, so NaN in padding reaches these rows. Their lse stays -inf, and
+        they send gradients to v alone. torch's autograd sends some to q and k through the sum
+        `logits + finfo.min`, although it rounds the logits away; `masked_fill` sends none.
       places: inside a `jax.shard_map` of the caller's, where batch entries and heads of this shard
         stand in the whole, so that dropout and functions of b and n are those of the whole.
         Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
@@ -109,7 +122,7 @@ def attend(
       or wider.
 
     Raises:
-      ValueError: for ranks, sizes or a backend name that do not fit.
+      ValueError: for ranks, sizes, a backend name or a word for `empty` that do not fit.
       TypeError: for integer or mixed dtypes, a mask that is not boolean, a score or dropout that
         is none; for forward mode through a backend other than "reference".
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
@@ -121,15 +134,24 @@ def attend(
     >>> q, kv = jnp.ones((2, 5, 6, 8)), jnp.ones((2, 9, 3, 8))
     >>> attend(q, kv, kv, mask=CAUSAL).shape
     (2, 5, 6, 8)
+    >>> v = jnp.asarray([0.0, 1.0, 5.0]).reshape(3, 1, 1)
+    >>> left_padded = CAUSAL & jnp.asarray([False, True, True])
+    >>> attend(0 * v, v, v, mask=left_padded).ravel().tolist()
+    [0.0, 1.0, 3.0]
+    >>> attend(0 * v, v, v, mask=left_padded, empty="mean").ravel().tolist()
+    [2.0, 1.0, 3.0]
     """
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    check_choice("empty", empty, *get_args(Empty))
     rules = _rules(mask, score, scale, sinks, dropout)
     whole = _bound(q, k, v, rules, places)
     name = _choose(backend, q, k, v, whole)
     attention = BACKENDS[name].attention
+    if empty == "mean" and none_empty(whole, sizes_of(q, k)):
+        empty = "zero"
     try:
-        found = attend_sharded(name, attention, q, k, v, rules) if places is None else None
-        o, stats = found or attend_locally(attention, q, k, v, whole)
+        found = attend_sharded(name, attention, q, k, v, rules, empty) if places is None else None
+        o, stats = found or attend_locally(attention, q, k, v, whole, empty)
     except TypeError as error:
         if name == "reference" or "custom_vjp" not in str(error):
             raise
@@ -148,8 +170,8 @@ def attention_weights(
 ) -> Float[Array, "*B N T S"]:
     """The weights that `attend` gives the values, before dropout, by the plain formula.
 
-    In float32 or wider; rows that may look at nothing are zero, the others sum to one, less what
-    goes to the sink.
+    In float32 or wider; rows that may look at nothing are zero, whatever `empty` of `attend` says,
+    the others sum to one, less what goes to the sink.
 
     Args:
       q, k: queries `*B T N H` and keys `*B S K H`.
@@ -205,6 +227,7 @@ def explain(
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
+    empty: Empty = "zero",
 ) -> Explanation:
     """Every backend's verdict on a request: accepted, or why it refuses or is passed over.
 
@@ -216,6 +239,7 @@ def explain(
       q, k, v: `*B T N H`, `*B S K H`, `*B S K h`; arrays, or `jax.ShapeDtypeStruct`s.
       mask, score, scale, sinks, dropout: as of `attend`; `jax.ShapeDtypeStruct`s in place of arrays
         stand for values that are known when the program runs, as under jit.
+      empty: as of `attend`; every backend serves both, so that no verdict depends on it.
 
     Raises:
       ValueError, TypeError: as `attend` does; a backend that refuses is no error here.
@@ -231,6 +255,7 @@ def explain(
     reference  chosen
     """
     q, k, v = (x if _is_shape(x) else jnp.asarray(x) for x in (q, k, v))
+    check_choice("empty", empty, *get_args(Empty))
     asked = (mask, score, scale, sinks, dropout)
     leaves, structure = jax.tree.flatten(asked, is_leaf=_is_shape)
     found: list[Explanation] = []

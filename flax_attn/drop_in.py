@@ -103,7 +103,7 @@ def dot_product_attention(
     Where the results differ from jax.nn's on purpose:
 
     * A query that may look at nothing gives zeros and a residual of -inf; jax.nn gives the mean of
-      v, and NaN where a bias of -inf hides all.
+      v, as `attend(empty="mean")` does, and NaN where a bias of -inf hides all.
     * What nobody may look at reaches nothing, even if it holds NaN; in jax.nn 0 * NaN does.
     * The residual is float32 or wider and differentiable; jax.nn rounds it to the dtype of the
       keys and stops its gradient.

@@ -176,7 +176,7 @@ def zero_unseen(
     if isinstance(rules.mask, Full):
         return q, k, v
     if rules.mask.is_static and all(isinstance(n, int) for n in sizes[1:]):
-        found = _static_unseen(rules.mask, sizes._replace(batch=(), N=1))
+        found = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
     if found is not None:
         sees, keys = found
         return _known(q, sees), _known(k, keys), _known(v, keys)
@@ -196,7 +196,7 @@ def _known(x: Float[Array, "B L M W"], seen: np.ndarray) -> Float[Array, "B L M 
 
 
 @lru_cache(maxsize=64)
-def _static_unseen(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+def static_unseen(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
     """Which queries see a key, T, and which keys are seen, S; None where it would take long.
 
     XLA would fold a mask of T x S, known while it compiles, for seconds.

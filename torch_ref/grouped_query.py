@@ -32,7 +32,8 @@ class Rotary:
 class GroupedQueryAttention(nn.Module):
     """N query heads on K key/value heads; mask broadcasts to `*B N T S`, True sees.
 
-    `scale`, `softcap` and `slopes` (ALiBi's, one a query head) say what happens to the logits.
+    `scale`, `softcap` and `slopes` (ALiBi's, one a query head) say what happens to the logits. A
+    row that may look at nothing gives zeros, or by `empty="mean"` what finfo.min gives.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GroupedQueryAttention(nn.Module):
         softcap=None,
         slopes=None,
         sinks=False,
+        empty="zero",
         qkv_bias=False,
         out_bias=False,
         dropout=0.0,
@@ -62,6 +64,7 @@ class GroupedQueryAttention(nn.Module):
         self.norm_after_rotary, self.mask = norm_after_rotary, mask
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap, self.slopes = softcap, slopes
+        self.empty = empty
         self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
@@ -108,8 +111,10 @@ class GroupedQueryAttention(nn.Module):
         v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H
         scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
         mask = self.seen(mask, valid, x.shape[-2]).expand(scores.shape)  # *B N T T
-        weights = self.weighed(scores.masked_fill(~mask, -torch.inf))  # *B N T T
-        weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
+        hidden = torch.finfo(x.dtype).min if self.empty == "mean" else -torch.inf
+        weights = self.weighed(scores.masked_fill(~mask, hidden))  # *B N T T
+        if self.empty == "zero":
+            weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
         context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
         y = self.o_proj(context.flatten(-2))  # *B T D
         return y if valid is None else y.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D

@@ -1,14 +1,22 @@
 """One attention as one device sees it: rules bound to its sizes, batch axes taken as one."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from .._types import Sizes
+from .._arrays import varying_alike
+from .._types import Sizes, wide
+from ..masks import FULL
 from ..places import Places
-from ..reference import Stats, weights_and_stats, zero_unseen
+from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
 from ..rules import Rules, sizes_of
-from ..taps import tap
+from ..scores import IDENTITY, Alibi, Chain, Identity, Score, Softcap
+from ..taps import listen, listening, tap
+from .protocol import alive_in
 
 
 def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
@@ -25,16 +33,73 @@ def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def attend_locally(
-    attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+    attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, empty: str
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts `*B N T` by a backend's `attention` and bound rules."""
     sizes = sizes_of(q, k)
     q, k, v = flat(sizes, q, k, v)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     o, stats = attention(q, k, v, rules)
+    if empty == "mean":
+        o = mean_where_empty(attention, q, k, v, rules, o, stats)
     o = tap("context", o)
     parts = (x.reshape(*sizes.batch, *x.shape[1:]) for x in stats)
     return o.reshape(*sizes.batch, *o.shape[1:]), Stats(*parts)
+
+
+def mean_where_empty(
+    attention: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rules: Rules,
+    o: jax.Array,
+    stats: Stats,
+) -> jax.Array:
+    """`o` with the mean of v over all S keys in rows whose lse is -inf; any batch axes.
+
+    The mean is the attention whose logits are all equal. `attention` computes it as such where
+    there is dropout, so that the same elements are dropped.
+    """
+    dead = jnp.swapaxes(stats.lse == -jnp.inf, -2, -1)[..., None]  # *B T N 1
+    if rules.dropout is None:
+        mean = _over_heads(jnp.mean(v, axis=-3, dtype=wide(v.dtype)), q.shape[-2])
+    else:
+        equal = replace(rules, mask=FULL, score=IDENTITY, scale=1.0, sinks=None)
+        # Who listens hears one attention; where nobody does, nothing of T x S is made to be heard.
+        with listen(lambda name, value: None) if listening() else nullcontext():
+            mean, _ = attention(jnp.zeros_like(q), jnp.zeros_like(k), v, equal)
+    return jnp.where(*varying_alike((dead, mean.astype(o.dtype), o)))
+
+
+def _over_heads(x: jax.Array, heads: int) -> jax.Array:
+    """`*B K h` as `*B 1 N h`, query head n with what belongs to key head n // (N // K)."""
+    *batch, K, width = x.shape
+    x = jnp.broadcast_to(x[..., None, :], (*batch, K, heads // K, width))
+    return x.reshape(*batch, 1, heads, width)
+
+
+def none_empty(rules: Rules, sizes: Sizes) -> bool:
+    """Whether no row can be empty, or none has values to average, as bound rules tell by now."""
+    if isinstance(sizes.S, int) and sizes.S == 0:
+        return True
+    known = all(isinstance(n, int) for n in (sizes.T, sizes.S))
+    if not known or not _is_finite(rules.score):
+        return False
+    band, sees = rules.mask.as_band(), None
+    if band is not None and all(x is None or isinstance(x, int) for x in (band.rows, band.kv)):
+        sees = alive_in(band, sizes)[0]
+    elif rules.mask.is_static:
+        found = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
+        sees = None if found is None else found[0]
+    return sees is not None and bool(np.all(sees))
+
+
+def _is_finite(score: Score) -> bool:
+    """Whether no logit can become -inf by a score; one with numbers of a user's may hide a row."""
+    if isinstance(score, Chain):
+        return _is_finite(score.first) and _is_finite(score.then)
+    return isinstance(score, Identity | Softcap | Alibi)
 
 
 def weights_locally(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:

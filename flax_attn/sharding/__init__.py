@@ -16,13 +16,20 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from ..backends.local import mean_where_empty
 from ..backends.platform import mesh_of
 from ..reference import Stats
 from . import auto, explicit
 
 
 def attend_sharded(
-    name: str, attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Any
+    name: str,
+    attention: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rules: Any,
+    empty: str,
 ) -> tuple[jax.Array, Stats] | None:
     """Output and parts of the weights of arrays on several devices; None if they lie on one.
 
@@ -32,7 +39,7 @@ def attend_sharded(
     """
     types = mesh_types(q, k, v)
     if types == {AxisType.Explicit}:
-        return explicit.attend(name, attention, q, k, v, rules)
+        return explicit.attend(name, attention, q, k, v, rules, empty)
     cut = AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v))
     if cut and name != "reference":
         raise NotImplementedError(
@@ -42,7 +49,10 @@ def attend_sharded(
         )
     known = all(isinstance(n, int) and n for x in (q, k, v) for n in x.shape)
     if name == "blockwise" and known and _may_be_auto(types, q):
-        return auto.attend(q, k, v, rules)
+        o, stats = auto.attend(q, k, v, rules)
+        if empty == "mean":
+            o = mean_where_empty(auto.attend, q, k, v, rules, o, stats)
+        return o, stats
     return None
 
 

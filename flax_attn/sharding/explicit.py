@@ -28,9 +28,10 @@ class Attention(NamedTuple):
 
     name: str
     attention: Any
+    empty: str
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-        return attend_locally(self.attention, q, k, v, rules)
+        return attend_locally(self.attention, q, k, v, rules, self.empty)
 
     def specs(self, shards: Shards) -> Any:
         return shards.queries, shards.rows  # of both m and l
@@ -49,10 +50,16 @@ class Weights(NamedTuple):
 
 
 def attend(
-    name: str, attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+    name: str,
+    attention: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rules: Rules,
+    empty: str,
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
-    return _cut(Attention(name, attention), q, k, v, rules)
+    return _cut(Attention(name, attention, empty), q, k, v, rules)
 
 
 def weights(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:

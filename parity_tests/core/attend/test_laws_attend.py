@@ -92,6 +92,17 @@ def test_sinks_and_dropout():
 
 
 @eager64
+def test_what_a_row_gives_that_sees_nothing():
+    out, lse = truth(seen=TABLE)
+    same(attend(Q, KEYS, V, mask=TABLE, empty="zero", return_lse=True), (out, lse))
+    out[1, 3, 2] = V[1, :, 2 * K // N].mean(0)
+    same(attend(Q, KEYS, V, mask=TABLE, empty="mean", return_lse=True), (out, lse))
+    for mask in (FULL, CAUSAL):
+        got, want = (attend(Q, KEYS, V, mask=mask, empty=x) for x in ("mean", "zero"))
+        assert judge.exact(got, want).ok
+
+
+@eager64
 def test_any_batch_axes():
     want = truth(seen=TABLE)
     lead = (1, B)
@@ -177,9 +188,12 @@ WRONG = [
         TypeError,
         "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None",
     ),
+    ({"empty": "nan"}, ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."),
+    ({"empty": None}, ValueError, "empty must be one of 'zero', 'mean'; got None."),
     ({"backend": "flash"}, ValueError, f'must be "auto" or one of {", ".join(BACKENDS)}; got \'fl'),
     ({"backend": None}, ValueError, "got None"),
-    # What is wrong twice is named once: rules, then dtypes, then shapes, then sizes, the backend.
+    # What is wrong twice is named once: empty, rules, then dtypes, shapes, then sizes, the backend.
+    ({"empty": "nan", "mask": 1}, ValueError, "empty must be"),
     ({"mask": 1, "score": 1}, TypeError, "True means 'may look'"),
     ({"score": 1, "dropout": 1}, TypeError, "score must be"),
     ({"dropout": 1, "scale": "1"}, TypeError, "dropout must be"),
@@ -197,7 +211,7 @@ def test_what_does_not_fit_is_named():
         if "backend" not in given:
             with pytest.raises(kind, match=re.escape(words)):
                 explain(**{**ONES, **given})
-        if not {"backend", "v", "dropout"} & given.keys():
+        if not {"backend", "v", "dropout", "empty"} & given.keys():
             rest = {name: x for name, x in given.items() if name not in "qk"}
             arrays = {**ONES, **given}
             with pytest.raises(kind):

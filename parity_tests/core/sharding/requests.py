@@ -50,7 +50,12 @@ B, T, S, N, K, H, h = 4, 12, 14, 8, 4, 6, 10
 KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 MESH_SET = "explicit, in the mesh"  # by jax.set_mesh
 BACKENDS = ("blockwise", "reference")
-BY_BOTH = ("sinks, slopes and scale", "dropout", "arrays cut along heads")
+BY_BOTH = (
+    "sinks, slopes and scale",
+    "dropout",
+    "arrays cut along heads",
+    "rows that see nothing",
+)
 COLLECTIVES = r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
@@ -161,6 +166,20 @@ REQUESTS = {
         {"sinks": drawn(15, N)},
         key_heads=1,
         kinds=("auto",),
+    ),
+    "rows that see nothing": Request(
+        lambda a: {"mask": a["seen"], "sinks": a["sinks"], "empty": "mean"},
+        {"seen": drawn(21, B, N, T, S) < -1.5, "sinks": np.where(np.arange(N) % 2, -np.inf, 0.3)},
+        {"seen": P("data", "model")},
+    ),
+    "rows that see nothing, dropped": Request(
+        lambda a: {
+            "mask": a["seen"],
+            "dropout": Dropout(0.4, jax.random.key(8)),
+            "empty": "mean",
+        },
+        {"seen": drawn(22, B, 1, T, 1) < 0},
+        {"seen": P("data")},
     ),
     "batch alone": Request(
         lambda a: {"mask": CAUSAL, "dropout": Dropout(0.2, jax.random.key(5))},

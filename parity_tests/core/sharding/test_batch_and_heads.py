@@ -20,6 +20,7 @@ SHARED = (
     "arrays cut along heads",
     "one key head, which all devices have",
     "small arrays that come cut",
+    "rows that see nothing",
 )
 SENTENCES = {
     "length": ("NotImplementedError", "along its length, over 'data'"),
@@ -35,7 +36,7 @@ def test_eight_devices_beside_one():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == (8 + 3) * 2 + 4  # requests by blockwise, three by both; kinds of axes
+    assert len(rows) == (10 + 4) * 2 + 4  # requests by blockwise, four by both; kinds of axes
     assert len(edges) == 5 and all(edges.values()), edges
     assert [fault for row in rows for fault in faults(row)] == []
 

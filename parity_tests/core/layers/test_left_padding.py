@@ -1,0 +1,96 @@
+"""Padding on the left, as Hugging Face has it: its rows see nothing and give the mean of all."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import CAUSAL, Dense, GroupedQueryAttention, Rotary, Rules
+from flax_attn.parity import assert_parity, judge
+from flax_attn.scores import Softcap
+from parity_tests.core.backends.refusal import refused
+
+REAL = np.asarray([[True] * 7, [False] * 3 + [True] * 4])
+SEEN = np.tri(7, dtype=bool) & REAL[:, None, None]  # B 1 T S
+X = np.random.RandomState(0).standard_normal((2, 7, 24))
+SIZES = {"in_features": 24, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
+
+
+def layer(**more):
+    return GroupedQueryAttention(**SIZES, **more, rngs=nnx.Rngs(0))
+
+
+def llama():
+    """transformers' layer, and its call with an additive mask."""
+    torch = pytest.importorskip("torch", reason="the witness is torch's")
+    transformers = pytest.importorskip("transformers", reason="the witness is transformers'")
+    from transformers.models.llama import modeling_llama
+
+    config = transformers.LlamaConfig(
+        hidden_size=24,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        attn_implementation="eager",
+    )
+
+    def call(module, x):
+        hidden, lowest = torch.tensor(~SEEN), torch.finfo(x.dtype).min
+        mask = torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, lowest)
+        turns = modeling_llama.LlamaRotaryEmbedding(config)(x, torch.arange(7)[None])
+        return module(x, position_embeddings=turns, attention_mask=mask)[0]
+
+    return modeling_llama.LlamaAttention(config, 0), call
+
+
+def padded():
+    return layer(rotary=Rotary(), mask=CAUSAL & Dense(REAL[:, None, None, :]), empty="mean")
+
+
+def test_every_row_is_that_of_transformers():
+    """Outputs of all rows; gradients too, as a loss has them that leaves padding out.
+
+    In rows of padding torch's sum with finfo.min also sends a gradient to q and k.
+    """
+    module, call = llama()
+    options = {"eager": False, "taps": False}
+    dtypes = ("float64", "float32", "bfloat16")
+    assert_parity(module, padded(), X, torch_call=call, grads=False, dtypes=dtypes, **options)
+
+    def theirs(module, x):
+        y = call(module, x)
+        return y.masked_fill(~y.new_tensor(REAL[..., None]).bool(), 0.0)
+
+    def ours(module, x):
+        return jax.numpy.where(REAL[..., None], module(x), 0)
+
+    assert_parity(module, padded(), X, torch_call=theirs, flax_call=ours, **options)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"sinks": True}, {"qkv_bias": True, "out_bias": True}], ids=str
+)
+def test_every_row_and_gradient_is_that_of_the_twin(more):
+    pytest.importorskip("torch", reason="the twin is torch's")
+    from torch_ref.grouped_query import GroupedQueryAttention as Twin
+
+    twin = Twin(**SIZES, **more, empty="mean")
+    assert_parity(twin, layer(**more, empty="mean"), X, kwargs={"mask": SEEN}, eager=False)
+
+
+def test_the_word_reaches_the_arithmetic_and_the_default_is_zero():
+    plain, zero, mean = (layer(**how) for how in ({}, {"empty": "zero"}, {"empty": "mean"}))
+    x = X.astype(np.float32)
+    a, b, c = (np.asarray(nnx.jit(f)(x, mask=SEEN)) for f in (plain, zero, mean))
+    assert judge.exact(a, b).ok and judge.exact(a[REAL], c[REAL]).ok
+    assert not a[~REAL].any() and c[~REAL].all()
+    values = mean.v_proj(x).mean(1).reshape(2, 3, 1, 4)
+    want = mean.o_proj(np.broadcast_to(values, (2, 3, 2, 4)).reshape(2, 24))
+    assert judge.alike(c[1, 0], want[1])
+
+
+def test_another_word_is_refused():
+    with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
+        layer(empty="nan")
+    assert layer(rules=Rules(score=Softcap(3.0))).empty == "zero"
