@@ -130,7 +130,7 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:
         )
     check_whole(config)
     name = config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         near = get_close_matches(str(name), FAMILIES, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}; got {name!r}.{meant}")

@@ -71,6 +71,11 @@ def rotary(config: Config, kind: str) -> Rotary:
             f"{', '.join(new)}."
         )
     new, old = (new or {}).get(kind), config.given("rope_scaling") if full else None
+    if old and "type" in old and "rope_type" not in old:
+        raise ValueError(
+            f"rope_scaling says type={old['type']!r}, which transformers ignores in Gemma 3; call "
+            "it rope_type."
+        )
     rope = parameters(config, new, old, "rope_theta" if full else "rope_local_base_freq")
     if rope.get("truncate") is False:
         raise ValueError("truncate=False is not served: transformers ignores it in Gemma 3.")

@@ -26,7 +26,7 @@ class Small:
             sliding = {"rope_type": "default", "rope_theta": self.local}
             both = {"full_attention": full, "sliding_attention": sliding}
             return {**first, "rope_parameters": full if self.local is None else both}
-        if "rope_type" in scaling:
+        if "rope_type" in scaling and self.local is None:  # Gemma 3 came later
             scaling["type"] = scaling.pop("rope_type")
         old = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
         return {**first, **old} | ({"rope_local_base_freq": self.local} if self.local else {})
@@ -104,7 +104,7 @@ CONFIGS = [
         },
     ),
     Small("phi3", OTHERS, {**PLAIN, "partial_rotary_factor": 0.7}),  # 5 of 8 components
-    Small("gpt_oss", {"head_dim": 10, **WINDOWS}, PLAIN),
+    Small("gpt_oss", {"head_dim": 10, **WINDOWS}, {**PLAIN, "rope_type": "default"}),
     Small(
         "gpt_oss",
         {**OTHERS, "head_dim": 12, "sliding_window": 3, "attention_bias": False},

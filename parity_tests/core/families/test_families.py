@@ -90,6 +90,8 @@ def test_every_family_is_proven():
 
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "rope_theta": 500.0}
 SCALED = {"rope_type": "linear", "factor": 2.0}
+FULL = ["full_attention"] * 26
+RAMP = {"rope_type": "yarn", "factor": 2.0, "truncate": False}
 
 
 def llama(**fields):
@@ -155,8 +157,17 @@ WRONG = {
         other("gemma3_text", rope_parameters=SCALED),
         "have a dict for each of full_attention, sliding_attention; got rope_type, factor",
     ),
+    "a kind that is ignored": (
+        other("gemma3_text", rope_scaling={"type": "linear", "factor": 2.0}, layer_types=FULL),
+        "type='linear', which transformers ignores in Gemma 3; call it rope_type",
+    ),
+    "no truncation": (
+        other("gemma3_text", rope_scaling=RAMP, layer_types=FULL),
+        "truncate=False is not served: transformers ignores it in Gemma 3",
+    ),
+    "no dict": (llama(rope_scaling="linear"), "rope_scaling must be a dict .* got 'linear'"),
     "two patterns": (
-        other("gemma3_text", sliding_window_pattern=2, layer_types=["full_attention"] * 26),
+        other("gemma3_text", sliding_window_pattern=2, layer_types=FULL),
         "layer_types and sliding_window_pattern=2 differ on layer 0",
     ),
     "no chunks": (other("llama4_text", attention_chunk_size=None), "attention_chunk_size must be"),
