@@ -6,6 +6,7 @@ from ._lazy import Lazy
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:
+    from . import families as families
     from . import taps as taps
     from ._types import frozen as frozen
     from .attend import attend as attend
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
+    "families": ".",
     "taps": ".",
     "frozen": "._types",
     "attend": ".attend",

@@ -32,7 +32,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays < places
 < masks, positions, norms, dropout < scores < rules < reference < backends < sharding < attend
-< drop_in, layers < flax_drop_in, bench, proving, explain_command < cli, _pytest
+< drop_in, layers < families < flax_drop_in, bench, proving, explain_command < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
@@ -307,9 +307,10 @@ def test_imports_run_one_way(path):
     else:
         assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
-        allowed |= {"layers", "backends", "bench", "masks", "positions", "sharding"} & {part[0]}
+        folders = {"layers", "families", "backends", "bench", "masks", "positions", "sharding"}
+        allowed |= folders & {part[0]}
         allowed |= {"parity"} if part[0] in ("bench", "proving", "cli", "_pytest") else set()
-        allowed |= {"weights"} if part[0] == "bench" else set()
+        allowed |= {"weights"} if part[0] in ("bench", "families") else set()
     for name, of in ours(path):
         assert of in allowed, f"imports {name}, which stands above it or aside."
         if part[0] == of == "backends" and part[-1] != "__init__":

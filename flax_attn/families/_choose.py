@@ -1,0 +1,137 @@
+"""From the `model_type` of a config to its family."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from .._checks import check_choice
+from ..weights.rule import Rule
+from . import (
+    cohere,
+    gemma2,
+    gemma3_text,
+    gpt_oss,
+    llama,
+    llama4_text,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
+from ._config import Config, Family, check_whole
+
+FAMILIES: Mapping[str, Family] = {
+    "cohere": cohere.FAMILY,
+    "gemma2": gemma2.FAMILY,
+    "gemma3_text": gemma3_text.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
+    "llama": llama.FAMILY,
+    "llama4_text": llama4_text.FAMILY,
+    "mistral": mistral.FAMILY,
+    "olmo2": olmo2.FAMILY,
+    "phi3": phi3.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "smollm3": smollm3.FAMILY,
+}
+
+
+def attention(
+    config: Mapping[str, Any],
+    index: int,
+    *,
+    part: str | None = None,
+    rngs: nnx.Rngs,
+    dtype: Any = None,
+    param_dtype: Any = jnp.float32,
+) -> nnx.Module:
+    """The attention layer that a published config says layer `index` has.
+
+    Both spellings are read: `rope_parameters`, as transformers 5 writes them, and `rope_theta` with
+    `rope_scaling`, as older files have them. A missing field has the default of its class in
+    transformers. `layer(x)` applies the mask that the config gives this layer, causal or with a
+    window or chunks; a row that sees nothing, which only padding makes, gives zeros where
+    transformers gives the mean of the values. `attention_dropout` is the layer's dropout.
+
+    Shapes: the layer takes x `*B T hidden_size` and returns the same.
+
+    Args:
+      config: the contents of a config.json, or `to_dict()` of a config in transformers.
+      index: which layer of the model, from 0.
+      part: for models with several parts; the families here are decoders alone, so None.
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for an unknown model_type, an index beyond the model, a part, heads that do not
+        divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
+        value is not served, a config with a text_config or a quantization_config.
+      TypeError: if the config is no dict.
+
+    Source: the modelling code of transformers 5.23.
+
+    >>> config = {"model_type": "llama", "hidden_size": 12, "num_attention_heads": 6,
+    ...           "num_key_value_heads": 3, "head_dim": 4, "rope_theta": 5e5}
+    >>> layer = attention(config, 0, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+    family, read = _family(config)
+    if part is not None:
+        raise ValueError(
+            f"part must be None for {config['model_type']}, which is a decoder alone; got {part!r}."
+        )
+    house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
+    return family.attention(read, read.index(index), house)
+
+
+def rules(
+    config: Mapping[str, Any], index: int, *, source: str = "transformers"
+) -> tuple[Rule, ...]:
+    """How the weights of that layer are named and laid out where names and types do not say it.
+
+    Names are those inside the attention module, without a prefix. The same tuple serves
+    `parity.compare`, `parity.port` and `parity.plan`.
+
+    Args:
+      config: as of `attention`.
+      index: as of `attention`.
+      source: whose names; "transformers".
+
+    Returns:
+      Rules from torch to Flax, `()` where nothing has to be said.
+
+    Raises:
+      ValueError: as of `attention`, and for another source.
+      TypeError: if the config is no dict.
+
+    >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
+    >>> print(*rules({"model_type": "phi3", **sizes}, 0))
+    Rule("qkv_proj.weight -> {q_proj,k_proj,v_proj}.kernel", "(n o) i -> n i o", o=(12, 4, 4))
+    >>> rules({"model_type": "llama", **sizes}, 0)
+    ()
+    """
+    check_choice("source", source, "transformers")
+    family, read = _family(config)
+    return family.rules(read, read.index(index))
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            "config must be a dict, the contents of a config.json or to_dict() of a config; got "
+            f"{type(config).__name__}."
+        )
+    check_whole(config)
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        near = get_close_matches(str(name), FAMILIES, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}; got {name!r}.{meant}")
+    return FAMILIES[name], Config(config, FAMILIES[name].defaults)

@@ -1,0 +1,78 @@
+"""What the families of decoders share: the layer, and which of its kinds sees how far."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import CAUSAL, Mask, Window
+from ._config import Config
+
+
+def grouped_query(
+    config: Config, house: Mapping[str, Any], *, bias: bool | None = None, **parts: Any
+) -> GroupedQueryAttention:
+    """The layer of a config's sizes and dropout.
+
+    Args:
+      config: of the model.
+      house: rngs and dtypes.
+      bias: of all four projections; None where `parts` say it.
+      parts: further arguments of the layer.
+    """
+    sizes = (config.count("hidden_size"), *config.heads())
+    biases: dict[str, Any] = {} if bias is None else {"qkv_bias": bias, "out_bias": bias}
+    dropout = config.rate("attention_dropout")
+    return GroupedQueryAttention(*sizes, dropout=dropout, **biases, **parts, **house)
+
+
+def causal_window(config: Config) -> Mask:
+    """Each token sees itself and the `sliding_window - 1` before it."""
+    return CAUSAL & Window(config.count("sliding_window") - 1, 0)
+
+
+def mask_of(config: Config, kind: str) -> Mask:
+    """The mask of a layer of this type."""
+    return causal_window(config) if kind == "sliding_attention" else CAUSAL
+
+
+def alternating(index: int) -> str:
+    """A window in every second layer, the first included (Gemma 2, gpt-oss)."""
+    return "full_attention" if index % 2 else "sliding_attention"
+
+
+def upper_window(config: Config, index: int) -> str:
+    """A window from layer `max_window_layers` on, where `use_sliding_window` asks for one (Qwen).
+
+    Raises:
+      ValueError: if layer_types ask for a window and use_sliding_window does not.
+    """
+    used = config.flag("use_sliding_window") and config["sliding_window"] is not None
+
+    def default(index: int) -> str:
+        upper = used and index >= config["max_window_layers"]
+        return "sliding_attention" if upper else "full_attention"
+
+    kind = config.layer_type(index, default, "sliding_attention")
+    if kind == "sliding_attention" and not used:
+        raise ValueError(
+            f"layer_types[{index}] is 'sliding_attention', which needs use_sliding_window=True and "
+            f"a sliding_window; got sliding_window={config['sliding_window']!r}, "
+            f"use_sliding_window={config['use_sliding_window']!r}."
+        )
+    return kind
+
+
+def turns(config: Config, index: int) -> bool:
+    """Whether a layer has a rotary: `no_rope_layers[index]`, else all but every n-th.
+
+    n is `no_rope_layer_interval`. A 1 stands for a layer that has one.
+    """
+    listed = config["no_rope_layers"]
+    if not listed:
+        return (index + 1) % config.count("no_rope_layer_interval") != 0
+    if len(listed) <= index:
+        raise ValueError(
+            f"no_rope_layers must have an entry for each layer; got {len(listed)} entries, and "
+            f"index={index}."
+        )
+    return bool(listed[index])

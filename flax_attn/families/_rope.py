@@ -1,0 +1,228 @@
+"""Rotary positions as configs write them.
+
+Files since transformers 5 have one dict, `rope_parameters`. Older ones have `rope_theta` beside a
+dict `rope_scaling`, whose kind is called `type` or `rope_type`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..positions import (
+    DynamicScaling,
+    Frequencies,
+    Layout,
+    LinearScaling,
+    Llama3Scaling,
+    LongRope,
+    Proportional,
+    Rotary,
+    Scaling,
+    Yarn,
+)
+from ..positions.scaling import exponents
+from ._config import Config, above_zero
+
+Rope = Mapping[str, Any]
+
+
+def rotary(
+    config: Config,
+    *,
+    layout: Layout = "half",
+    partial: bool = False,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Rotary:
+    """The rotary of a config whose layers all have the same.
+
+    Args:
+      config: of the model.
+      layout: of the pairs.
+      partial: whether `partial_rotary_factor` may leave components of a head as they are.
+      renamed: kinds of scaling that older files of this family call otherwise.
+    """
+    new = config.given("rope_parameters")
+    new = config.defaults.get("rope_parameters") if new is None else new
+    old = config.given("rope_scaling")
+    if old and config.given("rope_parameters") is None:
+        new = None  # a default of the class, which the older spelling replaces
+    rope = parameters(config, new, old)
+    kind = rope.get("rope_type", "default")
+    rope["rope_type"] = renamed.get(kind, kind)
+    return rotary_of(config, rope, layout=layout, partial=partial)
+
+
+def parameters(
+    config: Config, new: Rope | None, old: Rope | None, theta: str = "rope_theta"
+) -> dict[str, Any]:
+    """One dict from both spellings.
+
+    Args:
+      config: of the model.
+      new: `rope_parameters`, or None.
+      old: `rope_scaling`, or None.
+      theta: the field beside `rope_scaling` that holds the base.
+
+    Raises:
+      ValueError: if both are there and differ.
+    """
+    given = {
+        "rope_theta": config.given(theta),
+        "partial_rotary_factor": config.given("partial_rotary_factor"),
+    }
+    first, second = _standard("rope_parameters", new), _standard("rope_scaling", old)
+    rope = {**first, **second}
+    apart = (first.keys() ^ second.keys()) - {*given, "original_max_position_embeddings"}
+    if new and old and (apart or rope != {**second, **first}):
+        raise ValueError(
+            "The config has rope_parameters and rope_scaling, and they differ: "
+            f"{dict(new)} and {dict(old)}; leave one of them out."
+        )
+    for key, value in given.items():
+        name = theta if key == "rope_theta" else key
+        if value is not None and rope.setdefault(key, value) != value:
+            raise ValueError(
+                f"The config says {name}={value!r} and {key}={rope[key]!r} in its rotary "
+                "parameters; leave one of them out."
+            )
+    rope.setdefault("rope_theta", config[theta])
+    return rope
+
+
+def _standard(name: str, rope: Rope | None) -> dict[str, Any]:
+    """A dict of rotary parameters without what is None, its kind called `rope_type`."""
+    if not rope:
+        return {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
+    found = {key: value for key, value in rope.items() if value is not None}
+    unknown = sorted(found.keys() - {*KEYS, "type"})
+    if unknown:
+        raise ValueError(
+            f"{name} has {', '.join(unknown)}, which no rotary here reads; known are "
+            f"{', '.join(KEYS)}."
+        )
+    kind = found.pop("type", None)
+    if kind is not None and found.setdefault("rope_type", kind) != kind:
+        raise ValueError(
+            f"{name} says type={kind!r} and rope_type={found['rope_type']!r}; leave one out."
+        )
+    found.setdefault("rope_type", "default")
+    return found
+
+
+def rotary_of(
+    config: Config, rope: Rope, *, layout: Layout = "half", partial: bool = False
+) -> Rotary:
+    """The rotary of one dict of parameters."""
+    kind, head_dim = rope.get("rope_type", "default"), config.heads()[2]
+    if kind not in SCALINGS:
+        raise ValueError(f"rope_type must be one of {', '.join(SCALINGS)}; got {kind!r}.")
+    base = above_zero("rope_theta", rope["rope_theta"])
+    width = None if kind == "proportional" else _width(rope, head_dim, partial)
+    scaling = SCALINGS[kind](rope, config)
+    if width is not None and width % 2:
+        if scaling is not None:
+            raise ValueError(
+                f"partial_rotary_factor must leave an even width beside rope_type={kind!r}; got "
+                f"{width} of head_dim={head_dim}."
+            )
+        # transformers rounds an odd width up, and keeps it in the exponents.
+        return Rotary(layout=layout, scaling=Frequencies(np.asarray(base) ** -exponents(width)))
+    if scaling is not None:
+        scaling.rates(base, head_dim if width is None else width, 1)  # raises what does not fit
+    return Rotary(base, layout, width, scaling)
+
+
+def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:
+    """How many components are turned; None for all."""
+    share = rope.get("partial_rotary_factor", 1.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"partial_rotary_factor is a share, from 0 to 1; got {share!r}.")
+    if share != 1 and not partial:
+        raise ValueError(
+            f"partial_rotary_factor={share} is not served: this model_type turns whole heads."
+        )
+    if share == 1 and head_dim % 2:
+        raise ValueError(
+            f"Rotary positions need an even head_dim; got head_dim={head_dim}, which is "
+            "hidden_size / num_attention_heads where a config has no head_dim."
+        )
+    return None if share == 1 else int(head_dim * share)
+
+
+def _need(rope: Rope, name: str) -> Any:
+    if name not in rope:
+        raise ValueError(f"rope_type={rope['rope_type']!r} needs {name}, which the config lacks.")
+    return rope[name]
+
+
+def _original(rope: Rope, config: Config) -> int:
+    """The longest sequence of the training, within the dict, beside it, or the longest at all."""
+    name = "original_max_position_embeddings"
+    beside, within = config[name], rope.get(name)
+    if beside is not None and within is not None and beside != within:
+        raise ValueError(
+            f"The config says {name}={beside} and, in its rotary parameters, {within}; "
+            "transformers takes the former. Leave the latter out, or make them equal."
+        )
+    found = within if beside is None else beside
+    return config.count("max_position_embeddings") if found is None else found
+
+
+def _factor(rope: Rope, config: Config) -> float:
+    """`factor`, or how many times longer the sequences may be than those of the training."""
+    longest = config.count("max_position_embeddings")
+    return rope.get("factor", longest / _original(rope, config))
+
+
+def _llama3(rope: Rope, config: Config) -> Scaling:
+    ends = (_need(rope, f"{end}_freq_factor") for end in ("low", "high"))
+    return Llama3Scaling(_need(rope, "factor"), _original(rope, config), *ends)
+
+
+def _yarn(rope: Rope, config: Config) -> Scaling:
+    return Yarn(
+        _factor(rope, config),
+        _original(rope, config),
+        rope.get("beta_fast") or 32.0,
+        rope.get("beta_slow") or 1.0,
+        rope.get("mscale") or None,
+        rope.get("mscale_all_dim") or None,
+        rope.get("attention_factor"),
+        rope.get("truncate", True),
+    )
+
+
+def _longrope(rope: Rope, config: Config) -> Scaling:
+    attention_factor = rope.get("attention_factor")
+    return LongRope(
+        _need(rope, "short_factor"),
+        _need(rope, "long_factor"),
+        _original(rope, config),
+        _factor(rope, config) if attention_factor is None else None,
+        attention_factor,
+    )
+
+
+SCALINGS: Mapping[str, Callable[[Rope, Config], Scaling | None]] = {
+    "default": lambda rope, config: None,
+    "linear": lambda rope, config: LinearScaling(_need(rope, "factor")),
+    "dynamic": lambda rope, config: DynamicScaling(
+        _need(rope, "factor"), config.count("max_position_embeddings")
+    ),
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": lambda rope, config: Proportional(
+        rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0)
+    ),
+}
+KEYS = (
+    *("rope_type", "rope_theta", "partial_rotary_factor", "factor"),
+    *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor"),
+)

@@ -1,0 +1,50 @@
+"""Gemma 2: a scale of its own, logits capped, and a window in every second layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..rules import Rules
+from ..scores import IDENTITY, Softcap
+from ._config import Config, Family
+from ._decoder import alternating, grouped_query, mask_of
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 10_000.0,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "use_bidirectional_attention": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Gemma2ForCausalLM."""
+    if config.flag("use_bidirectional_attention"):
+        raise ValueError(
+            "use_bidirectional_attention=True is not served: in transformers what it does depends "
+            "on the implementation that is chosen there."
+        )
+    capped = config["attn_logit_softcapping"] is not None
+    score = Softcap(config.number("attn_logit_softcapping")) if capped else IDENTITY
+    return grouped_query(
+        config,
+        house,
+        bias=config.flag("attention_bias"),
+        rotary=rotary(config),
+        mask=mask_of(config, config.layer_type(index, alternating, "sliding_attention")),
+        rules=Rules(score=score, scale=config.number("query_pre_attn_scalar") ** -0.5),
+    )
+
+
+FAMILY = Family(DEFAULTS, attention)

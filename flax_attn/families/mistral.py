@@ -1,0 +1,31 @@
+"""Mistral: grouped queries with rotary positions, and in every layer a window where one is set."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import CAUSAL
+from ._config import Config, Family
+from ._decoder import causal_window, grouped_query
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 10_000.0,
+    "sliding_window": 4096,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of MistralForCausalLM."""
+    mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
+    return grouped_query(config, house, rotary=rotary(config), mask=mask)
+
+
+FAMILY = Family(DEFAULTS, attention)

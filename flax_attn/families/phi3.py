@@ -1,0 +1,42 @@
+"""Phi-3 and Phi-4-mini: one weight for query, key and value; LongRoPE, on part of a head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import CAUSAL
+from ..weights.rule import Rule
+from ._config import Config, Family
+from ._decoder import causal_window, grouped_query
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 3072,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,  # no field of the class, which uses one all the same
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10_000.0,
+    "sliding_window": None,
+    "attention_dropout": 0.0,
+}
+RENAMED = {"su": "longrope", "yarn": "longrope"}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Phi3ForCausalLM."""
+    mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
+    turn = rotary(config, partial=True, renamed=RENAMED)
+    return grouped_query(config, house, rotary=turn, mask=mask)
+
+
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """`qkv_proj` holds the rows of all query heads, then those of the key and of the value."""
+    n, k, h = config.heads()
+    names = "qkv_proj.weight -> {q_proj,k_proj,v_proj}.kernel"
+    return (Rule(names, "(n o) i -> n i o", o=(n * h, k * h, k * h)),)
+
+
+FAMILY = Family(DEFAULTS, attention, rules)

@@ -1,0 +1,40 @@
+"""Qwen3: queries and keys normed head by head before the rotation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..norms import RMSNorm
+from ._config import Config, Family
+from ._decoder import grouped_query, mask_of, upper_window
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Qwen3ForCausalLM."""
+    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
+    norms = {
+        name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
+    }
+    mask, bias = mask_of(config, upper_window(config, index)), config.flag("attention_bias")
+    return grouped_query(config, house, bias=bias, rotary=rotary(config), mask=mask, **norms)
+
+
+FAMILY = Family(DEFAULTS, attention)

@@ -1,0 +1,42 @@
+"""SmolLM3: no rotary in every fourth layer, which may have a window instead."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import grouped_query, mask_of, turns
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": None,  # no field of the class, which uses one all the same
+    "max_position_embeddings": 32_768,
+    "rope_theta": 2_000_000.0,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+    "layer_types": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of SmolLM3ForCausalLM."""
+
+    def default(index: int) -> str:
+        used = config.flag("use_sliding_window") and config["sliding_window"] is not None
+        return "sliding_attention" if used and not turned else "full_attention"
+
+    turned, bias = turns(config, index), config.flag("attention_bias")
+    mask = mask_of(config, config.layer_type(index, default, "sliding_attention"))
+    turn = rotary(config) if turned else None
+    return grouped_query(config, house, bias=bias, rotary=turn, mask=mask)
+
+
+FAMILY = Family(DEFAULTS, attention)

@@ -1,0 +1,153 @@
+"""Two small configs of each family, in both spellings, with all sizes different."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@dataclass(frozen=True)
+class Small:
+    """One config: its fields, its rotary, and which layer is looked at."""
+
+    name: str
+    fields: dict[str, Any]
+    rope: dict[str, Any] = field(default_factory=dict)
+    index: int = 0
+    local: float | None = None  # Gemma 3's base of the layers with a window
+
+    def spelt(self, spelling: str) -> dict[str, Any]:
+        """The config as files have it since transformers 5 ("new"), or before ("old")."""
+        first = {"model_type": self.name, **SIZES, **self.fields}
+        scaling = {k: v for k, v in self.rope.items() if k != "rope_theta"}
+        if spelling == "new":
+            full = {"rope_type": "default", **self.rope}
+            sliding = {"rope_type": "default", "rope_theta": self.local}
+            both = {"full_attention": full, "sliding_attention": sliding}
+            return {**first, "rope_parameters": full if self.local is None else both}
+        if "rope_type" in scaling and self.local is None:  # Gemma 3 came later
+            scaling["type"] = scaling.pop("rope_type")
+        old = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
+        return {**first, **old} | ({"rope_local_base_freq": self.local} if self.local else {})
+
+
+SIZES = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 9,
+    "vocab_size": 5,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+PLAIN = {"rope_theta": 500.0}
+
+CONFIGS = [
+    Small("llama", {"head_dim": 10, "attention_bias": True}, PLAIN),
+    # Llama 3.2 in small
+    Small(
+        "llama",
+        {**OTHERS, "attention_dropout": 0.25},
+        {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 16},
+    ),
+    Small("llama", {"head_dim": 10}, {**YARN, **PLAIN, "mscale": 0.7, "mscale_all_dim": 1.3}),
+    Small("llama", {"head_dim": 10}, {"rope_type": "linear", "factor": 3.0, **PLAIN}),
+    Small(
+        "llama",
+        {"head_dim": 10, "max_position_embeddings": 4},
+        {"rope_type": "dynamic", "factor": 3.0, **PLAIN},
+    ),
+    Small("mistral", {"head_dim": 10, "sliding_window": 3}, PLAIN),
+    # Mistral 0.3
+    Small("mistral", {**OTHERS, "sliding_window": None, "attention_dropout": 0.25}, PLAIN),
+    Small("qwen2", {**QWEN, "attention_dropout": 0.25}, PLAIN, index=1),
+    # Qwen2.5 with its window left out
+    Small("qwen2", {**OTHERS, **QWEN, "use_sliding_window": False}, {**YARN, **PLAIN}, index=1),
+    Small("qwen3", {"head_dim": 10, "attention_bias": True, "rms_norm_eps": 1e-2}, PLAIN),
+    Small("qwen3", {**OTHERS, **QWEN, "head_dim": 12}, {**YARN, **PLAIN}, index=1),
+    Small(
+        "gemma2",
+        {**WINDOWS, "head_dim": 10, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0},
+        PLAIN,
+    ),
+    Small(
+        "gemma2",
+        {**OTHERS, "head_dim": 12, "sliding_window": 3, "attn_logit_softcapping": None}
+        | {"attention_bias": True, "query_pre_attn_scalar": 144},
+        PLAIN,
+        index=1,
+    ),
+    Small("smollm3", {"no_rope_layers": [1, 0], **QWEN, "attention_bias": True}, PLAIN, index=1),
+    Small("smollm3", {**OTHERS, "no_rope_layer_interval": 2}, {**YARN, **PLAIN}),
+    Small("olmo2", {"head_dim": 10, "rms_norm_eps": 1e-2, "attention_bias": True}, PLAIN),
+    Small("olmo2", {**OTHERS, "attention_dropout": 0.25}, PLAIN),
+    Small("cohere", {"head_dim": 10, "use_qk_norm": True, "layer_norm_eps": 1e-2}, PLAIN),
+    Small("cohere", {**OTHERS, "attention_bias": True}, PLAIN),
+    Small("phi3", {"sliding_window": 3}, {**PLAIN, "partial_rotary_factor": 0.5}),
+    # Phi-4-mini, whose sequences are longer than those of its training
+    Small(
+        "phi3",
+        {**OTHERS, "original_max_position_embeddings": 4},
+        {
+            **PLAIN,
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5, 2.0],
+            "long_factor": [2.0, 3.0, 5.0],
+            "partial_rotary_factor": 0.75,
+        },
+    ),
+    Small("phi3", OTHERS, {**PLAIN, "partial_rotary_factor": 0.7}),  # 5 of 8 components
+    Small("gpt_oss", {"head_dim": 10, **WINDOWS}, {**PLAIN, "rope_type": "default"}),
+    Small(
+        "gpt_oss",
+        {**OTHERS, "head_dim": 12, "sliding_window": 3, "attention_bias": False},
+        {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "rope_theta": 15e4},
+        index=1,
+    ),
+    Small("gemma3_text", {"head_dim": 10, **WINDOWS, "rms_norm_eps": 1e-2}, PLAIN, local=100.0),
+    Small(
+        "gemma3_text",
+        {**OTHERS, "head_dim": 12, "sliding_window": 3, "sliding_window_pattern": 2},
+        {**PLAIN, "rope_type": "linear", "factor": 8.0},
+        index=1,
+        local=100.0,
+    ),
+    Small(
+        "gemma3_text",
+        {"head_dim": 10, **WINDOWS, "sliding_window": 4, "use_bidirectional_attention": True},
+        PLAIN,
+        local=100.0,
+    ),
+    Small(
+        "llama4_text",
+        {"head_dim": 10, "no_rope_layers": [1, 0], "attention_chunk_size": 3, "use_qk_norm": True}
+        | {"rms_norm_eps": 1e-2, "num_local_experts": 1},
+        PLAIN,
+    ),
+    Small(
+        "llama4_text",
+        {**OTHERS, "head_dim": 12, "no_rope_layer_interval": 2, "floor_scale": 3}
+        | {"attn_scale": 0.7, "attention_bias": True, "attention_chunk_size": 3},
+        {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
+        index=1,
+    ),
+]
+NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
+BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]
+
+
+def place(small: Small) -> int:
+    """Which config of its family it is, from 0."""
+    return [x for x in CONFIGS if x.name == small.name].index(small)
+
+
+def titled(value: Any) -> str | None:
+    """The id of a parameter of a test."""
+    return f"{value.name}-{place(value)}" if isinstance(value, Small) else None
