@@ -1,5 +1,6 @@
 """A checkpoint's tensors onto a layer's Params: the whole mapping, or every problem at once."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -20,6 +21,7 @@ Cast = Literal["exact", "widen", "narrow"]
 CASTS = ("exact", "widen", "narrow")
 _MOST = 10_000  # tensors below one prefix; a layer has a handful
 _TOLD = 12  # problems
+_PLAIN = re.compile(r"[\w./-]+")  # a rule reads braces, stars and arrows as its own
 
 
 def under(path: object, entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
@@ -62,7 +64,8 @@ def fit(
     """
     draft = Draft(_sources(entries, module, rules, read), module, rules)
     few = len(draft.unplaced) + len(draft.unfilled) <= 200
-    proposed = propose(draft) if draft.problems and few else []
+    can_be_said = few and all(map(_PLAIN.fullmatch, entries))
+    proposed = propose(draft) if draft.problems and can_be_said else []
     problems = [*draft.problems, *_dtype_problems(draft, cast)]
     if not problems:
         return draft.moves

@@ -174,6 +174,15 @@ def test_all_problems_are_told_at_once_with_the_rules_that_may_be_meant(renamed,
     assert same(np.asarray(kernel[...].T), there[f"{to}.weight"])
 
 
+@pytest.mark.parametrize("name", ["v.{a", "v.{a,b}", "v.*", "v -> v_proj", "v, w", "(v)"])
+def test_names_that_no_rule_can_say_are_refused_as_others_are(name, tmp_path):
+    there = torch_values()
+    there[name] = there.pop("v_proj.weight")
+    write_file(tmp_path / "m.safetensors", there)
+    error = refused(plain(), tmp_path / "m.safetensors", "do not fit")
+    assert name in error.reason and not error.hint
+
+
 def test_a_prefix_that_nothing_has(tmp_path):
     write_file(tmp_path / "m.safetensors", torch_values())
     refused(plain(), tmp_path / "m.safetensors", "begins with 'layers.0.'", prefix="layers.0")
