@@ -1,4 +1,4 @@
-"""What the harness raises."""
+"""What the harness and the reading of checkpoints raise."""
 
 
 class ParityError(AssertionError):
@@ -14,3 +14,37 @@ class ParityError(AssertionError):
     def __init__(self, text: str, report: object = None):
         super().__init__(text)
         self.report = report
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or does not fit the layer; nothing was changed.
+
+    Attributes:
+      path: the file or folder.
+      tensor: the name of the tensor that is at fault, as the file has it; None if it is no one's.
+      reason: what is wrong, a sentence.
+      hint: what would work, a sentence, or "".
+
+    >>> raise CheckpointError("m.safetensors", "w", "It ends early.", "Fetch it again.")
+    Traceback (most recent call last):
+    flax_attn.errors.CheckpointError: m.safetensors, tensor 'w': It ends early. Fetch it again.
+    """
+
+    def __init__(self, path: object, tensor: str | None, reason: str, hint: str = ""):
+        super().__init__(str(path), tensor, reason, hint)
+        self.path, self.tensor, self.reason, self.hint = str(path), tensor, reason, hint
+
+    def __str__(self) -> str:
+        where = "" if self.tensor is None else f", tensor {quoted(self.tensor)}"
+        return f"{self.path}{where}: {self.reason} {self.hint}".rstrip()
+
+
+def quoted(name: object) -> str:
+    """A name that a file gives, in quotes, in ASCII and cut if it is long; of others their type.
+
+    >>> quoted("a" * 90)[-12:], quoted("line\\nbreak")
+    ("aaaaaaaa'...", "'line\\\\nbreak'")
+    """
+    if not isinstance(name, str):
+        return type(name).__name__
+    return ascii(name[:80]) + "..." * (len(name) > 80)

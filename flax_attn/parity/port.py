@@ -5,11 +5,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
+from ..weights.dtypes import holds
 from ..weights.known_layers import flax_state
 from ..weights.mapping import Draft
 from ..weights.plan import Plan, make_plan
@@ -128,22 +128,10 @@ def _check_dtypes(values: dict[str, np.ndarray], held: dict[str, np.ndarray]) ->
     lost = [
         f"{name}: {value.dtype} into {held[name].dtype}"
         for name, value in values.items()
-        if not _holds(held[name].dtype, value.dtype)
+        if not holds(held[name].dtype, value.dtype)
     ]
     if lost:
         raise ParityError(
             "Weights would be rounded; give both sides one dtype "
             f"(torch_module.float(), param_dtype=...): {'; '.join(lost)}."
         )
-
-
-def _holds(wide: Any, narrow: Any) -> bool:
-    """Whether every value of one dtype is a value of the other."""
-    if (
-        wide == narrow
-        or not jnp.issubdtype(wide, jnp.floating)
-        or not jnp.issubdtype(narrow, jnp.floating)
-    ):
-        return bool(wide == narrow)
-    w, n = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
-    return w.nmant >= n.nmant and w.maxexp >= n.maxexp

@@ -1,1 +1,28 @@
-"""Which tensor goes where: the rules by which weights are named and laid out."""
+"""Which tensor goes where, and checkpoints: safetensors in and out, without torch or pickle."""
+
+import sys
+
+from .._lazy import Lazy
+
+TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
+if TYPE_CHECKING:
+    from ..errors import CheckpointError as CheckpointError
+    from .load import load as load
+    from .load import load_stacked as load_stacked
+    from .rule import Rule as Rule
+    from .save import save as save
+
+# The module that defines each public name. Imported on first use.
+_HOMES = {
+    "CheckpointError": "..errors",
+    "load": ".load",
+    "load_stacked": ".load",
+    "Rule": ".rule",
+    "save": ".save",
+}
+# Old public names, and what they are called now.
+_RENAMED: dict[str, str] = {}
+
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+sys.modules[__name__].__class__ = Lazy

@@ -123,6 +123,31 @@ def place(kind: str, role: str, held: Any) -> Place | None:
     return None
 
 
+def roles_of(held: Any) -> tuple[str, Roles]:
+    """The kind of torch module that a Flax layer stands for, and its roles; "" where none is known.
+
+    nnx has one Linear for torch's Linear and for transformers' Conv1D, whose matrices lie the other
+    way: it counts as the former.
+    """
+    for kind, classes in PAIRS.items():
+        for cls, roles in classes.items():
+            if cls is not nnx.Module and isinstance(held, cls):
+                return kind, roles(held) if callable(roles) else roles
+    for kind in NORMS[:2]:
+        if type(held).__name__.endswith(kind):
+            return kind, _NORM
+    return "", {}
+
+
+def kind_of(held: Any, role: str) -> str:
+    """The kind of the torch module that a tensor belongs to, by the Flax module that it goes to."""
+    kind, roles = roles_of(held)
+    if role in roles:
+        return kind
+    packed = role in _THREE and isinstance(held, nnx.Module)
+    return "MultiheadAttention" if packed else "Parameter"
+
+
 def becomes(kind: str, role: str) -> tuple[type, str] | None:
     """The Flax layer that a `kind` is known to become, and the name that `role` has there."""
     for cls, roles in PAIRS.get(kind, {}).items():

@@ -13,10 +13,10 @@ from types import ModuleType
 import pytest
 
 import flax_attn
-from flax_attn import parity
+from flax_attn import parity, weights
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (flax_attn, parity)
+PACKAGES = (flax_attn, parity, weights)
 NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
 of_all_names = pytest.mark.parametrize("package, name", NAMES)
 of_all_packages = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)

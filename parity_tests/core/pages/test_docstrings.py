@@ -6,18 +6,20 @@ import pytest
 from flax import nnx
 
 import flax_attn
-from flax_attn import parity
+from flax_attn import parity, weights
 from flax_attn.parity import ParityError
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (flax_attn, parity)
+    for module in (flax_attn, parity, weights)
     for name in module.__all__
     if callable(getattr(module, name))
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
+RESULTS += (weights.CheckpointError,)
 NO_PAPERS = ("assume_platform", "frozen", "explain", "use_backend", "Rules", "Places")
 OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
+OURS |= {"flax_attn.weights.CheckpointError", "flax_attn.weights.Rule"}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 
 of_all_public = pytest.mark.parametrize("name", PUBLIC)

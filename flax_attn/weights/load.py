@@ -1,0 +1,301 @@
+"""`load` and `load_stacked`: a layer's weights from safetensors, by the names of its torch module.
+
+Source: https://github.com/huggingface/safetensors; the index is the one that transformers'
+`save_pretrained` writes beside shards.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Sharding
+
+from ..errors import CheckpointError
+from .checkpoint import Checkpoint
+from .dtypes import overflows
+from .fitting import CASTS, Cast, fit, under
+from .known_layers import flax_state
+from .mapping import Move, nearest
+from .rule import Rule
+
+Shardings = Sharding | Mapping[str, Sharding] | None
+
+
+def load(
+    layer: nnx.Module,
+    path: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rules: Sequence[Rule] = (),
+    sharding: Shardings = None,
+    cast: Cast = "exact",
+    allow_nonfinite: bool = False,
+    max_bytes: int | None = None,
+    manifest: bool | None = None,
+) -> None:
+    """Fills a layer with the tensors of a safetensors checkpoint: `layer.kernel = weight.T`, ...
+
+    Neither torch nor pickle is used. Every tensor below the prefix is used once, every Param filled
+    once; the layer changes only after headers, mapping and data were checked. Only the layer's own
+    tensors are read, so that one layer of a large file costs no more than itself.
+
+    A checkpoint tells names, shapes and dtypes, not types: a `weight` that goes to an `nnx.Linear`
+    is taken for torch's `[out, in]`. Where it lies as `[in, out]`, as in GPT-2's files, a rule says
+    so: `Rule("c_proj.weight -> o_proj.kernel", "i o -> i o")`.
+
+    Shapes: a Linear's `[out, in]` -> kernel `[in, out]`; others as `flax_attn.parity.port`.
+
+    Args:
+      layer: its Params and statistics are replaced. It may be abstract, as `nnx.eval_shape` makes
+        it, so that no random start is drawn.
+      path: of a `.safetensors` file, of an index `.json`, or of a folder that holds
+        `model.safetensors` or `model.safetensors.index.json`.
+      prefix: what the names of the layer's tensors begin with: "model.layers.3.self_attn".
+      rules: what names and types do not say, from names without the prefix to Flax's.
+      sharding: where the arrays go, one for all or by Flax's dotted path; each device gets its own
+        slice. None: where the layer's arrays are.
+      cast: "exact" refuses another dtype, "widen" takes one whose values the layer's dtype holds,
+        "narrow" also rounds, and refuses what would overflow.
+      allow_nonfinite: whether NaN and Inf may be in the tensors.
+      max_bytes: the most that the layer's tensors may have in all; None for no limit.
+      manifest: True asks for the manifest that `save` writes, False does not look at it, None
+        checks it if it is there.
+
+    Raises:
+      CheckpointError: for every fault of the checkpoint, and where it does not fit the layer.
+      ValueError: for another `cast`, shardings of paths that are none or that do not divide.
+      TypeError: for a layer that is no `nnx.Module`.
+
+    Source: https://github.com/huggingface/safetensors; the index is that of transformers.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from flax_attn import weights
+    >>> one, other = (nnx.Linear(3, 2, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "one.safetensors"
+    ...     weights.save(one, path, prefix="proj")
+    ...     weights.load(other, path, prefix="proj")
+    >>> bool((one.kernel[...] == other.kernel[...]).all())
+    True
+    """
+    how = _How(tuple(rules), sharding, cast, max_bytes)
+    _check_arguments(layer, how)
+    checkpoint = Checkpoint(path, manifest, allow_nonfinite)
+    moves = _moves(checkpoint, prefix, layer, how)
+    _fill(layer, checkpoint, moves, [prefix], False, how)
+
+
+def load_stacked(
+    layers: nnx.Module,
+    path: str | os.PathLike[str],
+    prefix: str = "model.layers.{}.self_attn",
+    *,
+    indices: Iterable[int] | None = None,
+    rules: Sequence[Rule] = (),
+    sharding: Shardings = None,
+    cast: Cast = "exact",
+    allow_nonfinite: bool = False,
+    max_bytes: int | None = None,
+    manifest: bool | None = None,
+) -> None:
+    """Fills layers that were stacked for a scan: `layers.kernel[l] = weight_l.T`, ...
+
+    Shapes: L tensors `[out, in]` -> kernel `[L, in, out]`; every Param has the axis L first, as
+    `nnx.vmap` over a constructor makes it.
+
+    Args:
+      layers: their Params are replaced.
+      path, rules, sharding, cast, allow_nonfinite, max_bytes, manifest: as in `load`; `sharding` is
+        that of the stacked arrays.
+      prefix: what the names of a layer's tensors begin with, {} standing for its number.
+      indices: the numbers in the checkpoint, one for each of the L layers; None is 0 ... L - 1, and
+        then the checkpoint must not have a layer L.
+
+    Raises:
+      CheckpointError: as `load`, and where layers have other tensors than the first one.
+      ValueError: as `load`, for a prefix without {}, Params without a common first axis, and as
+        many indices as there are not layers.
+      TypeError: as `load`.
+
+    Source: as `load`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from flax_attn import weights
+    >>> make = nnx.vmap(lambda key: nnx.Linear(3, 2, rngs=nnx.Rngs(key)))
+    >>> layers = make(jax.random.split(jax.random.key(0), 1))
+    >>> one = nnx.Linear(3, 2, rngs=nnx.Rngs(1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "one.safetensors"
+    ...     weights.save(one, path, prefix="layers.0.proj")
+    ...     weights.load_stacked(layers, path, "layers.{}.proj")
+    >>> bool((layers.kernel[0] == one.kernel[...]).all())
+    True
+    """
+    how = _How(tuple(rules), sharding, cast, max_bytes)
+    _check_arguments(layers, how)
+    count = _count(layers)
+    numbers = list(range(count) if indices is None else indices)
+    if prefix.count("{}") != 1 or len(numbers) != count:
+        raise ValueError(
+            f"load_stacked fills {count} layers, so it takes {count} indices and a prefix with one "
+            f"{{}}; got {len(numbers)} indices and {prefix!r}."
+        )
+    checkpoint = Checkpoint(path, manifest, allow_nonfinite)
+    more = prefix.replace("{}", str(count)) + "."
+    if indices is None and any(name.startswith(more) for name in checkpoint.entries):
+        why = f"It has a layer {count}, and the stacked layers are {count}, numbered from 0."
+        raise CheckpointError(checkpoint.path, None, why, "Say which by indices=range(...).")
+    prefixes = [prefix.replace("{}", str(number)) for number in numbers]
+    _check_alike(checkpoint, prefixes)
+    moves = _moves(checkpoint, prefixes[0], _one_of(layers), how, count)
+    _fill(layers, checkpoint, moves, prefixes, True, how)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What `load` was asked."""
+
+    rules: tuple[Rule, ...]
+    sharding: Shardings
+    cast: Cast
+    max_bytes: int | None
+
+
+def _check_arguments(layer: Any, how: _How) -> None:
+    if not isinstance(layer, nnx.Module):
+        raise TypeError(f"The layer must be a flax.nnx.Module; got {type(layer).__name__}.")
+    odd = [rule for rule in how.rules if not isinstance(rule, Rule)]
+    if odd:
+        raise TypeError(f"rules holds Rule objects; got {odd[0]!r}.")
+    if how.cast not in CASTS:
+        raise ValueError(f"cast must be one of {', '.join(CASTS)}; got {how.cast!r}.")
+    state = flax_state(layer)
+    if isinstance(how.sharding, Mapping):
+        for path in how.sharding.keys() - state.keys():
+            told = f"sharding names {path!r}, which the layer does not have"
+            raise ValueError(f"{told}; nearest: {nearest(path, state)}.")
+    for path, held in state.items():
+        where = _sharding_of(path, how)
+        if where is not None:
+            _check_divides(path, tuple(held.get_value().shape), where)
+
+
+def _check_divides(path: str, shape: tuple[int, ...], sharding: Sharding) -> None:
+    try:
+        sharding.shard_shape(shape)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path} {list(shape)} cannot be sharded so: {error}.") from None
+
+
+def _sharding_of(path: str, how: _How) -> Sharding | None:
+    return how.sharding.get(path) if isinstance(how.sharding, Mapping) else how.sharding
+
+
+def _moves(
+    checkpoint: Checkpoint, prefix: str, module: nnx.Module, how: _How, times: int = 1
+) -> list[Move]:
+    """What goes where, each checked against the checkpoint's headers."""
+    entries = under(checkpoint.path, checkpoint.entries, prefix)
+    read = _reader(checkpoint, prefix)
+    moves = fit(checkpoint.path, entries, module, how.rules, read, how.cast)
+    total = times * sum(entries[name].size for move in moves for name in move.sources)
+    if how.max_bytes is not None and total > how.max_bytes:
+        why = f"The layer's tensors have {total} bytes, more than max_bytes={how.max_bytes}."
+        raise CheckpointError(checkpoint.path, None, why)
+    return moves
+
+
+def _reader(checkpoint: Checkpoint, prefix: str):
+    dot = f"{prefix}." if prefix else ""
+    return lambda name: checkpoint.read(dot + name)
+
+
+def _fill(
+    layer: nnx.Module,
+    checkpoint: Checkpoint,
+    moves: Sequence[Move],
+    prefixes: Sequence[str],
+    stacked: bool,
+    how: _How,
+) -> None:
+    """Reads and checks everything, one tensor at a time, and only then changes the layer."""
+    state, ready = flax_state(layer), {}
+    for move in moves:
+        whole: dict[str, np.ndarray] = {}
+        for number, prefix in enumerate(prefixes):
+            read = _reader(checkpoint, prefix)
+            for target, value in move.forward({name: read(name) for name in move.sources}).items():
+                want = np.dtype(state[target].get_value().dtype)
+                value = _cast(value, want, checkpoint, move)
+                if stacked:
+                    shape = (len(prefixes), *value.shape)
+                    whole.setdefault(target, np.empty(shape, want))[number] = value
+                else:
+                    whole[target] = value
+        for target, value in whole.items():
+            ready[target] = _array(value, state[target].get_value(), _sharding_of(target, how))
+    for target, array in ready.items():
+        state[target].set_value(array)
+
+
+def _cast(value: np.ndarray, want: np.dtype, checkpoint: Checkpoint, move: Move) -> np.ndarray:
+    if value.dtype == want:
+        return value
+    with np.errstate(all="ignore"):
+        there = value.astype(want)
+    if overflows(value, there):
+        names = ", ".join(move.sources)
+        why = f"A value of {value.dtype.name} overflows {want.name}."
+        raise CheckpointError(checkpoint.path, names, why, "Build the layer with a wider dtype.")
+    return there
+
+
+def _array(value: np.ndarray, held: Any, sharding: Sharding | None) -> jax.Array:
+    """A jax array where it was asked to be, else where the layer's is."""
+    if sharding is None and (getattr(held, "committed", False) or not isinstance(held, jax.Array)):
+        sharding = getattr(held, "sharding", None)
+    with jax.enable_x64(True):  # or a float64 value would be halved without a word
+        if sharding is None:
+            return jnp.asarray(value)
+        shape = value.shape
+        return jax.make_array_from_callback(shape, sharding, lambda index: value[index])
+
+
+def _count(layers: nnx.Module) -> int:
+    """How many layers are stacked, by the first axis of every Param."""
+    shapes = {path: tuple(x.get_value().shape) for path, x in flax_state(layers).items()}
+    counts = {shape[:1] for shape in shapes.values()}
+    if len(counts) != 1 or counts == {()} or counts == {(0,)}:
+        told = ", ".join(f"{path} {list(shape)}" for path, shape in list(shapes.items())[:6])
+        raise ValueError(f"Stacked layers have one first axis in all their Params; got {told}.")
+    return counts.pop()[0]
+
+
+def _one_of(layers: nnx.Module) -> nnx.Module:
+    """One of the stacked layers, abstract: its names, shapes and dtypes."""
+    graph, state = nnx.split(layers)
+
+    def one(value: Any) -> Any:
+        return jax.ShapeDtypeStruct(value.shape[1:], value.dtype) if value.ndim else value
+
+    return nnx.merge(graph, jax.tree.map(one, state))
+
+
+def _check_alike(checkpoint: Checkpoint, prefixes: Sequence[str]) -> None:
+    """Raises CheckpointError unless every layer has the first one's names, shapes and dtypes."""
+    path, entries = checkpoint.path, checkpoint.entries
+    first = {n: (x.dtype, x.shape) for n, x in under(path, entries, prefixes[0]).items()}
+    for prefix in prefixes[1:]:
+        here = {n: (x.dtype, x.shape) for n, x in under(path, entries, prefix).items()}
+        for name in sorted(first.keys() | here.keys()):
+            if first.get(name) != here.get(name):
+                told = [one.get(name, "nothing") for one in (here, first)]
+                why = f"Stacked layers must be alike; it is {told[0]}, in {prefixes[0]} {told[1]}."
+                raise CheckpointError(path, f"{prefix}.{name}", why)

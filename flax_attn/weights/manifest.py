@@ -1,0 +1,57 @@
+"""A manifest beside a checkpoint: dtype, shape and SHA-256 of each tensor, which find bit flips."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .dtypes import NAMES
+from .replacing import replacing
+from .safetensors import MOST_HEADER, Entry, open_regular
+from .strict_json import parse
+
+_LINE = re.compile(r"\S+ \[[\d, ]*\] [0-9a-f]{64}")
+
+
+def manifest_path(path: Path) -> Path:
+    """Where the manifest of a file or an index lies.
+
+    >>> manifest_path(Path("model.safetensors")).name
+    'model.safetensors.sha256.json'
+    """
+    return path.with_name(f"{path.name}.sha256.json")
+
+
+def read_manifest(path: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
+    """The line of each tensor in the manifest of a checkpoint.
+
+    Raises:
+      CheckpointError: unless it has a line of every tensor there, and of no other.
+    """
+    path = manifest_path(path)
+    with open_regular(path) as file:
+        fields = parse(path, file.read(MOST_HEADER).rstrip())
+    for name in sorted(fields.keys() ^ entries.keys()):
+        has = "but not the checkpoint" if name in fields else "but not the manifest"
+        raise CheckpointError(path, name, f"One of the two has it, {has}.")
+    for name, line in fields.items():
+        if not isinstance(line, str) or not _LINE.fullmatch(line):
+            raise CheckpointError(path, name, "Its line must read: dtype [shape] sha256.")
+    return fields
+
+
+def write_manifest(path: Path, values: Mapping[str, np.ndarray]) -> None:
+    """Writes the manifest of tensors that were saved at `path`."""
+    lines = {name: line_of(NAMES[value.dtype], value) for name, value in values.items()}
+    with replacing(manifest_path(path)) as file:
+        file.write(json.dumps(lines, indent=1, ensure_ascii=False).encode())
+
+
+def line_of(dtype: str, value: np.ndarray) -> str:
+    """What a manifest says of a tensor."""
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return f"{dtype} {[*value.shape]} {hashlib.sha256(data.data).hexdigest()}"

@@ -1,0 +1,187 @@
+"""Safetensors files: a strict reader of the header, of one tensor at a time, and a writer.
+
+Source: the format's description at https://github.com/huggingface/safetensors. This reader refuses
+odd files that the reference implementation accepts.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError, quoted
+from .dtypes import DTYPES, NAMES, all_finite
+from .replacing import replacing
+from .strict_json import check_count, check_name, parse
+
+MOST_HEADER = 100_000_000
+MOST_AXES = 16
+MOST_SIZE = 2**40
+_KEYS = {"dtype", "shape", "data_offsets"}
+_OTHERS = {
+    b"GGUF": "It is a GGUF file, which is not read here.",
+    b"PK\x03\x04": "It is a zip archive, as torch.save writes: save it as safetensors first.",
+    b"\x80\x02": "It is a pickle, which is never read: save it as safetensors first.",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies.
+
+    Attributes:
+      file: that holds it.
+      dtype: safetensors' name of it.
+      shape: its sizes.
+      start, size: its first byte in the file, and how many there are.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file opened for reading, unless it is a folder, a pipe or a device."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            return open(path, "rb")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(path, None, f"It cannot be opened: {why}.") from None
+    raise CheckpointError(path, None, "It is no regular file.")
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Every tensor of a file by name, from its header alone.
+
+    Raises:
+      CheckpointError: for a header that is not exactly as the format has it.
+    """
+    with open_regular(path) as file:
+        total = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        length, most = int.from_bytes(first, "little"), min(MOST_HEADER, total - 8)
+        if len(first) < 8 or not 2 <= length <= most:
+            hint = next((told for magic, told in _OTHERS.items() if first.startswith(magic)), "")
+            why = f"The header's length must be 2 to {max(most, 0)}; it is {length}."
+            raise CheckpointError(path, None, why, hint)
+        raw = file.read(length)
+    if len(raw) < length:
+        raise CheckpointError(path, None, "The file ends within its header.")
+    fields = parse(path, _unpadded(path, raw))
+    _check_metadata(path, fields.pop("__metadata__", {}))
+    check_count(path, len(fields))
+    begin = 8 + length
+    entries = {name: _entry(path, name, fields[name], begin, total) for name in fields}
+    _check_contiguous(path, entries, begin, total)
+    return entries
+
+
+def _unpadded(path: Path, raw: bytes) -> bytes:
+    """A header may be padded by spaces, and by nothing else."""
+    raw = raw.rstrip(b" ")
+    if not raw.endswith(b"}"):
+        raise CheckpointError(path, None, "The header must end in '}' and spaces.")
+    return raw
+
+
+def _check_metadata(path: Path, metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+        raise CheckpointError(path, None, "__metadata__ must map strings to strings.")
+
+
+def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
+    check_name(path, name)
+    if not isinstance(fields, dict) or fields.keys() != _KEYS:
+        told = ", ".join(map(quoted, list(fields)[:6])) if isinstance(fields, dict) else "no object"
+        why = f"Its entry must have dtype, shape and data_offsets and nothing else; it has {told}."
+        raise CheckpointError(path, name, why)
+    dtype, shape, offsets = (fields[key] for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        why = f"Its dtype is {quoted(dtype)}; {', '.join(DTYPES)} are read."
+        raise CheckpointError(path, name, why)
+    if not _are_counts(shape, MOST_SIZE) or len(shape) > MOST_AXES:
+        why = f"Its shape must be at most {MOST_AXES} whole numbers from 0 to 2**40."
+        raise CheckpointError(path, name, why)
+    width = DTYPES[dtype].itemsize
+    if prod(max(n, 1) for n in shape) * width >= 2**63:  # numpy counts so where one is 0, too
+        raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")
+    if not _are_counts(offsets, total - begin) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        why = f"Its data_offsets must be two whole numbers in order, 0 to {total - begin}."
+        raise CheckpointError(path, name, why)
+    size = prod(shape) * width
+    if offsets[1] - offsets[0] != size:
+        why = f"Its offsets hold {offsets[1] - offsets[0]} bytes, its shape and dtype ask {size}."
+        raise CheckpointError(path, name, why)
+    return Entry(path, dtype, tuple(shape), begin + offsets[0], size)
+
+
+def _are_counts(values: Any, most: int) -> bool:
+    """Whether it is a list of whole numbers from 0 to `most`; true and 1.0 are none."""
+    return isinstance(values, list) and all(type(x) is int and 0 <= x <= most for x in values)
+
+
+def _check_contiguous(path: Path, entries: Mapping[str, Entry], begin: int, total: int) -> None:
+    """Raises CheckpointError unless the tensors lie one after another and fill the file."""
+    at = begin
+    for name, entry in sorted(entries.items(), key=lambda x: (x[1].start, x[1].size)):
+        if entry.start != at:
+            gap = "overlaps the one before" if entry.start < at else "leaves a gap before it"
+            raise CheckpointError(path, name, f"It {gap}.")
+        at += entry.size
+    if at != total:
+        raise CheckpointError(path, None, f"{total - at} bytes at the end belong to no tensor.")
+
+
+def read_tensor(name: str, entry: Entry, allow_nonfinite: bool = False) -> np.ndarray:
+    """One tensor, read without the rest of its file; a copy of its own.
+
+    Args:
+      name: the tensor's, for errors.
+      entry: where it lies.
+      allow_nonfinite: whether NaN and Inf may be in it.
+
+    Raises:
+      CheckpointError: if the file has become shorter, for NaN and Inf, and for bytes of a BOOL
+        that are neither 0 nor 1.
+    """
+    raw = np.empty(entry.size, np.uint8)
+    with open_regular(entry.file) as file:
+        file.seek(entry.start)
+        if file.readinto(raw.data) != entry.size:
+            raise CheckpointError(entry.file, name, "The file ends within it.")
+    if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
+        raise CheckpointError(entry.file, name, "A byte of a BOOL is neither 0 nor 1.")
+    array = raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+    if not allow_nonfinite and not all_finite(array):
+        hint = "Say allow_nonfinite=True if it is meant."
+        raise CheckpointError(entry.file, name, "It holds NaN or Inf.", hint)
+    return array
+
+
+def write_file(path: Path, values: Mapping[str, np.ndarray]) -> None:
+    """Writes tensors to one file, which replaces another of its name only when it is whole."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    order = sorted(values, key=lambda name: -values[name].dtype.itemsize)  # keeps each aligned
+    for name in order:
+        value = values[name]
+        offsets = [end, end := end + value.nbytes]
+        fields = {"dtype": NAMES[value.dtype], "shape": [*value.shape], "data_offsets": offsets}
+        header[name] = fields
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,184 @@
+"""`save`: a layer's weights as safetensors under the names of its torch module."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flax import nnx
+
+from ..errors import CheckpointError
+from .dtypes import NAMES
+from .fitting import fit
+from .known_layers import flax_state, held_at, roles_of
+from .manifest import manifest_path, write_manifest
+from .mapping import Move
+from .replacing import replacing
+from .rule import Rule, backwards, sizes_of
+from .safetensors import Entry, write_file
+from .shards import INDEX
+from .strict_json import check_name
+
+
+def save(
+    layer: nnx.Module,
+    path: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rules: Sequence[Rule] = (),
+    max_shard_bytes: int | None = None,
+    manifest: bool = False,
+) -> None:
+    """Writes a layer's Params and statistics so that `load` with the same arguments reads them.
+
+    Files are written beside their place and moved there when they are whole. A Param under two
+    paths is written once.
+
+    Shapes: a Linear's kernel `[in, out]` -> `[out, in]`, as torch has it; others likewise.
+
+    Args:
+      layer: left as it is; all of its arrays must be within this process' reach.
+      path: of the file; with `max_shard_bytes` of a folder, made if it is not there, which gets
+        `model-00001-of-0000N.safetensors`, ... and `model.safetensors.index.json`.
+      prefix: what every name begins with, such as "model.layers.3.self_attn".
+      rules: as `load` is given them, from torch's names to Flax's; those that skip or tie change
+        nothing here, and a file written here does not need them.
+      max_shard_bytes: the most that a shard's tensors have in all, unless it holds one alone.
+      manifest: whether a manifest with the SHA-256 of every tensor is written beside the file or
+        index; `load` checks it.
+
+    Raises:
+      ValueError: if `load` could not read it back with these rules, for a dtype that safetensors
+        does not have, for a folder that holds other `.safetensors` files, and a max_shard_bytes
+        below 1.
+      TypeError: for a layer that is no `nnx.Module`.
+
+    Source: https://github.com/huggingface/safetensors; the index is that of transformers.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     layer = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    ...     save(layer, folder, max_shard_bytes=16, manifest=True)
+    ...     print(*sorted(os.listdir(folder)), sep="\\n")
+    model-00001-of-00002.safetensors
+    model-00002-of-00002.safetensors
+    model.safetensors.index.json
+    model.safetensors.index.json.sha256.json
+    """
+    if not isinstance(layer, nnx.Module):
+        raise TypeError(f"The layer must be a flax.nnx.Module; got {type(layer).__name__}.")
+    dot, where = f"{prefix}." if prefix else "", Path(path)
+    values = {dot + name: value for name, value in _torch_values(layer, where, rules).items()}
+    for name in values:
+        check_name(where, name)
+    if max_shard_bytes is None:
+        write_file(where, values)
+    else:
+        where = _write_shards(where, values, max_shard_bytes)
+    if manifest:
+        write_manifest(where, values)
+    else:
+        manifest_path(where).unlink(missing_ok=True)  # that of the file which was replaced
+
+
+def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict[str, np.ndarray]:
+    """Torch's arrays by name; that `load` would give back the same bits is checked."""
+    state, seen = {}, set()
+    for path, held in flax_state(layer).items():
+        if id(held) not in seen and isinstance(held, nnx.Param | nnx.BatchStat):
+            state[path] = np.asarray(held.get_value())
+            seen.add(id(held))
+    odd = [f"{path} is {x.dtype}" for path, x in state.items() if x.dtype not in NAMES]
+    if odd:
+        raise ValueError(f"Safetensors has no such dtype: {', '.join(odd)}.")
+    moving = [rule for rule in rules if rule.kind == "move"]
+    moves = _moves(layer, state, moving)
+    found = {name: value for move in moves for name, value in move.back(state).items()}
+    entries = {
+        name: Entry(where, NAMES[value.dtype], value.shape, 0, value.nbytes)
+        for name, value in found.items()
+    }
+    try:
+        back = fit(where, entries, layer, moving, found.__getitem__, "exact")
+    except CheckpointError as error:
+        raise ValueError(f"The layer could not be loaded back with these rules. {error}") from None
+    again = {k: v for move in back for k, v in move.forward(found).items()}
+    if again.keys() != state.keys() or any(
+        again[path].tobytes() != value.tobytes() for path, value in state.items()
+    ):
+        raise ValueError("With these rules two Params would trade places, or have one name.")
+    return found
+
+
+def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule]) -> list[Move]:
+    """What goes to every Param: by the rules' layouts, then by their names, then by type."""
+    moves, left = [], list(state)
+    for rule in rules:
+        if rule.layout is None:
+            continue
+        here, there = rule.sides
+        layout = backwards(rule.layout)
+        back = Rule(f"{there} -> {here}", layout, **dict(rule.sizes))
+        for paths, names in back.groups(left):
+            if not {*paths} <= {*left}:
+                continue  # which `fit` then says in a sentence
+            shapes = [state[path].shape for path in paths]
+            sizes = sizes_of(layout, shapes, len(names), dict(rule.sizes))
+            moves.append(Move(names, paths, rule.layout, sizes))
+            left = [path for path in left if path not in paths]
+    renames = [rule for rule in rules if rule.layout is None]
+    return moves + [_by_type(layer, path, renames) for path in left]
+
+
+def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
+    """The tensor that a Param is of in torch, under the name that the rules give it."""
+    owner, _, leaf = path.rpartition(".")
+    kind_roles = roles_of(held_at(layer, owner))[1]
+    dot = f"{owner}." if owner else ""
+    for rule in renames:
+        (here, there) = rule.sides
+        if there.count(".") == path.count("."):
+            for _, (name,) in Rule(f"{there} -> {here}").groups([path]):
+                return Move((name,), (path,))
+    for role, known in kind_roles.items():
+        if known.targets == (leaf,):
+            return Move((_renamed(dot + role, renames),), (path,), known.layout, {**known.sizes})
+    return Move((_renamed(path, renames),), (path,))
+
+
+def _renamed(name: str, renames: Sequence[Rule]) -> str:
+    """The torch name of which a rule says that it goes to this one."""
+    for rule in renames:
+        here, there = rule.sides
+        for _, (other,) in Rule(f"{there} -> {here}").groups([name]):
+            return other
+    return name
+
+
+def _write_shards(folder: Path, values: dict[str, np.ndarray], most: int) -> Path:
+    """Writes shards and, last of all, their index; returns its path."""
+    if most < 1:
+        raise ValueError(f"max_shard_bytes must be 1 or more; got {most}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(x.name for x in folder.iterdir() if ".safetensors" in x.name)
+    if others:
+        raise ValueError(f"{folder} holds a checkpoint, {others[0]}: give an empty folder.")
+    shards: list[dict[str, np.ndarray]] = []
+    size = 0
+    for name, value in values.items():
+        size += value.nbytes
+        if not shards or size > most:
+            shards.append({})
+            size = value.nbytes
+        shards[-1][name] = value
+    listed = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_file(folder / file, shard)
+        listed |= dict.fromkeys(shard, file)
+    total = sum(value.nbytes for value in values.values())
+    index = {"metadata": {"total_size": total}, "weight_map": listed}
+    with replacing(folder / INDEX) as file:
+        file.write(json.dumps(index, indent=1, ensure_ascii=False).encode())
+    return folder / INDEX

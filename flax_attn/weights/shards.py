@@ -1,0 +1,89 @@
+"""Checkpoints of one file or many: which tensor lies in which, checked against every header."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, quoted
+from .safetensors import MOST_HEADER, Entry, open_regular, read_header
+from .strict_json import check_count, check_name, parse
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
+_BLOB = re.compile(r"[0-9a-f]{40,64}")
+
+
+def find(path: Path) -> Path:
+    """The file or index that is meant: a folder must hold one of the two.
+
+    Raises:
+      CheckpointError: for a folder with neither, or with both.
+    """
+    if not path.is_dir():
+        return path
+    there = [name for name in (SINGLE, INDEX) if os.path.lexists(path / name)]
+    if len(there) == 1:
+        return _inside(path, there[0])
+    told = "both" if there else "neither"
+    why = f"A folder must hold {SINGLE} or {INDEX}; this one holds {told}."
+    raise CheckpointError(path, None, why, "Give the path of the one that is meant.")
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """Every tensor of a file, or of all shards of an index, by name.
+
+    Args:
+      path: a `.safetensors` file, or an index whose name ends in `.json`.
+
+    Raises:
+      CheckpointError: for an index that is not exactly as published ones are, shards outside its
+        folder, and shards that do not hold exactly the tensors that the index says they hold.
+    """
+    if path.suffix != ".json":
+        return read_header(path)
+    listed = _weight_map(path)
+    entries: dict[str, Entry] = {}
+    for shard in sorted({*listed.values()}):
+        found = read_header(_inside(path.parent, shard))
+        want = {name for name, where in listed.items() if where == shard}
+        for name in sorted(found.keys() ^ want):
+            is_there = "holds" if name in found else "lacks"
+            said = f"in {listed[name]}" if name in listed else "nowhere"
+            why = f"{shard} {is_there} it, but the index says that it is {said}."
+            raise CheckpointError(path, name, why)
+        entries |= found
+    return entries
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """The shard of each name."""
+    with open_regular(path) as file:
+        raw = file.read(MOST_HEADER + 1)
+    if len(raw) > MOST_HEADER:
+        raise CheckpointError(path, None, f"An index has at most {MOST_HEADER} bytes.")
+    fields: dict[str, Any] = parse(path, raw.rstrip())
+    listed = fields.get("weight_map")
+    if not fields.keys() <= {"metadata", "weight_map"} or not isinstance(listed, dict):
+        why = "An index holds an object weight_map, beside it metadata, and nothing else."
+        raise CheckpointError(path, None, why)
+    if not isinstance(fields.get("metadata", {}), dict):
+        raise CheckpointError(path, None, "An index's metadata must be an object.")
+    check_count(path, len(listed))
+    for name, shard in listed.items():
+        check_name(path, name)
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+            why = f"Its shard is {quoted(shard)}, which is no plain name of a .safetensors file."
+            raise CheckpointError(path, name, why)
+    return listed
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of a folder, whose real place is in the folder too, or in the hub cache's blobs."""
+    real, home = Path(os.path.realpath(folder / name)), Path(os.path.realpath(folder))
+    blobs = home.parent.parent / "blobs"
+    cached = home.parent.name == "snapshots" and real.parent == blobs
+    if real.parent == home or (cached and _BLOB.fullmatch(real.name)):
+        return folder / name
+    why = f"{quoted(name)} is a link that leads out of the folder."
+    raise CheckpointError(folder, None, why, "Put the file itself there.")

@@ -1,0 +1,58 @@
+"""JSON from files that nobody vouches for: each key once, finite numbers, shallow, strict UTF-8."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import CheckpointError, quoted
+
+MOST_NAMES = 100_000
+MOST_NAME = 512
+
+
+def parse(path: Path, raw: bytes) -> dict[str, Any]:
+    """The object that bytes spell.
+
+    Raises:
+      CheckpointError: unless they are one JSON object from the first byte on, each key there once.
+    """
+    if not raw.startswith(b"{"):
+        raise CheckpointError(path, None, f"JSON must begin with '{{'; it begins {raw[:1]!r}.")
+    try:
+        text = raw.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise CheckpointError(path, None, "Its JSON is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(path, None, "Its JSON is not UTF-8.") from None
+    except ValueError as error:
+        raise CheckpointError(path, None, f"Its JSON cannot be read: {error}.") from None
+
+
+def check_name(path: Path, name: str) -> None:
+    """Raises CheckpointError unless a tensor may have this name."""
+    if not name or len(name) > MOST_NAME or not name.isprintable():
+        raise CheckpointError(
+            path, name, f"A tensor's name has 1 to {MOST_NAME} printable characters."
+        )
+    if "\\" in name or {"", ".", ".."} & {*name.split("/")}:
+        raise CheckpointError(path, name, "A tensor's name must not look like a path.")
+
+
+def check_count(path: Path, count: int) -> None:
+    """Raises CheckpointError for more tensors than a checkpoint may have."""
+    if count > MOST_NAMES:
+        raise CheckpointError(path, None, f"It has {count} tensors; at most {MOST_NAMES} are read.")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {quoted(twice)} is there twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
