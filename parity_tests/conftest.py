@@ -64,12 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-@pytest.fixture
-def turn(request: pytest.FixtureRequest) -> int:
-    """Where a slice of a table begins."""
-    return request.config.stash[TURN] or 0
-
-
 @pytest.fixture(autouse=True)
 def _little_effort(request: pytest.FixtureRequest) -> Iterator[None]:
     case, before = case_of(request.node), jax.config.read("jax_disable_most_optimizations")

@@ -52,7 +52,6 @@ class GroupedQueryAttention(nn.Module):
         softcap=None,
         slopes=None,
         sinks=False,
-        empty="zero",
         qkv_bias=False,
         out_bias=False,
         dropout=0.0,
@@ -64,7 +63,6 @@ class GroupedQueryAttention(nn.Module):
         self.norm_after_rotary, self.mask = norm_after_rotary, mask
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap, self.slopes = softcap, slopes
-        self.empty = empty
         self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
@@ -101,7 +99,7 @@ class GroupedQueryAttention(nn.Module):
         column = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)  # *B N T 1
         return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]  # *B N T T
 
-    def forward(self, x, mask=None, positions=None, valid=None):
+    def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
         q = self.placed(self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
@@ -111,9 +109,9 @@ class GroupedQueryAttention(nn.Module):
         v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H
         scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
         mask = self.seen(mask, valid, x.shape[-2]).expand(scores.shape)  # *B N T T
-        hidden = torch.finfo(x.dtype).min if self.empty == "mean" else -torch.inf
+        hidden = torch.finfo(x.dtype).min if empty == "mean" else -torch.inf
         weights = self.weighed(scores.masked_fill(~mask, hidden))  # *B N T T
-        if self.empty == "zero":
+        if empty == "zero":
             weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
         context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
         y = self.o_proj(context.flatten(-2))  # *B T D

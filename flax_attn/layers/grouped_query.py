@@ -42,8 +42,6 @@ class GroupedQueryAttention(nnx.Module):
         arguments of the layer or the call.
       sinks: whether each query head has a trained logit `layer.sinks`, from zero, that joins the
         softmax's denominator.
-      empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all values,
-        as padding in Hugging Face's models with their additive `finfo.min`; see `attend`.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
       dropout: share of the weights that is dropped in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
@@ -53,9 +51,9 @@ class GroupedQueryAttention(nnx.Module):
 
     Raises:
       ValueError: for counts below 1, K that does not divide N, a share outside [0, 1], rules with
-        more than score and scale, norm_after_rotary without a rotary and a norm, another word for
-        `empty`; in the call, if x is not `*B T in_features`, masks, positions or valid do not
-        broadcast, or for positions without a rotary.
+        more than score and scale, norm_after_rotary without a rotary and a norm; in the call, if x
+        is not `*B T in_features`, masks, positions or valid do not broadcast, for positions without
+        a rotary, or another word for `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names
@@ -80,7 +78,6 @@ class GroupedQueryAttention(nnx.Module):
         mask: Mask | Array = CAUSAL,
         rules: Rules = Rules(),  # noqa: B008
         sinks: bool = False,
-        empty: Empty = "zero",
         qkv_bias: bool = False,
         out_bias: bool = False,
         dropout: float = 0.0,
@@ -92,11 +89,9 @@ class GroupedQueryAttention(nnx.Module):
     ):
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
-        check_choice("empty", empty, *get_args(Empty))
         self.head_dim, self.rotary = head_dim, as_attribute(rotary)
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
         self.mask, self.rules = as_attribute(as_mask(mask)), as_attribute(_score_and_scale(rules))
-        self.empty = empty
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
         self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
@@ -113,6 +108,7 @@ class GroupedQueryAttention(nnx.Module):
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself.
@@ -124,9 +120,13 @@ class GroupedQueryAttention(nnx.Module):
             are `*B T`, or `A *B T` for a rotary whose tokens have several positions.
           valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
             their outputs are zero.
+          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
+            values, as padding in Hugging Face's models with their additive `finfo.min`; see
+            `attend`.
           deterministic: overrules `train()` and `eval()`.
         """
         x = check_input("x", x, self.q_proj.in_features)
+        check_choice("empty", empty, *get_args(Empty))
         seen = self.mask if mask is None else as_mask(mask)
         there = check_tokens("valid", valid, x)[..., None]  # *B T 1
         if valid is not None:
@@ -140,7 +140,7 @@ class GroupedQueryAttention(nnx.Module):
             "score": self.rules.score,
             "scale": self.rules.scale,
             "sinks": self.sinks if self.sinks is None else self.sinks[...],
-            "empty": self.empty,
+            "empty": empty,
         }
         o = attend(q, k, v, mask=seen, dropout=dropout, **how)  # *B T N H
         y = self.o_proj(merge_heads(o))  # *B T D

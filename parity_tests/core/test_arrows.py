@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.turns(1)
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref")
 # The one arrow up: a report writes its own page.

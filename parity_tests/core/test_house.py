@@ -38,8 +38,7 @@ LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split(
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
-# Shape no equation, or that of rows of padding alone, so are not counted.
-HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout", "empty")
+HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout")  # shape no equation, so are not counted
 MOST = {"GroupedQueryAttention": 11}  # arguments that shape an equation; others have 8 at most
 # What a twin in plain torch takes in place of an object of the library.
 PLAIN = {

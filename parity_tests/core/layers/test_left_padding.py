@@ -1,13 +1,14 @@
 """Padding on the left, as Hugging Face has it: its rows see nothing and give the mean of all."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import CAUSAL, Dense, GroupedQueryAttention, Rotary, Rules
+from flax_attn import CAUSAL, Dense, GroupedQueryAttention, Rotary
 from flax_attn.parity import assert_parity, judge
-from flax_attn.scores import Softcap
 from parity_tests.core.backends.refusal import refused
 
 REAL = np.asarray([[True] * 7, [False] * 3 + [True] * 4])
@@ -45,7 +46,11 @@ def llama():
 
 
 def padded():
-    return layer(rotary=Rotary(), mask=CAUSAL & Dense(REAL[:, None, None, :]), empty="mean")
+    return layer(rotary=Rotary(), mask=CAUSAL & Dense(REAL[:, None, None, :]))
+
+
+def mean(module, x, **more):
+    return module(x, empty="mean", **more)
 
 
 def test_every_row_is_that_of_transformers():
@@ -56,14 +61,15 @@ def test_every_row_is_that_of_transformers():
     module, call = llama()
     options = {"eager": False, "taps": False}
     dtypes = ("float64", "float32", "bfloat16")
-    assert_parity(module, padded(), X, torch_call=call, grads=False, dtypes=dtypes, **options)
+    both = {"torch_call": call, "flax_call": mean}
+    assert_parity(module, padded(), X, **both, grads=False, dtypes=dtypes, **options)
 
     def theirs(module, x):
         y = call(module, x)
         return y.masked_fill(~y.new_tensor(REAL[..., None]).bool(), 0.0)
 
     def ours(module, x):
-        return jax.numpy.where(REAL[..., None], module(x), 0)
+        return jax.numpy.where(REAL[..., None], mean(module, x), 0)
 
     assert_parity(module, padded(), X, torch_call=theirs, flax_call=ours, **options)
 
@@ -75,22 +81,21 @@ def test_every_row_and_gradient_is_that_of_the_twin(more):
     pytest.importorskip("torch", reason="the twin is torch's")
     from torch_ref.grouped_query import GroupedQueryAttention as Twin
 
-    twin = Twin(**SIZES, **more, empty="mean")
-    assert_parity(twin, layer(**more, empty="mean"), X, kwargs={"mask": SEEN}, eager=False)
+    both = {"torch_call": mean, "flax_call": mean, "kwargs": {"mask": SEEN}}
+    assert_parity(Twin(**SIZES, **more), layer(**more), X, **both, eager=False)
 
 
 def test_the_word_reaches_the_arithmetic_and_the_default_is_zero():
-    plain, zero, mean = (layer(**how) for how in ({}, {"empty": "zero"}, {"empty": "mean"}))
-    x = X.astype(np.float32)
-    a, b, c = (np.asarray(nnx.jit(f)(x, mask=SEEN)) for f in (plain, zero, mean))
+    module, x = layer(), X.astype(np.float32)
+    calls = (partial(module, **how) for how in ({}, {"empty": "zero"}, {"empty": "mean"}))
+    a, b, c = (np.asarray(nnx.jit(f)(x, mask=SEEN)) for f in calls)
     assert judge.exact(a, b).ok and judge.exact(a[REAL], c[REAL]).ok
     assert not a[~REAL].any() and c[~REAL].all()
-    values = mean.v_proj(x).mean(1).reshape(2, 3, 1, 4)
-    want = mean.o_proj(np.broadcast_to(values, (2, 3, 2, 4)).reshape(2, 24))
+    values = module.v_proj(x).mean(1).reshape(2, 3, 1, 4)
+    want = module.o_proj(np.broadcast_to(values, (2, 3, 2, 4)).reshape(2, 24))
     assert judge.alike(c[1, 0], want[1])
 
 
 def test_another_word_is_refused():
     with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
-        layer(empty="nan")
-    assert layer(rules=Rules(score=Softcap(3.0))).empty == "zero"
+        layer()(X, empty="nan")

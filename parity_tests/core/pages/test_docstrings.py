@@ -9,6 +9,7 @@ import flax_attn
 from flax_attn import parity, weights
 from flax_attn.parity import ParityError
 
+pytestmark = pytest.mark.turns(1)
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in (flax_attn, parity, weights)

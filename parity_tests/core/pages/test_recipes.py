@@ -70,6 +70,6 @@ def test_every_section_is_linked_at_the_top():
 
 
 def test_it_is_short():
-    assert len(TEXT.splitlines()) < 600
+    assert len(TEXT.splitlines()) < 400
     assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 115
     assert max(len(line) for block in blocks(TEXT) for line in block.splitlines()) <= 100

@@ -26,20 +26,19 @@ def cases(name: str) -> list[Case]:
 WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
 
 
-@pytest.mark.parametrize(("low", "step"), [(False, 48), (True, 48), *WHOLE])
-def test_the_kill_table(low, step, turn):
+@pytest.mark.parametrize(("low", "step"), [(False, 9), *WHOLE])
+def test_the_kill_table(low, step):
     """Every fault is detected at either amplitude; nearly every one is blamed and named rightly.
 
-    A slice, another at each commit; the whole table by `pytest -m long`.
+    A slice always, the whole table by `pytest -m long`.
     """
-    found = table.outcomes((low,), step, turn % step)
+    found = table.outcomes((low,), step)
     print(f"\n{table.text(found)}")
     undetected = [str(outcome) for outcome in found if not outcome.detected]
     assert not undetected
     for question, least in ((table.BLAMED, 0.95), (table.NAMED, 0.90)):
         right, asked = table.share(found, question)
-        enough = min(least * asked, asked - 1)  # one may be missed in a small slice
-        assert right >= enough, "\n".join(table.missed(found))
+        assert right >= least * asked, "\n".join(table.missed(found))
 
 
 def test_the_list_of_faults():

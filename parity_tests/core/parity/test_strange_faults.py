@@ -24,20 +24,19 @@ AT_LEAST = {
 WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
 
 
-@pytest.mark.parametrize(("low", "step"), [(False, 24), (True, 24), *WHOLE])
-def test_the_strange_table(low, step, turn):
+@pytest.mark.parametrize(("low", "step"), [(False, 4), *WHOLE])
+def test_the_strange_table(low, step):
     """Every fault is found at each of its amplitudes, and nearly every one placed and named.
 
-    A slice, another at each commit; the whole table by `pytest -m long`.
+    A slice always, the whole table by `pytest -m long`.
     """
-    rows = strange.run_all((low,), step, turn % step)
+    rows = strange.run_all((low,), step)
     print(f"\n{table.text(rows)}")
     missed = [str(row) for row in rows if not row.found]
     assert not missed, "\n".join(missed)
     for question, least in ((table.PLACED, 0.95), (table.NAMED, 0.85)):
         right, asked = table.share(rows, question)
-        enough = min(least * asked, asked - 1)  # one may be missed in a small slice
-        assert right >= enough, "\n".join(table.missed(rows))
+        assert right >= least * asked, "\n".join(table.missed(rows))
 
 
 def test_the_list_of_strange_faults():

@@ -67,11 +67,9 @@ def judged(fault: Fault, low: bool) -> Outcome:
 
 
 @cache
-def outcomes(
-    amplitudes: tuple[bool, ...] = (False, True), step: int = 1, start: int = 0
-) -> tuple[Outcome, ...]:
+def outcomes(amplitudes: tuple[bool, ...] = (False, True), step: int = 1) -> tuple[Outcome, ...]:
     """Every fault, or one in `step`, at these amplitudes, full or low, once in a process."""
-    return tuple(judged(fault, low) for low in amplitudes for fault in FAULTS[start::step])
+    return tuple(judged(fault, low) for low in amplitudes for fault in FAULTS[::step])
 
 
 TALLY = Tally(

@@ -118,13 +118,11 @@ def _row(fault: Strange, low: bool, found: bool, placed: bool, told: str, said: 
 
 
 @cache
-def run_all(
-    amplitudes: tuple[bool, ...] = (False, True), step: int = 1, start: int = 0
-) -> tuple[Row, ...]:
+def run_all(amplitudes: tuple[bool, ...] = (False, True), step: int = 1) -> tuple[Row, ...]:
     """Every fault, or one in `step`, at full size and, where it has one, at low amplitude."""
     from . import FAULTS
 
-    tried = ((fault, low) for low in amplitudes for fault in FAULTS[start::step])
+    tried = ((fault, low) for low in amplitudes for fault in FAULTS[::step])
     return tuple(judged(fault, low) for fault, low in tried if fault.low or not low)
 
 
