@@ -1,27 +1,16 @@
 """Grouped-query attention: N query heads share K key/value heads (Ainslie et al., 2023)."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, get_args
+from typing import get_args
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice, check_divides, check_input, check_positive
+from .._checks import check_choice
 from ..attend import Empty, attend
-from ..dropout import AttentionDropout
-from ..masks import CAUSAL, Dense, Mask, as_mask
-from ..rules import Rules
-from ._common import as_attribute, check_tokens, merge_heads, split_heads, torch_linears
-
-Norm = Callable[[jax.Array], jax.Array]
-Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
+from ..masks import Mask
+from ._grouped import GroupedHeads
 
 
-class GroupedQueryAttention(nnx.Module):
+class GroupedQueryAttention(GroupedHeads):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), rotary(k_norm(k_proj(x))), v_proj(x)))`.
 
     Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
@@ -59,47 +48,12 @@ class GroupedQueryAttention(nnx.Module):
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names
     as in Llama's published checkpoints.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
     >>> layer = GroupedQueryAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        rotary: Turn | None = None,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
-        norm_after_rotary: bool = False,
-        mask: Mask | Array = CAUSAL,
-        rules: Rules = Rules(),  # noqa: B008
-        sinks: bool = False,
-        qkv_bias: bool = False,
-        out_bias: bool = False,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-    ):
-        _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
-        _check_order(norm_after_rotary, rotary, q_norm, k_norm)
-        self.head_dim, self.rotary = head_dim, as_attribute(rotary)
-        self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
-        self.mask, self.rules = as_attribute(as_mask(mask)), as_attribute(_score_and_scale(rules))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
-        self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
-        self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
-        # Without dropout there is no random key in the layer's state.
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(
         self,
@@ -125,68 +79,8 @@ class GroupedQueryAttention(nnx.Module):
             `attend`.
           deterministic: overrules `train()` and `eval()`.
         """
-        x = check_input("x", x, self.q_proj.in_features)
         check_choice("empty", empty, *get_args(Empty))
-        seen = self.mask if mask is None else as_mask(mask)
-        there = check_tokens("valid", valid, x)[..., None]  # *B T 1
-        if valid is not None:
-            x = jnp.where(there, x, 0)
-            seen = seen & Dense(there[..., None, None, :, 0])  # *B 1 1 T
-        q = self._placed(self.q_proj(x), self.q_norm, positions)  # *B T N H
-        k = self._placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
-        v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
-        dropout = None if self.dropout is None else self.dropout(deterministic)
-        how = {
-            "score": self.rules.score,
-            "scale": self.rules.scale,
-            "sinks": self.sinks if self.sinks is None else self.sinks[...],
-            "empty": empty,
-        }
-        o = attend(q, k, v, mask=seen, dropout=dropout, **how)  # *B T N H
-        y = self.o_proj(merge_heads(o))  # *B T D
-        return y if valid is None else jnp.where(there, y, 0)
-
-    def _placed(self, x: jax.Array, norm: Norm | None, positions: Any) -> jax.Array:
-        """Heads, normed and turned by their positions where the layer has a norm and a rotary."""
-        if self.rotary is None and positions is not None:
-            raise ValueError(
-                "positions are what the layer's rotary is given, and this layer was built with "
-                "rotary=None; build it with rotary=Rotary(), or leave positions out."
-            )
-        x = split_heads(x, self.head_dim)
-        x = x if norm is None or self.norm_after_rotary else norm(x)
-        x = x if self.rotary is None else self.rotary(x, positions)
-        return norm(x) if norm is not None and self.norm_after_rotary else x
-
-
-def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    check_positive(in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_positive(head_dim=head_dim)
-    check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
-
-
-def _check_order(after: bool, rotary: Turn | None, *norms: Norm | None) -> None:
-    if after and (rotary is None or all(norm is None for norm in norms)):
-        raise ValueError(
-            "norm_after_rotary=True says which of a norm and a rotary comes first; hand in rotary= "
-            "and one of q_norm= and k_norm=, or leave it out."
-        )
-
-
-def _score_and_scale(rules: Rules) -> Rules:
-    """`rules`, if nothing but score and scale is set there."""
-    if not isinstance(rules, Rules):
-        raise TypeError(f"rules must be a flax_attn.Rules; got {type(rules).__name__}.")
-    shape = jax.tree.structure  # a default has no leaves, so that equal structures are equal
-    more = [
-        part.name
-        for part in fields(rules)
-        if part.name not in ("score", "scale")
-        and shape(getattr(rules, part.name)) != shape(part.default)
-    ]
-    if more:
-        raise ValueError(
-            f"rules of a layer carry score and scale only; got Rules with {', '.join(more)}. The "
-            "layer takes mask=, sinks=True and dropout=rate as arguments of its own."
-        )
-    return rules
+        x, seen = self.tokens(x, mask, valid)
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
+        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
+        return self.output(o, valid)  # *B T D

@@ -103,11 +103,22 @@ def own(package: str) -> list[Path]:
     return [path for path in SOURCES if path.is_relative_to(ROOT / package)]
 
 
+# The abstract class of layers with grouped heads, and what serves as one among the twins.
+ABSTRACT = {
+    "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
+    "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
+}
+KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
+
+
+def bases_of(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base) for base in node.bases]
+
+
 def modules_of(path: Path) -> dict[str, ast.ClassDef]:
     """The classes of a file that are nnx or torch modules, by name."""
     classes = (node for node in tree_of(path).body if isinstance(node, ast.ClassDef))
-    kinds = {"nnx.Module", "nn.Module", "torch.nn.Module"}
-    return {node.name: node for node in classes if kinds & {*map(ast.unparse, node.bases)}}
+    return {node.name: node for node in classes if KINDS & {*bases_of(node)}}
 
 
 def method(of: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -115,10 +126,24 @@ def method(of: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 def arguments(of: ast.ClassDef) -> dict[str, str]:
-    """The constructor's arguments, each with how it is given and its default."""
-    init = method(of, "__init__")
-    if init is None:
-        return {}
+    """The constructor's arguments, each with how it is given and its default.
+
+    A layer with grouped heads has those of its abstract class too: all of them where it has no
+    constructor, the keywords that it does not name where it takes `**grouped`.
+    """
+    init, base = method(of, "__init__"), next(iter({*bases_of(of)} & {*ABSTRACT}), None)
+    own = {} if init is None else own_arguments(init)
+    if base is None or (init is not None and init.args.kwarg is None):
+        return own
+    return own | {x: how for x, how in arguments_of_base(base).items() if x not in own}
+
+
+def arguments_of_base(name: str) -> dict[str, str]:
+    classes = (x for x in tree_of(ABSTRACT[name]).body if isinstance(x, ast.ClassDef))
+    return arguments(next(x for x in classes if x.name == name))
+
+
+def own_arguments(init: ast.FunctionDef) -> dict[str, str]:
     given, found = init.args, {}
     plain = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults
@@ -264,14 +289,18 @@ def test_constructors_take_what_every_layer_takes_and_few_things_more(layer):
         given = arguments(node)
         for common in COMMON:
             assert given.get(common, "").startswith("keyword"), f"{name} lacks {common}."
-        more, most = [argument for argument in given if argument not in HOUSE], MOST.get(name, 8)
+        most = MOST.get(name, 8)
+        if name not in ABSTRACT and "GroupedHeads" in bases_of(node):
+            init = method(node, "__init__")
+            given = {} if init is None else own_arguments(init)
+        more = [argument for argument in given if argument not in HOUSE]
         assert len(more) <= most, f"{name} takes {len(more)} arguments: another variant instead."
 
 
 @of_all_layers
 def test_a_forward_is_an_equation(layer):
     for name, node in modules_of(ROOT / f"flax_attn/layers/{layer}.py").items():
-        assert [ast.unparse(base) for base in node.bases] == ["nnx.Module"], f"{name} is not final."
+        assert bases_of(node) in (["nnx.Module"], ["GroupedHeads"]), f"{name} is not final."
         call = method(node, "__call__")
         assert call is not None, f"{name} has no __call__."
         body = call.body[-1].end_lineno - call.body[0].end_lineno  # after the docstring
