@@ -5,7 +5,8 @@ N query heads read K key/value heads, head n the head n // (N / K).
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Required, TypedDict
+from inspect import Parameter, Signature, signature
+from typing import Any, Required, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,14 @@ from ._common import as_attribute, check_tokens, merge_heads, split_heads, torch
 
 Norm = Callable[[jax.Array], jax.Array]
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
 class Grouped(TypedDict, total=False):
-    """The keywords of `GroupedHeads`, for a layer that takes them too and hands them on."""
+    """The keywords of `GroupedHeads`, for a layer that takes them too and hands them on.
+
+    Such a layer writes `@grouped_signature def __init__(..., **grouped: Unpack[Grouped])`.
+    """
 
     rotary: Turn | None
     q_norm: Norm | None
@@ -136,6 +141,15 @@ class GroupedHeads(nnx.Module):
         """The output projection, and zeros for the tokens that are not there."""
         y = self.o_proj(merge_heads(o))  # *B T D
         return y if valid is None else jnp.where(check_tokens("valid", valid, y)[..., None], y, 0)
+
+
+def grouped_signature(init: Init) -> Init:
+    """A constructor that takes `**grouped`, with all of its keywords for `help` and `inspect`."""
+    own = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
+    names = {x.name for x in own}
+    more = [x for x in signature(GroupedHeads.__init__).parameters.values() if x.name not in names]
+    init.__signature__ = Signature([*own, *more])  # pyright: ignore[reportFunctionMemberAccess]
+    return init
 
 
 def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
