@@ -10,9 +10,15 @@ from flax import nnx
 from .._checks import check_choice
 from ..weights.rule import Rule
 from . import (
+    bert,
+    bloom,
     cohere,
+    falcon,
     gemma2,
     gemma3_text,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
     gpt_oss,
     llama,
     llama4_text,
@@ -22,13 +28,20 @@ from . import (
     qwen2,
     qwen3,
     smollm3,
+    vit,
 )
 from ._config import Config, Family, check_whole
 
 FAMILIES: Mapping[str, Family] = {
+    "bert": bert.FAMILY,
+    "bloom": bloom.FAMILY,
     "cohere": cohere.FAMILY,
+    "falcon": falcon.FAMILY,
     "gemma2": gemma2.FAMILY,
     "gemma3_text": gemma3_text.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "gpt_bigcode": gpt_bigcode.FAMILY,
+    "gpt_neox": gpt_neox.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,
     "llama": llama.FAMILY,
     "llama4_text": llama4_text.FAMILY,
@@ -38,6 +51,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "smollm3": smollm3.FAMILY,
+    "vit": vit.FAMILY,
 }
 
 
@@ -54,16 +68,18 @@ def attention(
 
     Both spellings are read: `rope_parameters`, as transformers 5 writes them, and `rope_theta` with
     `rope_scaling`, as older files have them. A missing field has the default of its class in
-    transformers. `layer(x)` applies the mask that the config gives this layer, causal or with a
-    window or chunks; a row that sees nothing, which only padding makes, gives zeros where
-    transformers gives the mean of the values. `attention_dropout` is the layer's dropout.
+    transformers. `layer(x)` applies the mask that the config gives this layer: causal, with a
+    window or chunks, or none in an encoder. A row that sees nothing, which only padding makes,
+    gives zeros; `layer(x, empty="mean")` gives the mean of the values, as transformers does. The
+    dropout of the weights, `attention_dropout` or `attn_pdrop`, is the layer's; that of the output
+    and the sum with the residual stand outside.
 
     Shapes: the layer takes x `*B T hidden_size` and returns the same.
 
     Args:
       config: the contents of a config.json, or `to_dict()` of a config in transformers.
       index: which layer of the model, from 0.
-      part: for models with several parts; the families here are decoders alone, so None.
+      part: for models with several parts; the families here have one, so None.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -71,7 +87,8 @@ def attention(
     Raises:
       ValueError: for an unknown model_type, an index beyond the model, a part, heads that do not
         divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
-        value is not served, a config with a text_config or a quantization_config.
+        value is not served or that has two values under two names, a config with a text_config or a
+        quantization_config.
       TypeError: if the config is no dict.
 
     Source: the modelling code of transformers 5.23.
@@ -85,7 +102,7 @@ def attention(
     family, read = _family(config)
     if part is not None:
         raise ValueError(
-            f"part must be None for {config['model_type']}, which is a decoder alone; got {part!r}."
+            f"part must be None for {config['model_type']}, which has one part alone; got {part!r}."
         )
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
     return family.attention(read, read.index(index), house)
@@ -134,4 +151,5 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:
         near = get_close_matches(str(name), FAMILIES, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}; got {name!r}.{meant}")
-    return FAMILIES[name], Config(config, FAMILIES[name].defaults)
+    family = FAMILIES[name]
+    return family, Config(config, family.defaults, family.names)

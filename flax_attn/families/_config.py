@@ -1,6 +1,7 @@
 """A published config as the families read it: fields, defaults, and one sentence where it fails."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -8,56 +9,96 @@ from flax import nnx
 from .._checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
+Names = Mapping[str, tuple[str, ...]]
+NONE: Names = MappingProxyType({})
+
 
 class Config:
     """The fields of one config.
 
     A field that is missing takes the default of its class in transformers, which stands in the
-    family's file.
+    family's file. Families ask by one word for one thing, as Llama's files call it; `names` says
+    what the files of a family call it: `hidden_size` is `n_embd` in GPT-2.
 
     Args:
       given: the config, as `json.load` or `to_dict()` gives it.
-      defaults: of the fields that the family reads.
+      defaults: of the fields that the family reads, by the names of its class.
+      names: all names of a field in files of this family where it has others, its class's first.
     """
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]):
-        self._given, self.defaults = given, defaults
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], names: Names = NONE):
+        self._given, self.defaults, self._names = given, defaults, names
 
     def __getitem__(self, name: str) -> Any:
         """A field, or its default."""
+        name = self.name(name)
         return self._given.get(name, self.defaults.get(name))
 
     def given(self, name: str) -> Any:
         """A field that the config itself has, else None."""
-        return self._given.get(name)
+        return self._given.get(self.name(name))
+
+    def name(self, field: str) -> str:
+        """What this config calls a field, or what its class does where the config lacks it.
+
+        Raises:
+          ValueError: if it has the field under two names that differ.
+        """
+        known = self._names.get(field, (field,))
+        found = [name for name in known if self._given.get(name) is not None]
+        for name in found[1:]:
+            if self._given[name] != self._given[found[0]]:
+                raise ValueError(
+                    f"The config says {found[0]}={self._given[found[0]]!r} and "
+                    f"{name}={self._given[name]!r}, which are one; leave one of them out."
+                )
+        present = [name for name in known if name in self._given]
+        return (*found, *present, known[0])[0]
 
     def count(self, name: str) -> int:
         """A whole number of at least 1."""
-        check_positive(**{name: self[name]})
+        check_positive(**{self.name(name): self[name]})
         return self[name]
 
     def number(self, name: str) -> float:
         """A number above zero."""
-        return above_zero(name, self[name])
+        return above_zero(self.name(name), self[name])
 
     def flag(self, name: str) -> bool:
         """Whether a field is True; None stands for False, as transformers has it."""
-        check_choice(name, self[name], True, False, None)
+        check_choice(self.name(name), self[name], True, False, None)
         return bool(self[name])
 
     def rate(self, name: str) -> float:
         """A share from 0 to 1."""
-        return check_rate(name, self[name])
+        return check_rate(self.name(name), self[name])
 
     def heads(self) -> tuple[int, int, int]:
-        """N, K and H; None for K stands for N, and None for H for the width over N."""
-        n = self.count("num_attention_heads")
-        k = n if self["num_key_value_heads"] is None else self.count("num_key_value_heads")
-        check_divides("num_key_value_heads", k, "num_attention_heads", n)
-        if self["head_dim"] is not None:
-            return n, k, self.count("head_dim")
-        width = self.count("hidden_size")
-        return n, k, check_divides("num_attention_heads", n, "hidden_size", width)
+        """N, K and H; None for K stands for N."""
+        n, h = self.query_heads()
+        if self["num_key_value_heads"] is None:
+            return n, n, h
+        k = self.count("num_key_value_heads")
+        check_divides(self.name("num_key_value_heads"), k, self.name("num_attention_heads"), n)
+        return n, k, h
+
+    def query_heads(self) -> tuple[int, int]:
+        """N and H; H is the width over N where the config has no head_dim.
+
+        Raises:
+          ValueError: for a head_dim where the class does not read it.
+        """
+        n, h = self.count("num_attention_heads"), self["head_dim"]
+        if h is not None and "head_dim" in self.defaults:
+            return n, self.count("head_dim")
+        width, names = self.count("hidden_size"), (self.name("num_attention_heads"), "hidden_size")
+        each = check_divides(names[0], n, self.name(names[1]), width)
+        if h not in (None, each):
+            raise ValueError(
+                f"head_dim={h!r} is not served: heads of this model_type have "
+                f"{self.name('hidden_size')} / {names[0]} = {each} components."
+            )
+        return n, each
 
     def index(self, index: int) -> int:
         """`index`, if the model has such a layer."""
@@ -65,7 +106,7 @@ class Config:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < layers:
             raise ValueError(
                 f"index must be the place of a layer, from 0 to {layers - 1}, since "
-                f"num_hidden_layers={layers}; got {index!r}."
+                f"{self.name('num_hidden_layers')}={layers}; got {index!r}."
             )
         return index
 
@@ -97,15 +138,17 @@ class Family(NamedTuple):
       defaults: by field, as the class in transformers has them.
       attention: from a config, an index and the arguments of every layer to the layer.
       rules: from a config and an index to the rules of the layer's weights.
+      names: what its files call a field, see `Config`.
     """
 
     defaults: Mapping[str, Any]
     attention: Callable[[Config, int, Mapping[str, Any]], nnx.Module]
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
+    names: Names = NONE
 
 
 def check_whole(config: Mapping[str, Any]) -> None:
-    """ValueError for a config of several models, of quantised weights, or of no decoder."""
+    """ValueError for a config of several models or of quantised weights."""
     if "text_config" in config:
         raise ValueError(
             "The config has a text_config, so it is of a model with several parts; hand in "
@@ -116,8 +159,6 @@ def check_whole(config: Mapping[str, Any]) -> None:
             "The config has a quantization_config, and quantised weights are not served; "
             "dequantise the checkpoint and leave the field out."
         )
-    if config.get("is_causal") is False:
-        raise ValueError("is_causal=False is not served: the families here are decoders.")
 
 
 def above_zero(name: str, x: Any) -> float:

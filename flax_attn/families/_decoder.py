@@ -9,20 +9,36 @@ from ._config import Config
 
 
 def grouped_query(
-    config: Config, house: Mapping[str, Any], *, bias: bool | None = None, **parts: Any
+    config: Config,
+    house: Mapping[str, Any],
+    *,
+    heads: tuple[int, int, int] | None = None,
+    bias: bool | None = None,
+    **parts: Any,
 ) -> GroupedQueryAttention:
     """The layer of a config's sizes and dropout.
 
     Args:
       config: of the model.
       house: rngs and dtypes.
+      heads: N, K and H; None for `config.heads()`.
       bias: of all four projections; None where `parts` say it.
       parts: further arguments of the layer.
+
+    Raises:
+      ValueError: for a config with is_causal=False.
     """
-    sizes = (config.count("hidden_size"), *config.heads())
+    check_causal(config)
+    sizes = (config.count("hidden_size"), *(config.heads() if heads is None else heads))
     biases: dict[str, Any] = {} if bias is None else {"qkv_bias": bias, "out_bias": bias}
-    dropout = config.rate("attention_dropout")
-    return GroupedQueryAttention(*sizes, dropout=dropout, **biases, **parts, **house)
+    biases["dropout"] = config.rate("attention_dropout")
+    return GroupedQueryAttention(*sizes, **{**biases, **parts}, **house)
+
+
+def check_causal(config: Config) -> None:
+    """ValueError for a config whose decoder is asked to look ahead."""
+    if config["is_causal"] is not None and not config.flag("is_causal"):
+        raise ValueError("is_causal=False is not served: this model_type is a decoder.")
 
 
 def causal_window(config: Config) -> Mask:

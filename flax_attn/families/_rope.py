@@ -26,6 +26,7 @@ from ..positions.scaling import exponents
 from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
+SHARE = "partial_rotary_factor"
 
 
 def rotary(
@@ -70,7 +71,7 @@ def parameters(
     """
     given = {
         "rope_theta": config.given(theta),
-        "partial_rotary_factor": config.given("partial_rotary_factor"),
+        SHARE: config.given(SHARE),
     }
     first, second = _standard("rope_parameters", new), _standard("rope_scaling", old)
     rope = {**first, **second}
@@ -81,14 +82,14 @@ def parameters(
             f"{dict(new)} and {dict(old)}; leave one of them out."
         )
     for key, value in given.items():
-        name = theta if key == "rope_theta" else key
+        name = config.name(theta if key == "rope_theta" else key)
         if value is not None and rope.setdefault(key, value) != value:
             raise ValueError(
                 f"The config says {name}={value!r} and {key}={rope[key]!r} in its rotary "
                 "parameters; leave one of them out."
             )
-    rope.setdefault("rope_theta", config[theta])
-    return rope
+    defaults = {"rope_theta": config[theta], SHARE: config[SHARE]}
+    return {**{k: v for k, v in defaults.items() if v is not None}, **rope}
 
 
 def _standard(name: str, rope: Rope | None) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def rotary_of(
     config: Config, rope: Rope, *, layout: Layout = "half", partial: bool = False
 ) -> Rotary:
     """The rotary of one dict of parameters."""
-    kind, head_dim = rope.get("rope_type", "default"), config.heads()[2]
+    kind, head_dim = rope.get("rope_type", "default"), config.query_heads()[1]
     if kind not in SCALINGS:
         raise ValueError(f"rope_type must be one of {', '.join(SCALINGS)}; got {kind!r}.")
     base = above_zero("rope_theta", rope["rope_theta"])

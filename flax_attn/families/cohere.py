@@ -28,7 +28,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
     """`self_attn` of CohereForCausalLM."""
     n, k, h = config.heads()
     sizes = {"q_norm": (n, h), "k_norm": (k, h)} if config.flag("use_qk_norm") else {}
-    norms = {
+    norms: dict[str, Any] = {
         name: LayerNorm(size, eps=config.number("layer_norm_eps"), param_dtype=house["param_dtype"])
         for name, size in sizes.items()
     }

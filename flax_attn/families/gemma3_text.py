@@ -46,7 +46,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
             f"layer {index}; leave one of them out."
         )
     h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
-    norms = {
+    norms: dict[str, Any] = {
         name: RMSNorm(h, eps=eps, plus_one=True, param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
     rules = Rules(scale=config.number("query_pre_attn_scalar") ** -0.5)

@@ -27,7 +27,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
     """`self_attn` of Olmo2ForCausalLM."""
     n, k, h = config.heads()
     eps, dtype = config.number("rms_norm_eps"), house["param_dtype"]
-    norms = {
+    norms: dict[str, Any] = {
         name: RMSNorm(heads * h, eps=eps, over_heads=True, param_dtype=dtype)
         for name, heads in (("q_norm", n), ("k_norm", k))
     }

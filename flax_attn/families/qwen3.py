@@ -30,7 +30,7 @@ DEFAULTS = {
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen3ForCausalLM."""
     h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
-    norms = {
+    norms: dict[str, Any] = {
         name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
     mask, bias = mask_of(config, upper_window(config, index)), config.flag("attention_bias")

@@ -6,13 +6,12 @@ from flax import nnx
 
 from flax_attn import families, weights
 from flax_attn.parity import judge, port
-
-from . import witness
-from .configs import CONFIGS, titled
+from parity_tests.families import witness
+from parity_tests.families.configs import CONFIGS, titled
 
 
 @pytest.mark.parametrize("small", CONFIGS, ids=titled)
-def test_a_saved_layer_is_read_by_its_rules_and_names(small, tmp_path):
+def test_a_saved_layer_is_read_by_its_rules_and_names(small, tmp_path, transformers):
     given, index = small.spelt("old"), small.index
     theirs = witness.attention(witness.config_of(given, small.name), small.name, index)
     random, prefix = np.random.RandomState(0), f"model.layers.{index}.self_attn."

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import families
+from flax_attn import FULL, families
 from flax_attn.families._choose import FAMILIES
 from flax_attn.parity import assert_parity
-
-from . import witness
-from .configs import BOTH, CONFIGS, NAMES, titled
+from parity_tests.families import witness
+from parity_tests.families.configs import BOTH, CONFIGS, NAMES, Small, titled
 
 X = np.random.RandomState(0).standard_normal((2, 7, 48))
 
@@ -20,14 +19,14 @@ def built(given, index=0, **house):
 
 
 @pytest.mark.parametrize(("small", "spelling"), BOTH, ids=titled)
-def test_outputs_and_gradients_are_transformers(small, spelling):
+def test_outputs_and_gradients_are_transformers(small, spelling, transformers):
     name, index, given = small.name, small.index, small.spelt(spelling)
     config = witness.config_of(given, name)
     given = config.to_dict() if spelling == "new" else given
     assert_parity(
         witness.attention(config, name, index),
         built(given, index),
-        X[..., : given["hidden_size"]],
+        X[..., : config.hidden_size],
         rules=families.rules(given, index),
         torch_call=witness.call(config, name, index),
         dtypes=("float64",),
@@ -43,9 +42,10 @@ def test_both_spellings_are_one_layer(small):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_defaults_are_those_of_the_class(name):
-    whole = witness.found(name, "Config")().to_dict()
-    for index in (0, 1, 3, whole["num_hidden_layers"] - 1):
+def test_defaults_are_those_of_the_class(name, transformers):
+    config = witness.found(name, "Config")()
+    whole, last = config.to_dict(), config.num_hidden_layers - 1
+    for index in {0, 1, min(3, last), last}:
         layers = [
             nnx.eval_shape(lambda given=given, index=index: built(given, index))
             for given in ({"model_type": name}, whole)
@@ -66,31 +66,52 @@ def described(layer):
     return shapes, layer.rotary, layer.mask, layer.rules, layer.norm_after_rotary, norms, dropout
 
 
+DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
+DROPOUTS |= dict.fromkeys(("bert", "vit"), "attention_probs_dropout_prob")
+TRAINED = {
+    "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
+    "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
+    "bloom": Small("bloom", {"attention_dropout": 0.25}),
+    "falcon": Small("falcon", {"alibi": True, "attention_dropout": 0.25}),
+    "bert": Small("bert", {"attention_probs_dropout_prob": 0.25, "hidden_dropout_prob": 0.0}),
+    "vit": Small("vit", {"attention_probs_dropout_prob": 0.25}),
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_dropout_is_the_layers(name):
-    small = next(x for x in CONFIGS if x.name == name)
-    given = {**small.spelt("new"), "attention_dropout": 0.125}
-    assert built(given).dropout.rate == 0.125
-    assert built({**given, "attention_dropout": 0.0}).dropout is None
+    given = [x for x in CONFIGS if x.name == name][-1].spelt("new")  # Falcon's has alibi
+    field = DROPOUTS.get(name, "attention_dropout")
+    assert built({**given, field: 0.125}).dropout.rate == 0.125
+    assert built({**given, field: 0.0}).dropout is None
 
 
-def test_dropout_in_training_is_transformers():
-    small = next(x for x in CONFIGS if "attention_dropout" in x.fields)
-    config = witness.config_of(small.spelt("new"), small.name)
-    layer, call = witness.attention(config, small.name, 0), witness.call(config, small.name, 0)
-    x = X[..., : config.hidden_size]
-    ours = built(config.to_dict())
+def test_an_encoder_may_say_that_it_is_not_causal():
+    assert built(other("bert", is_causal=False)).mask == FULL
+
+
+def test_falcon_drops_nothing_with_rotary_positions():
+    assert built(other("falcon", attention_dropout=0.5)).dropout is None
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_dropout_in_training_is_transformers(name, transformers):
+    small = TRAINED[name]
+    config = witness.config_of(small.spelt("new"), name)
+    layer, call = witness.attention(config, name, 0), witness.call(config, name, 0)
+    given = config.to_dict()
     options = {"dtypes": ("float64",), "eager": False, "taps": False, "train": True}
-    assert_parity(layer, ours, x, torch_call=call, **options)
+    options["rules"] = families.rules(given, 0)
+    assert_parity(layer, built(given), X[..., : config.hidden_size], torch_call=call, **options)
 
 
 def test_every_family_is_proven():
-    assert {*NAMES} == {*FAMILIES} == {*witness.FOLDERS}
+    assert {*NAMES} == {*FAMILIES} == {*witness.PLACES}
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "rope_theta": 500.0}
 SCALED = {"rope_type": "linear", "factor": 2.0}
-FULL = ["full_attention"] * 26
+FULL_LAYERS = ["full_attention"] * 26
 RAMP = {"rope_type": "yarn", "factor": 2.0, "truncate": False}
 
 
@@ -105,10 +126,13 @@ def other(name, **fields):
 
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
-    "no model_type": ({"hidden_size": 8}, "model_type must be one of cohere, .*; got None"),
+    "no model_type": ({"hidden_size": 8}, "model_type must be one of bert, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
-    "no decoder": (llama(is_causal=False), "is_causal=False is not served"),
+    "no decoder": (
+        llama(is_causal=False),
+        "=False is not served: this model_type is a decoder",
+    ),
     "no count": (llama(hidden_size=None), "hidden_size must be a whole number .* got None"),
     "heads": (llama(num_attention_heads=7), "num_attention_heads must divide hidden_size; got"),
     "key heads": (llama(num_key_value_heads=4), "num_key_value_heads must divide num_attention_"),
@@ -158,17 +182,39 @@ WRONG = {
         "have a dict for each of full_attention, sliding_attention; got rope_type, factor",
     ),
     "a kind that is ignored": (
-        other("gemma3_text", rope_scaling={"type": "linear", "factor": 2.0}, layer_types=FULL),
+        other(
+            "gemma3_text", rope_scaling={"type": "linear", "factor": 2.0}, layer_types=FULL_LAYERS
+        ),
         "type='linear', which transformers ignores in Gemma 3; call it rope_type",
     ),
     "no truncation": (
-        other("gemma3_text", rope_scaling=RAMP, layer_types=FULL),
+        other("gemma3_text", rope_scaling=RAMP, layer_types=FULL_LAYERS),
         "truncate=False is not served: transformers ignores it in Gemma 3",
     ),
     "no dict": (llama(rope_scaling="linear"), "rope_scaling must be a dict .* got 'linear'"),
     "two patterns": (
-        other("gemma3_text", sliding_window_pattern=2, layer_types=FULL),
+        other("gemma3_text", sliding_window_pattern=2, layer_types=FULL_LAYERS),
         "layer_types and sliding_window_pattern=2 differ on layer 0",
+    ),
+    "two names": (
+        {"model_type": "gpt2", "n_embd": 48, "hidden_size": 32},
+        "says n_embd=48 and hidden_size=32, which are one",
+    ),
+    "heads under another name": (
+        {"model_type": "gpt2", "n_embd": 48, "n_head": 7},
+        "n_head must divide n_embd; got n_embd=48, n_head=7",
+    ),
+    "a width that is not read": (
+        other("gpt_neox", head_dim=10),
+        "head_dim=10 is not served: .* have hidden_size / num_attention_heads = 8 components",
+    ),
+    "key heads of an older Falcon": (
+        other("falcon", num_kv_heads=2, multi_query=False),
+        "num_kv_heads=2 needs new_decoder_architecture=True",
+    ),
+    "a decoder that looks ahead": (
+        other("bert", is_decoder=True, is_causal=False),
+        "is_causal=False is not served",
     ),
     "no chunks": (other("llama4_text", attention_chunk_size=None), "attention_chunk_size must be"),
 }

@@ -14,9 +14,8 @@ from flax_attn.parity import judge, port
 from flax_attn.parity.sides.torch_float64 import lifted
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
-
-from . import witness
-from .configs import BOTH, place, titled
+from parity_tests.families import witness
+from parity_tests.families.configs import BOTH, place, titled
 
 WORDS = (
     "gelu",
@@ -87,7 +86,7 @@ def ours(given, small, layer):
     except ValueError as refused:
         return refused
     port(layer, mine, families.rules(given, small.index)).eval()
-    return np.asarray(mine(jnp.asarray(normal(0, 2, 7, given["hidden_size"]))))
+    return np.asarray(mine(jnp.asarray(normal(0, 2, 7, mine.q_proj.in_features))))
 
 
 def plain_defaults(name):
@@ -105,8 +104,7 @@ TURNS = [pair for pair in BOTH if (place(pair[0]) % 2 == 0) == (pair[1] == "new"
 
 
 @pytest.mark.parametrize(("small", "spelling"), TURNS, ids=titled)
-def test_no_field_is_ignored(small, spelling):
-    witness.library()
+def test_no_field_is_ignored(small, spelling, transformers):
     given = small.spelt(spelling)
     if spelling == "new":
         given = witness.config_of(given, small.name).to_dict()

@@ -19,8 +19,10 @@ class Small:
 
     def spelt(self, spelling: str) -> dict[str, Any]:
         """The config as files have it since transformers 5 ("new"), or before ("old")."""
-        first = {"model_type": self.name, **SIZES, **self.fields}
-        scaling = {k: v for k, v in self.rope.items() if k != "rope_theta"}
+        first = {"model_type": self.name, **SIZES.get(self.name, LLAMA_SIZES), **self.fields}
+        if not self.rope:
+            return first
+        scaling = {k: v for k, v in self.rope.items() if k not in ("rope_theta", *BESIDE)}
         if spelling == "new":
             full = {"rope_type": "default", **self.rope}
             sliding = {"rope_type": "default", "rope_theta": self.local}
@@ -28,11 +30,18 @@ class Small:
             return {**first, "rope_parameters": full if self.local is None else both}
         if "rope_type" in scaling and self.local is None:  # Gemma 3 came later
             scaling["type"] = scaling.pop("rope_type")
-        old = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
-        return {**first, **old} | ({"rope_local_base_freq": self.local} if self.local else {})
+        beside = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
+        beside |= {key: self.rope[key] for key in BESIDE if key in self.rope}
+        beside = {OLD_NAMES.get((self.name, key), key): x for key, x in beside.items()}
+        return {**first, **beside} | ({"rope_local_base_freq": self.local} if self.local else {})
 
 
-SIZES = {
+BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
+OLD_NAMES = {
+    ("gpt_neox", "rope_theta"): "rotary_emb_base",
+    ("gpt_neox", "partial_rotary_factor"): "rotary_pct",
+}
+LLAMA_SIZES = {
     "hidden_size": 48,
     "num_attention_heads": 6,
     "num_key_value_heads": 3,
@@ -44,10 +53,34 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+GPT2_SIZES = {
+    **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 64, "n_inner": 9, "vocab_size": 5},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+BLOOM_SIZES = {
+    **{"hidden_size": 48, "n_head": 6, "n_layer": 2, "vocab_size": 5},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+WITHOUT_GROUPS = {k: v for k, v in LLAMA_SIZES.items() if k != "num_key_value_heads"}
+IMAGES = {
+    **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
+    **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
+}
+SIZES = {
+    "bert": WITHOUT_GROUPS,
+    "bloom": BLOOM_SIZES,
+    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "gpt2": GPT2_SIZES,
+    "gpt_bigcode": GPT2_SIZES,
+    "gpt_neox": WITHOUT_GROUPS,
+    "vit": IMAGES,
+}
 OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+FOUR = {"num_attention_heads": 4, "hidden_size": 32}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
 QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 PLAIN = {"rope_theta": 500.0}
+LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
 
 CONFIGS = [
     Small("llama", {"head_dim": 10, "attention_bias": True}, PLAIN),
@@ -58,7 +91,7 @@ CONFIGS = [
         {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 16},
     ),
     Small("llama", {"head_dim": 10}, {**YARN, **PLAIN, "mscale": 0.7, "mscale_all_dim": 1.3}),
-    Small("llama", {"head_dim": 10}, {"rope_type": "linear", "factor": 3.0, **PLAIN}),
+    Small("llama", {"head_dim": 10}, LINEAR),
     Small(
         "llama",
         {"head_dim": 10, "max_position_embeddings": 4},
@@ -138,6 +171,36 @@ CONFIGS = [
         {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
         index=1,
     ),
+    # GPT-2 as Mistral trained it, whose scale is another in every layer
+    Small(
+        "gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": False}, index=2
+    ),
+    Small("gpt2", {"n_embd": 32, "n_head": 4, "scale_attn_weights": False, "attn_pdrop": 0.0}),
+    # StarCoder
+    Small("gpt_bigcode", {"resid_pdrop": 0.0}),
+    Small("gpt_bigcode", {"n_embd": 32, "n_head": 4, "multi_query": False}, index=1),
+    # Pythia
+    Small("gpt_neox", {}, {**PLAIN, "partial_rotary_factor": 0.25}),
+    Small("gpt_neox", {**FOUR, "attention_bias": False}, {**PLAIN, "partial_rotary_factor": 0.7}),
+    Small(
+        "gpt_neox",
+        {},
+        {**PLAIN, "partial_rotary_factor": 1.0, "rope_type": "linear", "factor": 3.0},
+    ),
+    # Bloom with 12 heads, whose slopes are no powers of two
+    Small("bloom", {"n_head": 12, "attention_dropout": 0.25}),
+    Small("bloom", {"hidden_size": 32, "n_head": 4}, index=1),
+    # Falcon 7B, Falcon 40B, Falcon-RW
+    Small("falcon", {}, PLAIN),
+    Small(
+        "falcon", {**FOUR, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True}, PLAIN
+    ),
+    Small("falcon", {"multi_query": False, "alibi": True, "num_attention_heads": 12, "bias": True}),
+    Small("bert", {}),
+    Small("bert", {**FOUR, "is_decoder": True, "attention_probs_dropout_prob": 0.0}, index=1),
+    Small("vit", {}),
+    # DINO
+    Small("vit", {**FOUR, "qkv_bias": False, "attention_probs_dropout_prob": 0.25}),
 ]
 NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
 BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]

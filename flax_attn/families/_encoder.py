@@ -1,0 +1,30 @@
+"""What the families of encoders share: the layer, whose tokens look at all."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import CAUSAL, FULL
+from ._config import Config
+from ._decoder import check_causal
+
+
+def multi_head(
+    config: Config, house: Mapping[str, Any], *, is_decoder: bool = False, **parts: Any
+) -> GroupedQueryAttention:
+    """The layer of a config's sizes and dropout, with as many key heads as query heads.
+
+    Args:
+      config: of the model.
+      house: rngs and dtypes.
+      is_decoder: whether tokens look back alone.
+      parts: further arguments of the layer.
+
+    Raises:
+      ValueError: for a decoder with is_causal=False.
+    """
+    if is_decoder:
+        check_causal(config)
+    n, h = config.query_heads()
+    how = {"mask": CAUSAL if is_decoder else FULL, "dropout": config.rate("attention_dropout")}
+    return GroupedQueryAttention(config.count("hidden_size"), n, n, h, **how, **parts, **house)

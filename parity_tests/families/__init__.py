@@ -1,0 +1,1 @@
+"""Small configs of every family, and their attention in transformers."""

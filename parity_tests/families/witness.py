@@ -1,0 +1,149 @@
+"""The attention of transformers' classes, given what their whole model gives it."""
+
+import copy
+import inspect
+from importlib import import_module
+from itertools import count
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+
+class Place(NamedTuple):
+    """Where the classes of a family are.
+
+    Attributes:
+      folder: of `transformers.models`.
+      prefix: the beginning of the classes' names.
+      text: what follows it in names of those of a text model.
+      block: the class that holds one attention.
+      gives: "tensor", or "tuple" where the block returns it as the first of several.
+      whole: whether the model takes embedded tokens; else its attention is given no more than x.
+    """
+
+    folder: str
+    prefix: str
+    text: str = ""
+    block: str = "DecoderLayer"
+    gives: str = "tensor"
+    whole: bool = True
+
+
+PLACES = {
+    "bert": Place("bert", "Bert", block="Layer"),
+    "bloom": Place("bloom", "Bloom", block="Block", gives="tuple"),
+    "cohere": Place("cohere", "Cohere"),
+    "falcon": Place("falcon", "Falcon", gives="tuple"),
+    "gemma2": Place("gemma2", "Gemma2"),
+    "gemma3_text": Place("gemma3", "Gemma3", "Text"),
+    "gpt2": Place("gpt2", "GPT2", block="Block"),
+    "gpt_bigcode": Place("gpt_bigcode", "GPTBigCode", block="Block"),
+    "gpt_neox": Place("gpt_neox", "GPTNeoX", block="Layer"),
+    "gpt_oss": Place("gpt_oss", "GptOss"),
+    "llama": Place("llama", "Llama"),
+    "llama4_text": Place("llama4", "Llama4", "Text"),
+    "mistral": Place("mistral", "Mistral"),
+    "olmo2": Place("olmo2", "Olmo2"),
+    "phi3": Place("phi3", "Phi3"),
+    "qwen2": Place("qwen2", "Qwen2"),
+    "qwen3": Place("qwen3", "Qwen3"),
+    "smollm3": Place("smollm3", "SmolLM3"),
+    "vit": Place("vit", "ViT", whole=False),
+}
+HANDED = ("position_embeddings", "attention_mask", "alibi")
+
+
+def library() -> Any:
+    """transformers, which says nothing of the configs that it doubts."""
+    found = import_module("transformers")
+    found.logging.set_verbosity_error()
+    return found
+
+
+def found(name: str, kind: str) -> Any:
+    """A class of a family: its Config, Attention or Model, or its block."""
+    place = PLACES[name]
+    if kind == "Config":
+        return getattr(library(), f"{place.prefix}{place.text}Config")
+    module = import_module(f"transformers.models.{place.folder}.modeling_{place.folder}")
+    both = (f"{place.prefix}{place.text}{kind}", f"{place.prefix}{kind}")
+    return next(getattr(module, x) for x in both if hasattr(module, x))
+
+
+def config_of(given: dict[str, Any], name: str) -> Any:
+    """The config of a family, as `from_pretrained` makes it of a file's contents."""
+    config = found(name, "Config").from_dict(copy.deepcopy(given))
+    twice = name == "falcon" and config.alibi  # eager attention in a whole model adds it twice
+    config._attn_implementation = "sdpa" if twice else "eager"
+    return config
+
+
+def handed(config: Any, name: str, index: int, x: Any, present: Any = None) -> dict[str, Any]:
+    """Which rotary angles, which mask and what else the whole model hands to a layer's attention.
+
+    Args:
+      config: of the model.
+      name: of the family.
+      index: of the layer.
+      x: the embedded tokens.
+      present: 1 for each token that is there, 0 for padding; None for all.
+    """
+    if not PLACES[name].whole:
+        return {} if present is None else {"attention_mask": _additive(present, x)}
+    import torch
+
+    block, kept = found(name, PLACES[name].block), []
+    places = count()
+
+    class Layer(torch.nn.Module):
+        def __init__(self, *_: Any, **__: Any):
+            super().__init__()
+            self.place = next(places)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
+            if self.place == index:
+                kept.append({**bound.pop("kwargs", {}), **bound})
+            return args[0] if PLACES[name].gives == "tensor" else (args[0], None)
+
+    with torch.no_grad():
+        with patch.object(import_module(block.__module__), block.__name__, Layer):
+            model = found(name, "Model")(config).eval()
+        for param in model.parameters():
+            param.data = param.data.to(x.dtype)
+        model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False)
+    return {key: kept[0][key] for key in HANDED if key in kept[0]}
+
+
+def _additive(present: Any, x: Any) -> Any:
+    import torch
+
+    blocked = present[:, None, None, :].expand(-1, 1, x.shape[1], -1) == 0
+    return torch.zeros(blocked.shape, dtype=x.dtype).masked_fill(blocked, torch.finfo(x.dtype).min)
+
+
+def attention(config: Any, name: str, index: int) -> Any:
+    """The attention of one layer."""
+    cls = found(name, "Attention")
+    takes = "layer_idx" in inspect.signature(cls).parameters
+    return cls(config, layer_idx=index) if takes else cls(config)
+
+
+def _bert(layer: Any, x: Any, given: dict[str, Any]) -> Any:
+    return layer.output.dense(layer.self(x, **given)[0])
+
+
+def _bloom(layer: Any, x: Any, given: dict[str, Any]) -> Any:
+    return layer(x, residual=x, **given)[0] - x
+
+
+CALLS = {"bert": _bert, "bloom": _bloom}
+
+
+def call(config: Any, name: str, index: int, present: Any = None) -> Any:
+    """`call(attention, x)`, as the layer of the whole model calls it; `present` as of `handed`."""
+
+    def called(layer: Any, x: Any) -> Any:
+        given = handed(config, name, index, x, present)
+        return CALLS[name](layer, x, given) if name in CALLS else layer(x, **given)[0]
+
+    return called
