@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .attend import explain as explain
     from .attend import use_backend as use_backend
     from .backends.platform import assume_platform as assume_platform
+    from .by_weights import attend_by_weights as attend_by_weights
     from .drop_in import dot_product_attention as dot_product_attention
     from .dropout import Dropout as Dropout
     from .dropout import DropoutMask as DropoutMask
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from .masks import Prefix as Prefix
     from .masks import Segments as Segments
     from .masks import Window as Window
+    from .normalisers import entmax as entmax
+    from .normalisers import sigmoid as sigmoid
     from .norms import LayerNorm as LayerNorm
     from .norms import RMSNorm as RMSNorm
     from .places import Places as Places
@@ -84,6 +87,7 @@ _HOMES = {
     "explain": ".attend",
     "use_backend": ".attend",
     "assume_platform": ".backends.platform",
+    "attend_by_weights": ".by_weights",
     "dot_product_attention": ".drop_in",
     "Dropout": ".dropout",
     "DropoutMask": ".dropout",
@@ -121,6 +125,8 @@ _HOMES = {
     "Window": ".masks",
     "LayerNorm": ".norms",
     "RMSNorm": ".norms",
+    "entmax": ".normalisers",
+    "sigmoid": ".normalisers",
     "Places": ".places",
     "Axial": ".positions",
     "DynamicScaling": ".positions",

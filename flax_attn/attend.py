@@ -143,8 +143,8 @@ def attend(
     """
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check_choice("empty", empty, *get_args(Empty))
-    rules = _rules(mask, score, scale, sinks, dropout)
-    whole = _bound(q, k, v, rules, places)
+    rules = rules_of(mask, score, scale, sinks, dropout)
+    whole = bound_rules(q, k, v, rules, places)
     name = _choose(backend, q, k, v, whole)
     attention = BACKENDS[name].attention
     if empty == "mean" and none_empty(whole, sizes_of(q, k)):
@@ -188,8 +188,8 @@ def attention_weights(
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
     q, k = jnp.asarray(q), jnp.asarray(k)
-    rules = _rules(mask, score, scale, sinks, None)
-    whole, found = _bound(q, k, k, rules), weights_sharded(q, k, rules)
+    rules = rules_of(mask, score, scale, sinks, None)
+    whole, found = bound_rules(q, k, k, rules), weights_sharded(q, k, rules)
     return weights_locally(q, k, whole) if found is None else found
 
 
@@ -263,8 +263,8 @@ def explain(
     def ask(*unknown: jax.Array) -> None:
         left = iter(unknown)
         known = [next(left) if _is_shape(x) else x for x in leaves]
-        rules = _rules(*structure.unflatten(known))
-        found.append(_verdicts(q, k, v, _bound(q, k, v, rules)))
+        rules = rules_of(*structure.unflatten(known))
+        found.append(_verdicts(q, k, v, bound_rules(q, k, v, rules)))
 
     unknown = [x for x in leaves if _is_shape(x)]
     jax.eval_shape(ask, *unknown) if unknown else ask()
@@ -303,7 +303,7 @@ def _check_backend(name: str) -> None:
         raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
 
 
-def _rules(mask: Any, score: Any, scale: Any, sinks: Any, dropout: Any) -> Rules:
+def rules_of(mask: Any, score: Any, scale: Any, sinks: Any, dropout: Any) -> Rules:
     """What was asked in one object; None stands for what leaves everything as it is."""
     mask = FULL if mask is None else as_mask(mask)
     score = IDENTITY if score is None else score
@@ -313,7 +313,7 @@ def _rules(mask: Any, score: Any, scale: Any, sinks: Any, dropout: Any) -> Rules
     return rules
 
 
-def _bound(q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> Rules:
+def bound_rules(q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> Rules:
     """The rules for these arrays; errors where anything does not fit."""
     arrays = {"q": q, "k": k, "v": v}
     _check_dtypes(arrays)

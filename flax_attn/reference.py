@@ -104,20 +104,27 @@ def weights_and_stats(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], rules: Rules
 ) -> tuple[Float[Array, "B N T S"], Stats]:
     """The weights before dropout and their parts, by bound rules; head n reads key head n // G."""
-    sizes, kind = sizes_of(q, k), wide(q.dtype)
-    groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
-    q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
-    logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=kind)
-    logits = logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(rules.scale, kind)
+    sizes = sizes_of(q, k)
     seen = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
-    scores = _scored(rules.score, logits, seen, sizes)
+    scores = scored(rules.score, scaled_logits(q, k, rules.scale), seen, sizes)
     if listening():
         scores = tap("scores", scores if seen is None else jnp.where(seen, scores, -jnp.inf))
     sinks = None if rules.sinks is None else rules.sinks[None, :, None]  # 1 N 1
     return softmax_and_stats(scores, sinks, seen)
 
 
-def _scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
+def scaled_logits(
+    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], scale: Any
+) -> Float[Array, "B N T S"]:
+    """`scale * q.k` in float32 or wider; head n reads key head n // G."""
+    sizes, kind = sizes_of(q, k), wide(q.dtype)
+    groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
+    q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
+    logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=kind)
+    return logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(scale, kind)
+
+
+def scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
     """The logits changed by the score; what is hidden, NaN included, reaches no gradient."""
     if seen is None or isinstance(score, Identity | Additive | Alibi):  # whose derivative is one
         return score.grid(logits, sizes)
@@ -156,13 +163,18 @@ def attention(
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes_of(q, k)), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
-    groups = (k.shape[2], q.shape[2] // k.shape[2])  # K, G
-    weights = weights.reshape(weights.shape[0], *groups, *weights.shape[2:])  # B K G T S
-    o = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(weights.dtype))
-    o = o.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype)
+    o = pooled(weights, v).astype(q.dtype)
     if dead is not None:  # no cotangent comes in there, be it NaN
         o = jnp.where(dead[..., None], 0, o)
     return o, stats
+
+
+def pooled(weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]) -> Float[Array, "B T N h"]:
+    """`weights . v` in the dtype of the weights; head n reads value head n // G."""
+    B, N, T, S = weights.shape
+    weights = weights.reshape(B, v.shape[2], N // v.shape[2], T, S)  # B K G T S
+    o = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(weights.dtype))
+    return o.reshape(B, T, N, v.shape[3])
 
 
 def zero_unseen(

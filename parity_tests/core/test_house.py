@@ -31,8 +31,9 @@ PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays < places
-< masks, positions, norms, dropout < scores < rules < reference < backends < sharding < attend
-< drop_in, layers < families < flax_drop_in, bench, proving, explain_command < cli, _pytest
+< masks, positions, norms, normalisers, dropout < scores < rules < reference < backends < sharding
+< attend < by_weights, drop_in < layers < families < flax_drop_in, bench, proving, explain_command
+< cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}

@@ -1,0 +1,85 @@
+"""Attention whose weights are no softmax, or whose heads are mixed: by the plain formula alone."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .attend import bound_rules, rules_of
+from .backends.local import flat
+from .dropout import Drop
+from .masks import FULL, Mask
+from .normalisers import Normaliser
+from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
+from .rules import sizes_of
+from .scores import IDENTITY, Score
+from .taps import tap
+
+Mix = Callable[[Array], Array]
+
+
+def attend_by_weights(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
+    *,
+    normalise: Normaliser = softmax,
+    mix_scores: Mix | None = None,
+    mix_weights: Mix | None = None,
+    mask: Mask | Array | None = FULL,
+    score: Score | None = IDENTITY,
+    scale: float | Array | None = None,
+    dropout: Drop | None = None,
+) -> Float[Array, "*B T N h"]:
+    """`mix_weights(normalise(mask(score(mix_scores(scale * q.k))))) . v`, dropout before v.
+
+    For what `attend` cannot carry, whose backends never hold the weights: this holds all of them,
+    T x S a head, and runs the plain formula on every machine. With the defaults it is `attend`.
+    A row that may look at nothing gives zeros, and keys that nobody may look at cannot reach
+    outputs or gradients, whatever they hold.
+
+    Args:
+      q, k, v: as of `attend`; K must divide N.
+      normalise: from scores, in float32 or wider, to weights over the last axis: `softmax`,
+        `sigmoid`, `entmax`, or a function of yours. It meets -inf where a query may not look; what
+        it gives there is replaced by zero.
+      mix_scores, mix_weights: functions of all heads' logits and weights, `B N T S` -> `B N T S`,
+        all batch axes as one.
+      mask, score, scale, dropout: as of `attend`.
+
+    Raises:
+      ValueError, TypeError: as `attend` does; ValueError if a function of these three gives another
+        shape.
+
+    Source: Shazeer et al., "Talking-Heads Attention", 2020, for the mixing of heads.
+
+    >>> from flax_attn import sigmoid
+    >>> q = jnp.zeros((3, 1, 2))
+    >>> attend_by_weights(q, q, jnp.ones((3, 1, 1)), normalise=sigmoid).ravel().tolist()
+    [1.5, 1.5, 1.5]
+    """
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    rules = bound_rules(q, k, v, rules_of(mask, score, scale, None, dropout))
+    sizes = sizes_of(q, k)
+    q, k, v = flat(sizes, q, k, v)  # B T N H, B S K H, B S K h
+    q, k, v = zero_unseen(tap("query", q), tap("key", k), tap("value", v), rules)
+    logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
+    seen = jnp.asarray(rules.mask.grid(sizes))
+    scores = tap("scores", jnp.where(seen, scored(rules.score, logits, seen, sizes), -jnp.inf))
+    weights = jnp.where(seen, _same_shape("normalise", normalise, scores), 0)  # B N T S
+    weights = _same_shape("mix_weights", mix_weights, tap("weights", weights))
+    if rules.dropout is not None:
+        keep = jnp.broadcast_to(rules.dropout.grid(sizes), weights.shape)
+        weights = rules.dropout.apply(weights, tap("keep", keep))
+    o = tap("context", pooled(weights, v).astype(q.dtype))  # B T N h
+    return o.reshape(*sizes.batch, *o.shape[1:])
+
+
+def _same_shape(name: str, function: Mix | None, x: Array) -> Array:
+    """`function(x)`, as wide as x; ValueError if it has another shape."""
+    if function is None:
+        return x
+    y = function(x)
+    if y.shape != x.shape:
+        raise ValueError(f"{name} must keep the shape B N T S; got {y.shape} for {x.shape}.")
+    return y.astype(x.dtype)

@@ -1,0 +1,114 @@
+"""What can stand in place of softmax: functions from scores to weights over the last axis.
+
+A score of -inf marks a key that may not be looked at, and has weight zero. A row that is all -inf
+has zero weights and zero gradients. All compute in `promote_types(dtype, float32)`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._checks import check_choice
+from ._types import wide
+
+Normaliser = Callable[[jax.Array], jax.Array]
+
+
+def sigmoid(scores: Float[Array, "*B T S"]) -> Float[Array, "*B T S"]:
+    """`1 / (1 + exp(-scores))`: each key weighs by its own score alone, so rows have any sum.
+
+    Raises nothing. Source: Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid
+    Self-Attention", 2024, which adds -log S to the scores.
+
+    >>> sigmoid(jnp.asarray([0.0, -jnp.inf])).tolist()
+    [0.5, 0.0]
+    """
+    return jax.nn.sigmoid(scores.astype(wide(scores.dtype))).astype(scores.dtype)
+
+
+def entmax(scores: Float[Array, "*B T S"], alpha: float = 1.5) -> Float[Array, "*B T S"]:
+    """`max(0, (alpha - 1) scores - tau) ** (1 / (alpha - 1))`, with the tau that gives sum one.
+
+    Small scores have weight zero exactly: any that lies 1 / (alpha - 1) or more below the largest.
+    The tau is found exactly, by sorting each row.
+
+    Args:
+      scores: -inf where a query may not look.
+      alpha: 1.5, or 2 for sparsemax. (1 would be softmax.)
+
+    Raises:
+      ValueError: for another alpha.
+
+    Source: Peters, Niculae and Martins, "Sparse Sequence-to-Sequence Models", 2019; Martins and
+    Astudillo, "From Softmax to Sparsemax", 2016.
+
+    >>> entmax(jnp.asarray([3.0, 1.0, -jnp.inf])).tolist()
+    [1.0, 0.0, 0.0]
+    >>> entmax(jnp.asarray([0.5, 0.0, -jnp.inf]), alpha=2).tolist()
+    [0.75, 0.25, 0.0]
+    """
+    check_choice("alpha", alpha, 1.5, 2)
+    z = scores.astype(wide(scores.dtype)) * (alpha - 1)
+    largest = jnp.max(z, axis=-1, keepdims=True, initial=-jnp.inf)
+    some = largest > -jnp.inf
+    # Nothing at or below -1 has a weight, so that this changes none, and what is left is finite.
+    z = jnp.maximum(z - jax.lax.stop_gradient(jnp.where(some, largest, 0.0)), -1.0)
+    weights = (_entmax15 if alpha == 1.5 else _sparsemax)(z)
+    return jnp.where(some, weights, 0.0).astype(scores.dtype)
+
+
+def _threshold(z: jax.Array, taus: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    """The tau of each row: that of the longest run of largest scores which all lie above theirs.
+
+    Args:
+      z: scores, the largest of a row 0.
+      taus: from the sorted scores and the counts 1 ... S to the tau of the run that ends there.
+    """
+    ordered = -jnp.sort(-z, axis=-1)
+    found = taus(ordered, jnp.cumsum(jnp.ones_like(z), axis=-1))
+    count = jnp.sum(found <= ordered, axis=-1, keepdims=True)
+    return jnp.take_along_axis(found, jnp.maximum(count - 1, 0), axis=-1)
+
+
+@jax.custom_jvp
+def _sparsemax(z: jax.Array) -> jax.Array:
+    return jnp.maximum(z - _threshold(z, lambda x, n: (jnp.cumsum(x, -1) - 1) / n), 0.0)
+
+
+@_sparsemax.defjvp
+def _sparsemax_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    weights = _sparsemax(*primals)
+    return weights, _centred((weights > 0).astype(weights.dtype), *tangents)
+
+
+@jax.custom_jvp
+def _entmax15(z: jax.Array) -> jax.Array:
+    return jnp.maximum(z - _threshold(z, _taus15), 0.0) ** 2
+
+
+def _taus15(ordered: jax.Array, n: jax.Array) -> jax.Array:
+    """The root of `sum((x - tau) ** 2) = 1` over the first n scores."""
+    mean = jnp.cumsum(ordered, -1) / n
+    variance = jnp.cumsum(ordered**2, -1) / n - mean**2
+    return mean - jnp.sqrt(jnp.maximum(1 / n - variance, 0.0))
+
+
+@_entmax15.defjvp
+def _entmax15_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    weights = _entmax15(*primals)
+    some = weights > 0  # elsewhere the root has no derivative
+    slope = jnp.where(some, jnp.sqrt(jnp.where(some, weights, 1.0)), 0.0)
+    return weights, 2 * _centred(slope, *tangents)
+
+
+def _centred(slope: jax.Array, dz: jax.Array) -> jax.Array:
+    """`slope * (dz - tau's change)`, which sums to zero, as weights that sum to one must change."""
+    total = jnp.sum(slope, axis=-1, keepdims=True)
+    tau = jnp.sum(slope * dz, axis=-1, keepdims=True) / jnp.where(total > 0, total, 1.0)
+    return slope * (dz - tau)

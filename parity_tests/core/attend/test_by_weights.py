@@ -1,0 +1,115 @@
+"""Attention by its weights: attend where nothing else is asked, and what else can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    Alibi,
+    Dense,
+    Dropout,
+    Lengths,
+    Softcap,
+    attend,
+    attend_by_weights,
+    entmax,
+    sigmoid,
+    taps,
+)
+from flax_attn.parity import judge
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.core.drawing import normal
+
+B, T, S, N, K, H, h = 2, 5, 7, 6, 3, 4, 8
+Q, KEYS, V = (normal(i, B, *shape) for i, shape in enumerate([(T, N, H), (S, K, H), (S, K, h)]))
+RAGGED = np.random.RandomState(0).rand(B, N, T, S) < 0.5
+RAGGED[1, 2, 3] = False
+ASKED = {
+    "nothing": {},
+    "a mask": {"mask": CAUSAL},
+    "a mask of each head": {"mask": RAGGED, "scale": 0.3},
+    "a score": {"score": Softcap(1.5) >> Alibi(np.arange(N) / N), "mask": Lengths(4)},
+    "dropout": {"dropout": Dropout(0.5, jax.random.key(0)), "mask": RAGGED},
+}
+
+
+def values_and_gradients(f):
+    o, back = jax.vjp(f, Q, KEYS, V)
+    return o, *back(jnp.asarray(normal(9, *o.shape)))
+
+
+def same(got, want):
+    return all(
+        judge.same_function(*map(np.asarray, pair)).ok for pair in zip(got, want, strict=True)
+    )
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_with_softmax_it_is_attend(asked):
+    mine, theirs = (
+        values_and_gradients(lambda *x, f=f: f(*x, **asked)) for f in (attend_by_weights, attend)
+    )
+    assert same(mine, theirs)
+
+
+def by_hand(q, k, v, normalise, before, after, seen):
+    """One batch entry after the other, all heads at once, in the plainest words."""
+    k, v = (jnp.repeat(x, N // K, axis=-2) for x in (k, v))
+    logits = before @ jnp.einsum("btnh,bsnh->bnts", q, k).reshape(B, N, -1) / 2
+    weights = jnp.where(seen, normalise(logits.reshape(B, N, T, S)), 0)
+    weights = (after @ weights.reshape(B, N, -1)).reshape(B, N, T, S)
+    return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+
+@pytest.mark.parametrize("normalise", [sigmoid, lambda x: jax.nn.softmax(x, -1)])
+def test_heads_are_mixed_before_the_mask_and_after_the_weights(normalise):
+    before, after = (jnp.asarray(normal(i, N, N)) for i in (5, 6))
+
+    def mixed(by):
+        return lambda x: jnp.einsum("nm,bmts->bnts", by, x)
+
+    def mine(*x):
+        how = {"mix_scores": mixed(before), "mix_weights": mixed(after), "normalise": normalise}
+        return attend_by_weights(*x, **how)
+
+    every = jnp.ones((T, S), bool)
+    plain = values_and_gradients(lambda *x: by_hand(*x, normalise, before, after, every))
+    assert same(values_and_gradients(mine), plain)
+
+
+@pytest.mark.parametrize("normalise", [sigmoid, entmax, jnp.exp])
+def test_what_nobody_sees_reaches_nothing(normalise):
+    seen = np.ones((B, 1, T, S), bool)
+    seen[..., 2] = seen[1, :, 3] = False
+    q, k, v = Q.copy(), KEYS.copy(), V.copy()
+    q[1, 3], k[:, 2], v[:, 2] = np.inf, np.nan, np.nan
+
+    def f(*x):
+        return attend_by_weights(*x, mask=Dense(seen), normalise=normalise)
+
+    o, back = jax.vjp(f, q, k, v)
+    got = (o, *back(jnp.asarray(normal(9, *o.shape))))
+    assert same(got, values_and_gradients(f))
+    assert not o[1, 3].any() and not got[1][1, 3].any() and not got[2][:, 2].any()
+
+
+def test_its_points_are_heard():
+    with taps.listen() as heard:
+        attend_by_weights(Q, KEYS, V, normalise=entmax, mask=CAUSAL)
+    assert [name for name, _ in heard] == ["query", "key", "value", "scores", "weights", "context"]
+    weights = dict(heard)["weights"]
+    assert (
+        weights.shape == (B, N, T, S)
+        and judge.same_function(weights.sum(-1), np.ones((B, N, T))).ok
+    )
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="The key/value heads must divide the query heads"):
+        attend_by_weights(Q[:, :, :4], KEYS, V)
+    with pytest.raises(ValueError, match=r"normalise must keep the shape B N T S; got \(2, 6, 5\)"):
+        attend_by_weights(Q, KEYS, V, normalise=lambda x: x.sum(-1))
+    with pytest.raises(TypeError, match="A mask must be"):
+        attend_by_weights(Q, KEYS, V, mask=jnp.zeros((T, S)))
