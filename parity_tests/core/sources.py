@@ -1,0 +1,96 @@
+"""What the sources say of themselves, read by `ast`: classes, their arguments, imports."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+# The abstract class of layers with grouped heads, and what serves as one among the twins.
+ABSTRACT = {
+    "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
+    "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
+}
+KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
+
+
+def bases_of(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base) for base in node.bases]
+
+
+def modules_of(path: Path) -> dict[str, ast.ClassDef]:
+    """The classes of a file that are nnx or torch modules, by name."""
+    classes = (node for node in tree_of(path).body if isinstance(node, ast.ClassDef))
+    return {node.name: node for node in classes if KINDS & {*bases_of(node)}}
+
+
+def method(of: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    return next((x for x in of.body if isinstance(x, ast.FunctionDef) and x.name == name), None)
+
+
+def arguments(of: ast.ClassDef) -> dict[str, str]:
+    """The constructor's arguments, each with how it is given and its default.
+
+    A layer with grouped heads has those of its abstract class too: all of them where it has no
+    constructor, the keywords that it does not name where it takes `**grouped`.
+    """
+    init, base = method(of, "__init__"), next(iter({*bases_of(of)} & {*ABSTRACT}), None)
+    own = {} if init is None else own_arguments(init)
+    if base is None or (init is not None and init.args.kwarg is None):
+        return own
+    return own | {x: how for x, how in arguments_of_base(base).items() if x not in own}
+
+
+def arguments_of_base(name: str) -> dict[str, str]:
+    classes = (x for x in tree_of(ABSTRACT[name]).body if isinstance(x, ast.ClassDef))
+    return arguments(next(x for x in classes if x.name == name))
+
+
+def own_arguments(init: ast.FunctionDef) -> dict[str, str]:
+    given, found = init.args, {}
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults
+    for kind, names, values in [
+        ("positional", plain, defaults),
+        ("keyword", given.kwonlyargs, given.kw_defaults),
+    ]:
+        for arg, value in zip(names, values, strict=True):
+            default = "required" if value is None else f"= {ast.unparse(value)}"
+            found[arg.arg] = f"{kind}, {default}"
+    return {name: how for name, how in found.items() if name != "self"}
+
+
+def imports(path: Path, inside_functions: bool = True) -> Iterator[str]:
+    """Full names of all that a file imports, relative imports resolved."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in _nodes(tree_of(path), inside_functions):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            holds_files = (ROOT / base.replace(".", "/")).is_dir()
+            yield from (f"{base}.{x.name}" if holds_files else base for x in node.names)
+
+
+def _nodes(node: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if inside_functions or not is_function:
+            yield child
+            yield from _nodes(child, inside_functions)
+
+
+def ours(path: Path) -> Iterator[tuple[str, str]]:
+    """`(import, its part)` for all that a file takes of flax_attn: `flax_attn.masks` is "masks"."""
+    for name in imports(path):
+        root, *rest = name.split(".")
+        if root == "flax_attn":
+            yield name, rest[0] if rest else "__init__"
