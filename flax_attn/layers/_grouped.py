@@ -1,28 +1,25 @@
-"""What layers with grouped heads share: a constructor, and the steps around attention.
+"""What layers with grouped heads share: a constructor, and the way to queries, keys and values.
 
 N query heads read K key/value heads, head n the head n // (N / K).
 """
 
 from collections.abc import Callable
-from dataclasses import fields
-from inspect import Parameter, Signature, signature
-from typing import Any, Required, TypedDict, TypeVar
+from typing import Any, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .._checks import check_divides, check_input, check_positive
+from .._checks import check_divides, check_positive
 from ..dropout import AttentionDropout
-from ..masks import CAUSAL, Dense, Mask, as_mask
+from ..masks import CAUSAL, Mask
 from ..rules import Rules
-from ._common import as_attribute, check_tokens, merge_heads, split_heads, torch_linears
+from ._common import split_heads, torch_linears
+from ._heads import Heads, Turn, keywords_of
 
 Norm = Callable[[jax.Array], jax.Array]
-Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
-Init = TypeVar("Init", bound=Callable[..., None])
 
 
 class Grouped(TypedDict, total=False):
@@ -48,7 +45,7 @@ class Grouped(TypedDict, total=False):
     param_dtype: Any
 
 
-class GroupedHeads(nnx.Module):
+class GroupedHeads(Heads):
     """The parts of a layer with grouped heads; a layer adds the equation, as its `__call__`.
 
     Arguments are those of `GroupedQueryAttention`.
@@ -79,9 +76,9 @@ class GroupedHeads(nnx.Module):
     ):
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
-        self.head_dim, self.rotary = head_dim, as_attribute(rotary)
+        self.keep(rotary, mask, rules)
+        self.head_dim = head_dim
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
-        self.mask, self.rules = as_attribute(as_mask(mask)), as_attribute(_score_and_scale(rules))
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
         self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
@@ -90,20 +87,6 @@ class GroupedHeads(nnx.Module):
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
         # Without dropout there is no random key in the layer's state.
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
-
-    def tokens(
-        self,
-        x: Float[Array, "*B T D"],
-        mask: Mask | Array | None,
-        valid: Bool[Array, "*#B T"] | None,
-    ) -> tuple[Float[Array, "*B T D"], Mask]:
-        """x with zeros for the tokens that are not there, and who may look at whom."""
-        x = check_input("x", x, self.q_proj.in_features)
-        seen = self.mask if mask is None else as_mask(mask)
-        if valid is None:
-            return x, seen
-        there = check_tokens("valid", valid, x)  # *B T
-        return jnp.where(there[..., None], x, 0), seen & Dense(there[..., None, None, :])
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
@@ -117,39 +100,13 @@ class GroupedHeads(nnx.Module):
         self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
-        if self.rotary is None and positions is not None:
-            raise ValueError(
-                "positions are what the layer's rotary is given, and this layer was built with "
-                "rotary=None; build it with rotary=Rotary(), or leave positions out."
-            )
         x = x if norm is None or self.norm_after_rotary else norm(x)
-        x = x if self.rotary is None else self.rotary(x, positions)
+        x = self.turned(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
 
-    def how(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend` is given beside the heads and the mask."""
-        return {
-            "score": self.rules.score,
-            "scale": self.rules.scale,
-            "sinks": None if self.sinks is None else self.sinks[...],
-            "dropout": None if self.dropout is None else self.dropout(deterministic),
-        }
 
-    def output(
-        self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
-    ) -> Float[Array, "*B T D"]:
-        """The output projection, and zeros for the tokens that are not there."""
-        y = self.o_proj(merge_heads(o))  # *B T D
-        return y if valid is None else jnp.where(check_tokens("valid", valid, y)[..., None], y, 0)
-
-
-def grouped_signature(init: Init) -> Init:
-    """A constructor that takes `**grouped`, with all of its keywords for `help` and `inspect`."""
-    own = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
-    names = {x.name for x in own}
-    more = [x for x in signature(GroupedHeads.__init__).parameters.values() if x.name not in names]
-    init.__signature__ = Signature([*own, *more])  # pyright: ignore[reportFunctionMemberAccess]
-    return init
+# Of a constructor that takes `**grouped`: `help` and `inspect` show all of its keywords.
+grouped_signature = keywords_of(GroupedHeads)
 
 
 def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -164,22 +121,3 @@ def _check_order(after: bool, rotary: Turn | None, *norms: Norm | None) -> None:
             "norm_after_rotary=True says which of a norm and a rotary comes first; hand in rotary= "
             "and one of q_norm= and k_norm=, or leave it out."
         )
-
-
-def _score_and_scale(rules: Rules) -> Rules:
-    """`rules`, if nothing but score and scale is set there."""
-    if not isinstance(rules, Rules):
-        raise TypeError(f"rules must be a flax_attn.Rules; got {type(rules).__name__}.")
-    shape = jax.tree.structure  # a default has no leaves, so that equal structures are equal
-    more = [
-        part.name
-        for part in fields(rules)
-        if part.name not in ("score", "scale")
-        and shape(getattr(rules, part.name)) != shape(part.default)
-    ]
-    if more:
-        raise ValueError(
-            f"rules of a layer carry score and scale only; got Rules with {', '.join(more)}. The "
-            "layer takes mask=, sinks=True and dropout=rate as arguments of its own."
-        )
-    return rules

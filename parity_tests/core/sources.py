@@ -13,7 +13,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-# The abstract class of layers with grouped heads, and what serves as one among the twins.
+# The abstract classes of layers, and what serves as one among the twins.
 ABSTRACT = {
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
