@@ -152,7 +152,7 @@ def check_whole(config: Mapping[str, Any]) -> None:
     if "text_config" in config:
         raise ValueError(
             "The config has a text_config, so it is of a model with several parts; hand in "
-            'config["text_config"] itself.'
+            'config["text_config"] itself, or config["vision_config"] where it is of a family.'
         )
     if config.get("quantization_config") is not None:
         raise ValueError(

@@ -1,6 +1,6 @@
 """What the families of decoders share: the layer, and which of its kinds sees how far."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..layers import GroupedQueryAttention
@@ -41,6 +41,15 @@ def check_causal(config: Config) -> None:
         raise ValueError("is_causal=False is not served: this model_type is a decoder.")
 
 
+def check_one_direction(config: Config) -> None:
+    """ValueError for a Gemma that is asked to look ahead."""
+    if config.flag("use_bidirectional_attention"):
+        raise ValueError(
+            "use_bidirectional_attention=True is not served: in transformers what it does depends "
+            "on the implementation that is chosen there."
+        )
+
+
 def causal_window(config: Config) -> Mask:
     """Each token sees itself and the `sliding_window - 1` before it."""
     return CAUSAL & Window(config.count("sliding_window") - 1, 0)
@@ -62,11 +71,19 @@ def upper_window(config: Config, index: int) -> str:
     Raises:
       ValueError: if layer_types ask for a window and use_sliding_window does not.
     """
+    return window_if_used(config, index, lambda index: index >= config["max_window_layers"])
+
+
+def window_if_used(config: Config, index: int, chosen: Callable[[int], bool]) -> str:
+    """A window in the layers that are chosen, where `use_sliding_window` asks for one.
+
+    Raises:
+      ValueError: if layer_types ask for a window and use_sliding_window does not.
+    """
     used = config.flag("use_sliding_window") and config["sliding_window"] is not None
 
     def default(index: int) -> str:
-        upper = used and index >= config["max_window_layers"]
-        return "sliding_attention" if upper else "full_attention"
+        return "sliding_attention" if used and chosen(index) else "full_attention"
 
     kind = config.layer_type(index, default, "sliding_attention")
     if kind == "sliding_attention" and not used:

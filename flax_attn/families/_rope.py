@@ -4,12 +4,14 @@ Files since transformers 5 have one dict, `rope_parameters`. Older ones have `ro
 dict `rope_scaling`, whose kind is called `type` or `rope_type`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from .._arrays import is_count
 from ..positions import (
     DynamicScaling,
     Frequencies,
@@ -20,13 +22,15 @@ from ..positions import (
     Proportional,
     Rotary,
     Scaling,
+    Sections,
     Yarn,
 )
 from ..positions.scaling import exponents
 from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
-SHARE = "partial_rotary_factor"
+SHARE, SECTIONS = "partial_rotary_factor", "mrope_section"
+KINDS = ("full_attention", "sliding_attention")
 
 
 def rotary(
@@ -35,6 +39,7 @@ def rotary(
     layout: Layout = "half",
     partial: bool = False,
     renamed: Mapping[str, str] = MappingProxyType({}),
+    sections: Sequence[int] | None = None,
 ) -> Rotary:
     """The rotary of a config whose layers all have the same.
 
@@ -43,20 +48,61 @@ def rotary(
       layout: of the pairs.
       partial: whether `partial_rotary_factor` may leave components of a head as they are.
       renamed: kinds of scaling that older files of this family call otherwise.
+      sections: the default of `mrope_section`, how many pairs each of a token's positions turns;
+        None where a token has one position.
     """
     new = config.given("rope_parameters")
     new = config.defaults.get("rope_parameters") if new is None else new
     old = config.given("rope_scaling")
     if old and config.given("rope_parameters") is None:
         new = None  # a default of the class, which the older spelling replaces
-    rope = parameters(config, new, old)
+    known = KEYS if sections is None else (*KEYS, SECTIONS)
+    rope = parameters(config, new, old, known=known)
     kind = rope.get("rope_type", "default")
     rope["rope_type"] = renamed.get(kind, kind)
-    return rotary_of(config, rope, layout=layout, partial=partial)
+    found = rotary_of(config, rope, layout=layout, partial=partial)
+    return found if sections is None else replace(found, axes=_sections(rope, config, sections))
+
+
+def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
+    """The rotary of one kind of layers, where those with a window have one of their own.
+
+    In older files rope_scaling is of the layers that see everything.
+
+    Args:
+      config: of the model.
+      kind: "full_attention" or "sliding_attention".
+      local: the field that holds the base of layers with a window in older files.
+
+    Raises:
+      ValueError: for what transformers ignores here, and unless rope_parameters are by kind.
+    """
+    new, full = config.given("rope_parameters"), kind == "full_attention"
+    if new is not None and not {*new} <= {*KINDS}:
+        raise ValueError(
+            f"rope_parameters of a {config.given('model_type')} have a dict for each of "
+            f"{', '.join(KINDS)}; got {', '.join(new)}."
+        )
+    new, old = (new or {}).get(kind), config.given("rope_scaling") if full else None
+    if old and "type" in old and "rope_type" not in old:
+        raise ValueError(
+            f"rope_scaling says type={old['type']!r}, which transformers ignores in this "
+            "model_type; call it rope_type."
+        )
+    rope = parameters(config, new, old, "rope_theta" if full else local)
+    if rope.get("truncate") is False:
+        raise ValueError(
+            "truncate=False is not served: transformers ignores it in this model_type."
+        )
+    return rotary_of(config, rope)
 
 
 def parameters(
-    config: Config, new: Rope | None, old: Rope | None, theta: str = "rope_theta"
+    config: Config,
+    new: Rope | None,
+    old: Rope | None,
+    theta: str = "rope_theta",
+    known: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One dict from both spellings.
 
@@ -65,15 +111,18 @@ def parameters(
       new: `rope_parameters`, or None.
       old: `rope_scaling`, or None.
       theta: the field beside `rope_scaling` that holds the base.
+      known: what such a dict may hold, `KEYS` if empty.
 
     Raises:
       ValueError: if both are there and differ.
     """
+    known = known or KEYS
     given = {
         "rope_theta": config.given(theta),
         SHARE: config.given(SHARE),
     }
-    first, second = _standard("rope_parameters", new), _standard("rope_scaling", old)
+    first = _standard("rope_parameters", new, known)
+    second = _standard("rope_scaling", old, known)
     rope = {**first, **second}
     apart = (first.keys() ^ second.keys()) - {*given, "original_max_position_embeddings"}
     if new and old and (apart or rope != {**second, **first}):
@@ -92,18 +141,18 @@ def parameters(
     return {**{k: v for k, v in defaults.items() if v is not None}, **rope}
 
 
-def _standard(name: str, rope: Rope | None) -> dict[str, Any]:
+def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, Any]:
     """A dict of rotary parameters without what is None, its kind called `rope_type`."""
     if not rope:
         return {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
     found = {key: value for key, value in rope.items() if value is not None}
-    unknown = sorted(found.keys() - {*KEYS, "type"})
+    unknown = sorted(found.keys() - {*known, "type"})
     if unknown:
         raise ValueError(
             f"{name} has {', '.join(unknown)}, which no rotary here reads; known are "
-            f"{', '.join(KEYS)}."
+            f"{', '.join(known)}."
         )
     kind = found.pop("type", None)
     if kind is not None and found.setdefault("rope_type", kind) != kind:
@@ -135,6 +184,18 @@ def rotary_of(
     if scaling is not None:
         scaling.rates(base, head_dim if width is None else width, 1)  # raises what does not fit
     return Rotary(base, layout, width, scaling)
+
+
+def _sections(rope: Rope, config: Config, default: Sequence[int]) -> Sections:
+    """Which of a token's three positions turns which pairs."""
+    sizes, pairs = rope.get(SECTIONS, default), config.query_heads()[1] // 2
+    whole = isinstance(sizes, list | tuple) and all(is_count(size, 0) for size in sizes)
+    if not whole or len(sizes) != len(default) or sum(sizes) != pairs:
+        raise ValueError(
+            f"{SECTIONS} must be {len(default)} whole numbers whose sum is the number of pairs of "
+            f"a head, {pairs}; got {sizes!r}."
+        )
+    return Sections(tuple(sizes))
 
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:

@@ -7,7 +7,7 @@ from ..layers import GroupedQueryAttention
 from ..rules import Rules
 from ..scores import IDENTITY, Softcap
 from ._config import Config, Family
-from ._decoder import alternating, grouped_query, mask_of
+from ._decoder import alternating, check_one_direction, grouped_query, mask_of
 from ._rope import rotary
 
 DEFAULTS = {
@@ -30,11 +30,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Gemma2ForCausalLM."""
-    if config.flag("use_bidirectional_attention"):
-        raise ValueError(
-            "use_bidirectional_attention=True is not served: in transformers what it does depends "
-            "on the implementation that is chosen there."
-        )
+    check_one_direction(config)
     capped = config["attn_logit_softcapping"] is not None
     score = Softcap(config.number("attn_logit_softcapping")) if capped else IDENTITY
     return grouped_query(

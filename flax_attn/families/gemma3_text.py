@@ -6,11 +6,10 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL, FULL, Mask, Window
 from ..norms import RMSNorm
-from ..positions import Rotary
 from ..rules import Rules
 from ._config import Config, Family
 from ._decoder import causal_window, grouped_query
-from ._rope import parameters, rotary_of
+from ._rope import KINDS, rotary_of_kind
 
 DEFAULTS = {
     "hidden_size": 2304,
@@ -30,7 +29,6 @@ DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
 }
-KINDS = ("full_attention", "sliding_attention")
 
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
@@ -50,7 +48,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
         name: RMSNorm(h, eps=eps, plus_one=True, param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
     rules = Rules(scale=config.number("query_pre_attn_scalar") ** -0.5)
-    parts = {"rotary": rotary(config, kind), "mask": mask(config, kind), "rules": rules, **norms}
+    turn = rotary_of_kind(config, kind, "rope_local_base_freq")
+    parts = {"rotary": turn, "mask": mask(config, kind), "rules": rules, **norms}
     return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
 
 
@@ -60,26 +59,6 @@ def mask(config: Config, kind: str) -> Mask:
         half = config.count("sliding_window") // 2
         return Window(half, half) if kind == "sliding_attention" else FULL
     return causal_window(config) if kind == "sliding_attention" else CAUSAL
-
-
-def rotary(config: Config, kind: str) -> Rotary:
-    """Of a layer of this kind; in older files rope_scaling is of the layers that see everything."""
-    new, full = config.given("rope_parameters"), kind == "full_attention"
-    if new is not None and not {*new} <= {*KINDS}:
-        raise ValueError(
-            f"rope_parameters of a gemma3_text have a dict for each of {', '.join(KINDS)}; got "
-            f"{', '.join(new)}."
-        )
-    new, old = (new or {}).get(kind), config.given("rope_scaling") if full else None
-    if old and "type" in old and "rope_type" not in old:
-        raise ValueError(
-            f"rope_scaling says type={old['type']!r}, which transformers ignores in Gemma 3; call "
-            "it rope_type."
-        )
-    rope = parameters(config, new, old, "rope_theta" if full else "rope_local_base_freq")
-    if rope.get("truncate") is False:
-        raise ValueError("truncate=False is not served: transformers ignores it in Gemma 3.")
-    return rotary_of(config, rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

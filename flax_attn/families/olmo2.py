@@ -25,14 +25,18 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Olmo2ForCausalLM."""
+    parts = {"rotary": rotary(config), **norms(config, house)}
+    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+
+
+def norms(config: Config, house: Mapping[str, Any]) -> dict[str, Any]:
+    """Of queries and keys, over all heads together."""
     n, k, h = config.heads()
     eps, dtype = config.number("rms_norm_eps"), house["param_dtype"]
-    norms: dict[str, Any] = {
+    return {
         name: RMSNorm(heads * h, eps=eps, over_heads=True, param_dtype=dtype)
         for name, heads in (("q_norm", n), ("k_norm", k))
     }
-    bias = config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), **norms)
 
 
 FAMILY = Family(DEFAULTS, attention)

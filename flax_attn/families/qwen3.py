@@ -29,12 +29,17 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen3ForCausalLM."""
+    mask, bias = mask_of(config, upper_window(config, index)), config.flag("attention_bias")
+    parts = {"rotary": rotary(config), "mask": mask, **norms(config, house)}
+    return grouped_query(config, house, bias=bias, **parts)
+
+
+def norms(config: Config, house: Mapping[str, Any]) -> dict[str, Any]:
+    """Of queries and keys, head by head."""
     h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
-    norms: dict[str, Any] = {
+    return {
         name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
-    mask, bias = mask_of(config, upper_window(config, index)), config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), mask=mask, **norms)
 
 
 FAMILY = Family(DEFAULTS, attention)

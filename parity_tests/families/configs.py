@@ -15,7 +15,7 @@ class Small:
     fields: dict[str, Any]
     rope: dict[str, Any] = field(default_factory=dict)
     index: int = 0
-    local: float | None = None  # Gemma 3's base of the layers with a window
+    local: float | None = None  # the base of layers with a window, where they have their own
 
     def spelt(self, spelling: str) -> dict[str, Any]:
         """The config as files have it since transformers 5 ("new"), or before ("old")."""
@@ -33,7 +33,8 @@ class Small:
         beside = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
         beside |= {key: self.rope[key] for key in BESIDE if key in self.rope}
         beside = {OLD_NAMES.get((self.name, key), key): x for key, x in beside.items()}
-        return {**first, **beside} | ({"rope_local_base_freq": self.local} if self.local else {})
+        local = {"rope_local_base_freq": self.local} if self.name == "gemma3_text" else {}
+        return {**first, **beside, **local}
 
 
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
@@ -73,12 +74,17 @@ SIZES = {
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
     "gpt_neox": WITHOUT_GROUPS,
+    "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
+    "siglip_vision_model": IMAGES,
     "vit": IMAGES,
 }
 OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 FOUR = {"num_attention_heads": 4, "hidden_size": 32}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
 QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+QWEN_MOE = {"num_experts": 1, "moe_intermediate_size": 9}
+THREE = {"mrope_section": [1, 1, 2]}
+ODD = {"partial_rotary_factor": 0.7}
 PLAIN = {"rope_theta": 500.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
 
@@ -199,6 +205,31 @@ CONFIGS = [
     Small("bert", {}),
     Small("bert", {**FOUR, "is_decoder": True, "attention_probs_dropout_prob": 0.0}, index=1),
     Small("vit", {}),
+    # Gemma 2B
+    Small("gemma", {"head_dim": 10, "num_key_value_heads": 1}, PLAIN),
+    Small("gemma", {**OTHERS, "head_dim": 12, "attention_bias": True}, LINEAR),
+    # Qwen1.5-MoE
+    Small("qwen2_moe", {**QWEN, "attention_dropout": 0.25}, PLAIN),
+    Small("qwen2_moe", {**OTHERS, **QWEN, "qkv_bias": False}, {**YARN, **PLAIN}, index=1),
+    # Qwen3 30B-A3B
+    Small("qwen3_moe", {"head_dim": 10, "rms_norm_eps": 1e-2, **QWEN_MOE}, PLAIN),
+    Small("qwen3_moe", {**OTHERS, **QWEN, "attention_bias": True}, {**YARN, **PLAIN}, index=1),
+    # OLMo 3, whose rotary is stretched where there is no window
+    Small("olmo3", {"rms_norm_eps": 1e-2, **WINDOWS}, {**YARN, **PLAIN}, index=1, local=5e5),
+    Small("olmo3", {**OTHERS, "attention_bias": True, "sliding_window": 3}, PLAIN, local=5e5),
+    # Granite 3
+    Small("granite", {"attention_multiplier": 0.25}, PLAIN),
+    Small("granite", {**OTHERS, "head_dim": 10, "attention_bias": True}, LINEAR),
+    # GLM-4 9B
+    Small("glm4", {"head_dim": 12}, {**PLAIN, "partial_rotary_factor": 0.5}),
+    Small("glm4", {**OTHERS, "head_dim": 10, "attention_bias": False}, {**PLAIN, **ODD}),
+    # Qwen2.5-VL
+    Small("qwen2_5_vl_text", {}, {**PLAIN, "rope_type": "mrope", "mrope_section": [2, 1, 1]}),
+    Small("qwen2_5_vl_text", {**OTHERS, **QWEN}, {**YARN, **PLAIN, **THREE}, index=1),
+    Small("siglip_vision_model", {}),
+    Small("siglip_vision_model", {**FOUR, "attention_dropout": 0.25}, index=1),
+    Small("siglip_text_model", {}),
+    Small("siglip_text_model", {**FOUR, "attention_dropout": 0.25}, index=1),
     # DINO
     Small("vit", {**FOUR, "qkv_bias": False, "attention_probs_dropout_prob": 0.25}),
 ]

@@ -33,19 +33,28 @@ PLACES = {
     "bloom": Place("bloom", "Bloom", block="Block", gives="tuple"),
     "cohere": Place("cohere", "Cohere"),
     "falcon": Place("falcon", "Falcon", gives="tuple"),
+    "gemma": Place("gemma", "Gemma"),
     "gemma2": Place("gemma2", "Gemma2"),
     "gemma3_text": Place("gemma3", "Gemma3", "Text"),
+    "glm4": Place("glm4", "Glm4"),
     "gpt2": Place("gpt2", "GPT2", block="Block"),
     "gpt_bigcode": Place("gpt_bigcode", "GPTBigCode", block="Block"),
     "gpt_neox": Place("gpt_neox", "GPTNeoX", block="Layer"),
     "gpt_oss": Place("gpt_oss", "GptOss"),
+    "granite": Place("granite", "Granite"),
     "llama": Place("llama", "Llama"),
     "llama4_text": Place("llama4", "Llama4", "Text"),
     "mistral": Place("mistral", "Mistral"),
     "olmo2": Place("olmo2", "Olmo2"),
+    "olmo3": Place("olmo3", "Olmo3"),
     "phi3": Place("phi3", "Phi3"),
     "qwen2": Place("qwen2", "Qwen2"),
+    "qwen2_5_vl_text": Place("qwen2_5_vl", "Qwen2_5_VL", "Text"),
+    "qwen2_moe": Place("qwen2_moe", "Qwen2Moe"),
     "qwen3": Place("qwen3", "Qwen3"),
+    "qwen3_moe": Place("qwen3_moe", "Qwen3Moe"),
+    "siglip_text_model": Place("siglip", "Siglip", "Text", whole=False),
+    "siglip_vision_model": Place("siglip", "Siglip", "Vision", whole=False),
     "smollm3": Place("smollm3", "SmolLM3"),
     "vit": Place("vit", "ViT", whole=False),
 }
@@ -77,7 +86,9 @@ def config_of(given: dict[str, Any], name: str) -> Any:
     return config
 
 
-def handed(config: Any, name: str, index: int, x: Any, present: Any = None) -> dict[str, Any]:
+def handed(
+    config: Any, name: str, index: int, x: Any, present: Any = None, **more: Any
+) -> dict[str, Any]:
     """Which rotary angles, which mask and what else the whole model hands to a layer's attention.
 
     Args:
@@ -86,6 +97,7 @@ def handed(config: Any, name: str, index: int, x: Any, present: Any = None) -> d
       index: of the layer.
       x: the embedded tokens.
       present: 1 for each token that is there, 0 for padding; None for all.
+      more: that the model is given, such as position_ids.
     """
     if not PLACES[name].whole:
         return {} if present is None else {"attention_mask": _additive(present, x)}
@@ -110,7 +122,7 @@ def handed(config: Any, name: str, index: int, x: Any, present: Any = None) -> d
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
-        model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False)
+        model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False, **more)
     return {key: kept[0][key] for key in HANDED if key in kept[0]}
 
 
@@ -139,11 +151,11 @@ def _bloom(layer: Any, x: Any, given: dict[str, Any]) -> Any:
 CALLS = {"bert": _bert, "bloom": _bloom}
 
 
-def call(config: Any, name: str, index: int, present: Any = None) -> Any:
-    """`call(attention, x)`, as the layer of the whole model calls it; `present` as of `handed`."""
+def call(config: Any, name: str, index: int) -> Any:
+    """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
 
-    def called(layer: Any, x: Any) -> Any:
-        given = handed(config, name, index, x, present)
+    def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
+        given = handed(config, name, index, x, present, **more)
         return CALLS[name](layer, x, given) if name in CALLS else layer(x, **given)[0]
 
     return called

@@ -105,6 +105,25 @@ def test_dropout_in_training_is_transformers(name, transformers):
     assert_parity(layer, built(given), X[..., : config.hidden_size], torch_call=call, **options)
 
 
+def test_three_positions_a_token_turn_as_in_transformers(transformers):
+    small = next(x for x in CONFIGS if x.name == "qwen2_5_vl_text")
+    config = witness.config_of(small.spelt("new"), small.name)
+    places = np.random.RandomState(1).randint(0, 9, (3, 2, 7))  # time, row and column
+    assert_parity(
+        witness.attention(config, small.name, 0),
+        built(config.to_dict()),
+        X,
+        places,
+        torch_call=lambda layer, x, places: witness.call(config, small.name, 0)(
+            layer, x, position_ids=places
+        ),
+        flax_call=lambda layer, x, places: layer(x, positions=places),
+        dtypes=("float64",),
+        eager=False,
+        taps=False,
+    )
+
+
 def test_every_family_is_proven():
     assert {*NAMES} == {*FAMILIES} == {*witness.PLACES}
 
@@ -185,11 +204,11 @@ WRONG = {
         other(
             "gemma3_text", rope_scaling={"type": "linear", "factor": 2.0}, layer_types=FULL_LAYERS
         ),
-        "type='linear', which transformers ignores in Gemma 3; call it rope_type",
+        "type='linear', which transformers ignores in this model_type; call it",
     ),
     "no truncation": (
         other("gemma3_text", rope_scaling=RAMP, layer_types=FULL_LAYERS),
-        "truncate=False is not served: transformers ignores it in Gemma 3",
+        "truncate=False is not served: transformers ignores it in this model",
     ),
     "no dict": (llama(rope_scaling="linear"), "rope_scaling must be a dict .* got 'linear'"),
     "two patterns": (
@@ -215,6 +234,18 @@ WRONG = {
     "a decoder that looks ahead": (
         other("bert", is_decoder=True, is_causal=False),
         "is_causal=False is not served",
+    ),
+    "sections": (
+        other("qwen2_5_vl_text", rope_scaling={"type": "mrope", "mrope_section": [2, 2]}),
+        r"mrope_section must be 3 whole numbers whose sum is .* 4; got .2, 2.",
+    ),
+    "a window of an OLMo": (
+        other(
+            "olmo3",
+            rope_scaling={"type": "yarn", "factor": 2.0},
+            layer_types=["full_attention"] * 32,
+        ),
+        "type='yarn', which transformers ignores in this model_type",
     ),
     "no chunks": (other("llama4_text", attention_chunk_size=None), "attention_chunk_size must be"),
 }

@@ -1,0 +1,31 @@
+"""GLM-4: neighbouring components of half a head are turned; the output has no bias."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import grouped_query
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Glm4ForCausalLM."""
+    turn, bias = rotary(config, layout="interleaved", partial=True), config.flag("attention_bias")
+    return grouped_query(config, house, qkv_bias=bias, rotary=turn)
+
+
+FAMILY = Family(DEFAULTS, attention)

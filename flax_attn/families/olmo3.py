@@ -1,0 +1,43 @@
+"""OLMo 3: OLMo 2 with a window in three layers of four, whose rotary is never scaled."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import grouped_query, mask_of
+from ._rope import rotary_of_kind
+from .olmo2 import norms
+
+DEFAULTS = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,  # no field of the class, which uses one all the same
+    "max_position_embeddings": 2048,
+    "rope_theta": 500_000.0,
+    "default_theta": 500_000.0,  # of layers with a window, which do not read rope_theta
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Olmo3ForCausalLM."""
+
+    def default(index: int) -> str:
+        return "sliding_attention" if (index + 1) % 4 else "full_attention"
+
+    kind, bias = (
+        config.layer_type(index, default, "sliding_attention"),
+        config.flag("attention_bias"),
+    )
+    parts = {"rotary": rotary_of_kind(config, kind, "default_theta"), **norms(config, house)}
+    return grouped_query(config, house, bias=bias, mask=mask_of(config, kind), **parts)
+
+
+FAMILY = Family(DEFAULTS, attention)

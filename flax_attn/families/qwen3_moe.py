@@ -1,0 +1,37 @@
+"""Qwen3-MoE: Qwen3, with a window in all layers if it has one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import CAUSAL
+from ._config import Config, Family
+from ._decoder import causal_window, grouped_query
+from ._rope import rotary
+from .qwen3 import norms
+
+DEFAULTS = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": None,  # no field of the class, which uses one all the same
+    "max_position_embeddings": 32_768,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Qwen3MoeForCausalLM."""
+    used = config.flag("use_sliding_window") and config["sliding_window"] is not None
+    parts = {"mask": causal_window(config) if used else CAUSAL, **norms(config, house)}
+    bias = config.flag("attention_bias")
+    return grouped_query(config, house, bias=bias, rotary=rotary(config), **parts)
+
+
+FAMILY = Family(DEFAULTS, attention)
