@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .layers import BahdanauAttention as BahdanauAttention
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
+    from .layers import CrossAttention as CrossAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LinearAttention as LinearAttention
     from .layers import LuongAttention as LuongAttention
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .layers import SelfAttentionV2 as SelfAttentionV2
     from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
     from .layers import SingleHeadAttention as SingleHeadAttention
+    from .layers import T5Attention as T5Attention
     from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
     from .layers import UniformCausalAverage as UniformCausalAverage
     from .layers._common import merge_heads as merge_heads
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from .scores import Score as Score
     from .scores import ScoreFn as ScoreFn
     from .scores import Softcap as Softcap
+    from .scores import T5Bias as T5Bias
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
@@ -95,6 +98,7 @@ _HOMES = {
     "BahdanauAttention": ".layers",
     "CausalAttention": ".layers",
     "CausalRenormalisedAttention": ".layers",
+    "CrossAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "LinearAttention": ".layers",
     "LuongAttention": ".layers",
@@ -106,6 +110,7 @@ _HOMES = {
     "SelfAttentionV2": ".layers",
     "SimplifiedSelfAttention": ".layers",
     "SingleHeadAttention": ".layers",
+    "T5Attention": ".layers",
     "TransformerMultiHeadAttention": ".layers",
     "UniformCausalAverage": ".layers",
     "merge_heads": ".layers._common",
@@ -149,6 +154,7 @@ _HOMES = {
     "Score": ".scores",
     "ScoreFn": ".scores",
     "Softcap": ".scores",
+    "T5Bias": ".scores",
 }
 # Old public names, and what they are called now.
 _RENAMED = {

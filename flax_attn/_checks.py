@@ -25,6 +25,19 @@ def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
     return x
 
 
+def check_image(name: str, x: Any, width: int) -> jax.Array:
+    """`x` as an array, if it is floating with axes (*batch, height, width, channels).
+
+    Raises:
+      TypeError: if `x` is not floating.
+      ValueError: if it has fewer than three axes, or another last axis than `width`.
+    """
+    if jnp.ndim(x) == 2 or (jnp.ndim(x) > 2 and jnp.shape(x)[-1] != width):
+        shape = f"(*batch, height, width, {width})"
+        raise ValueError(f"{name} must have shape {shape}; got {jnp.shape(x)}.")
+    return check_input(name, x, width)
+
+
 def check_context(length: int, context_length: int) -> None:
     """ValueError if a sequence is longer than the layer's context."""
     if length > context_length:

@@ -122,8 +122,9 @@ def _fields(self: Any) -> dict[str, Any]:
 def leaf_axes(node: Any) -> list[str]:
     """For each leaf the axes of the weights that it lies along, aligned at its last axis.
 
-    A class says so in `AXES`: "b" stands for all batch axes, "n" for the heads, "q" for the queries
-    and "k" for the keys. What is not named there belongs to the whole attention.
+    A class says so in `AXES`: "b" stands for all batch axes, "n" for the heads, "q" for the
+    queries, "k" for the keys and "." for another axis, such as the rows of a table. What is not
+    named there belongs to the whole attention.
     """
     if not is_frozen(type(node)):
         return [""] * len(jax.tree.leaves(node))

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from ._types import Sizes, wide
 from .masks import Full, Mask
 from .rules import Rules, sizes_of
-from .scores import Additive, Alibi, Chain, Identity, Score
+from .scores import Additive, Alibi, Chain, Identity, Score, T5Bias
 from .taps import listening, tap
 
 
@@ -125,8 +125,11 @@ def scaled_logits(
 
 
 def scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
-    """The logits changed by the score; what is hidden, NaN included, reaches no gradient."""
-    if seen is None or isinstance(score, Identity | Additive | Alibi):  # whose derivative is one
+    """The logits changed by the score; what is hidden, NaN included, reaches no gradient.
+
+    A score whose derivative is one brings no gradient to where it is hidden.
+    """
+    if seen is None or isinstance(score, Identity | Additive | Alibi | T5Bias):
         return score.grid(logits, sizes)
     hidden = jax.lax.stop_gradient(finite_unless(False, logits))
     return _finite_where_hidden(score, seen).grid(jnp.where(seen, logits, hidden), sizes)

@@ -7,10 +7,12 @@ on the block's index arrays, so nothing of size T x S is made on its behalf.
 
 import math
 from collections.abc import Callable
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from ._arrays import (
@@ -26,6 +28,7 @@ from ._arrays import (
 )
 from ._types import Sizes, frozen, is_frozen
 from .places import Places, in_whole
+from .positions.relative import t5_buckets
 
 
 class Score:
@@ -218,6 +221,76 @@ class Alibi(Score):
     def _damped(self, logits, slopes, distance):
         distance = jnp.abs(jnp.asarray(distance)).astype(logits.dtype)
         return logits - slopes.astype(logits.dtype) * distance
+
+
+@frozen
+class T5Bias(Score):
+    """`logit + table[bucket of k - q - offset, n]`: a learned bias for ranges of distances.
+
+    A backend that works in blocks reads the table for its block alone.
+
+    Args:
+      table: one row a bucket and one column a query head, shape `buckets N`.
+      buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
+      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
+        array of integers that broadcasts to `*B` gives every batch entry its own.
+
+    Raises:
+      TypeError: if `table` is not floating.
+      ValueError: for buckets that `t5_buckets` refuses, or if `offset` is neither of integers nor
+        "end"; in use, unless the table has that shape.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", 2020, section 2.1.
+
+    >>> bias = T5Bias(jnp.arange(4.0)[:, None], buckets=4, max_distance=8)
+    >>> float(bias(jnp.asarray(1.0), 0, 0, 2, 1))
+    2.0
+    """
+
+    table: Any
+    buckets: int = field(default=32, kw_only=True)
+    max_distance: int = field(default=128, kw_only=True)
+    bidirectional: bool = field(default=True, kw_only=True)
+    offset: Any = field(default=0, kw_only=True)
+
+    AXES: ClassVar = {"table": ".n", "offset": "b"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "offset")
+        check_offset("T5Bias", self.offset)
+        kind = dtype_of(self.table)
+        if not jnp.issubdtype(kind, jnp.floating):
+            raise TypeError(f"T5Bias.table must be floating; got {kind}.")
+        self._rows(np.asarray(0))  # refuses buckets that T5 has not
+
+    def bind(self, sizes):
+        table = jnp.asarray(self.table)
+        if table.shape != (self.buckets, sizes.N):
+            raise ValueError(
+                "T5Bias needs a row for each bucket and a column for each query head, shape "
+                f"{(self.buckets, sizes.N)}; got shape {table.shape}."
+            )
+        return replace(self, table=table, offset=bound_offset("T5Bias", self.offset, sizes))
+
+    def __call__(self, logits, b, n, q, k):
+        return self._biased(logits, n, k - q - of_entry(self.offset, b))
+
+    def grid(self, logits, sizes):
+        _, n, q, k = sizes.iotas()
+        return self._biased(logits, n, k - q - by_entry(self.offset))
+
+    def _biased(self, logits, n, distance):
+        table = self.table.astype(logits.dtype)  # first, so that gradients add up in it
+        return logits + table[self._rows(jnp.asarray(distance)), n]
+
+    def _rows(self, distance):
+        return t5_buckets(
+            distance,
+            buckets=self.buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
 
 
 @frozen

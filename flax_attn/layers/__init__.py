@@ -3,6 +3,7 @@
 from .bahdanau import BahdanauAttention as BahdanauAttention
 from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
+from .cross import CrossAttention as CrossAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .linear import LinearAttention as LinearAttention
 from .luong import LuongAttention as LuongAttention
@@ -14,5 +15,6 @@ from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1
 from .self_attention_v2 import SelfAttentionV2 as SelfAttentionV2
 from .simplified_self_attention import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .single_head import SingleHeadAttention as SingleHeadAttention
+from .t5 import T5Attention as T5Attention
 from .transformer_multi_head import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .uniform_causal_average import UniformCausalAverage as UniformCausalAverage

@@ -126,10 +126,12 @@ def _edges(first: int, last: int, steps: int, above: bool) -> tuple[int, ...]:
 
 
 def _bucket(far: Any, single: int, edges: tuple[int, ...]) -> Any:
-    """`far` where it is below `single`, and from there on `single` and the edges passed."""
-    xp = _xp(far)
-    passed = xp.searchsorted(xp.asarray(edges, far.dtype), far, side="right")
-    return xp.where(far < single, far, single + passed.astype(far.dtype))
+    """`far` where it is below `single`, and from there on `single` and the edges passed.
+
+    Edges are compared one by one, since a program that a mesh cuts may hold no constant array.
+    """
+    passed = sum(((far >= edge).astype(far.dtype) for edge in edges), start=0 * far)
+    return _xp(far).where(far < single, far, single + passed)
 
 
 def _xp(x: Any) -> Any:

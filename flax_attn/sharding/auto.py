@@ -209,7 +209,7 @@ class Layout:
         self.factors: dict[str, Any] = {"g": groups} if heads == "(n g)" else {}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
-        along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"]}
+        along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"], ".": [""]}
         self.as_cut: dict[int, list[str]] = {}  # small arrays, cut only where they come so
         for i, (axes, leaf) in enumerate(zip(request.axes, request.leaves, strict=True)):
             names = _names(i, axes, leaf.shape, along)

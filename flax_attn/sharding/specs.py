@@ -37,7 +37,7 @@ class Shards(NamedTuple):
 
     def of(self, axes: str, shape: Sequence[int]) -> PartitionSpec:
         """Of an array that lies along these axes of the weights, as `leaf_axes` names them."""
-        along = {"b": self.batch, "n": (self.heads,), "q": (None,), "k": (None,)}
+        along = {"b": self.batch, "n": (self.heads,), "q": (None,), "k": (None,), ".": (None,)}
         whole = [names for axis in axes for names in along[axis]]
         mine = whole[len(whole) - len(shape) :] if axes else [None] * len(shape)
         return PartitionSpec(
@@ -86,7 +86,7 @@ def places_of(numbers: Sequence[jax.Array], batch: Sequence[int]) -> Places:
 
 def part_of(x: jax.Array, axes: str, numbers: Sequence[jax.Array]) -> jax.Array:
     """A shard's part of an array that every device holds whole."""
-    along = {"b": [*numbers[:-1]], "n": [numbers[-1]], "q": [None], "k": [None]}
+    along = {"b": [*numbers[:-1]], "n": [numbers[-1]], "q": [None], "k": [None], ".": [None]}
     whole = [mine for axis in axes for mine in along[axis]]
     for i, mine in enumerate(whole[len(whole) - x.ndim :] if axes else ()):
         if mine is not None and x.shape[i] > len(mine):

@@ -202,6 +202,40 @@ def relative(drawn: Random, sizes: Sizes, dtype: str) -> Step:
     return Step(words, draw, lambda fs, xs: fa.ScoreFn(ours, fs[0]), apply)
 
 
+def t5(drawn: Random, sizes: Sizes, dtype: str) -> Step:
+    """T5's bias, its buckets by the published formula."""
+    two = bool(drawn.rand() < 0.5)
+    rows = int(drawn.randint(2, 5))
+    single, buckets = rows // 2, rows * (1 + two)
+    most = single + 1 + int(drawn.randint(1, 9))
+    by = offset(drawn, sizes, static_only=False, entries=False)
+    how = {"buckets": buckets, "max_distance": most, "bidirectional": two}
+
+    def places(ints, at):
+        behind = at[2] + by.value(ints, at[0]) - at[3]  # B|1 1 T S
+        far = np.abs(behind) if two else np.maximum(behind, 0)
+        ramp = np.log(np.maximum(far, 1) / single) / np.log(most / single) * (rows - single)
+        last = np.minimum(single + np.floor(ramp + 1e-9).astype(int), rows - 1)
+        return np.where(far < single, far, last) + rows * (two & (behind < 0))
+
+    def apply(x, floats, ints, at, rnd):
+        place = np.broadcast_to(places(ints, at)[:, 0], (x.shape[0], *x.shape[2:]))  # B T S
+
+        def back(dy):
+            heads = np.moveaxis(dy, 1, -1)  # B T S N
+            return dy, [np.stack([added(heads[place == i], (0,), rnd) for i in range(buckets)])]
+
+        return rnd(x + np.moveaxis(floats[0][place], -1, 1)), back
+
+    def draw(drawn):
+        return [drawn.standard_normal((buckets, sizes.N))], by.draw(drawn)
+
+    def build(fs, xs):
+        return fa.T5Bias(fs[0], **how, offset=by.build(xs))
+
+    return Step(f"T5Bias({buckets}, {most}, {two}, {by.words})", draw, build, apply)
+
+
 def _gate(params, x, b, n, q, k):
     own = params["w"][n].astype(x.dtype)
     return x + params["a"].astype(x.dtype) * jnp.tanh(own * x)
@@ -290,5 +324,5 @@ def summed(x: np.ndarray, shape: tuple[int, ...], rnd: Rounding) -> np.ndarray:
     return added(x, (*lead, *along), rnd).reshape(shape)
 
 
-SUMS = (additive, alibi, relative, by_distance, closure)
+SUMS = (additive, alibi, relative, t5, by_distance, closure)
 KINDS = (softcap, softcap, gate, additive, additive, *SUMS)

@@ -55,6 +55,7 @@ MOST = {"GroupedQueryAttention": 11}  # arguments that shape an equation; others
 # What a twin in plain torch takes in place of an object of the library.
 PLAIN = {
     ("mask", "keyword, = CAUSAL"): {"mask": "keyword, = None"},
+    ("mask", "keyword, = FULL"): {"mask": "keyword, = None"},
     ("rules", "keyword, = Rules()"): {
         name: "keyword, = None" for name in ("scale", "softcap", "slopes")
     },

@@ -11,7 +11,7 @@ from ..._arrays import varying_alike
 from ..._types import wide
 from ...reference import finite_unless
 from ...rules import Rules
-from ...scores import Additive, Alibi, Identity
+from ...scores import Additive, Alibi, Identity, T5Bias
 from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
 from .block_loops import over_keys, over_queries
 from .plan import Plan
@@ -271,7 +271,9 @@ def _score(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array
     if isinstance(rules.score, Identity):
         return x, lambda ds: ([], ds)
     leaves, put = leaves_of(local(rules.score, at))
-    if shown is None or isinstance(rules.score, Additive | Alibi):  # whose derivative is one
+    if shown is None or isinstance(
+        rules.score, Additive | Alibi | T5Bias
+    ):  # whose derivative is one
         return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
     cut, x = is_cut(rules.score), finite_unless(shown, x)
 

@@ -27,6 +27,21 @@ def distance(offset):
     return np.abs(np.arange(T)[:, None] + offset - np.arange(S))
 
 
+def t5(offset, buckets=6, max_distance=5, bidirectional=True):
+    """A T5Bias, and its table read for every pair; buckets by the published formula in floats."""
+    table = normal(2, buckets, N)
+    how = {"buckets": buckets, "max_distance": max_distance, "bidirectional": bidirectional}
+    behind = np.arange(T)[:, None] + (S - T if offset == "end" else offset) - np.arange(S)
+    rows = buckets // 2 if bidirectional else buckets
+    far, single = (abs(behind) if bidirectional else np.maximum(behind, 0)), rows // 2
+    ramp = np.log(np.maximum(far, 1) / single) / np.log(max_distance / single) * (rows - single)
+    found = np.where(far < single, far, np.minimum(single + (ramp + 1e-9).astype(int), rows - 1))
+    found = found + (rows * (behind < 0) if bidirectional else 0)
+    return (lambda: scores.T5Bias(table, **how, offset=offset)), LOGITS + table[found].transpose(
+        2, 0, 1
+    )
+
+
 def slanted(x, b, n, q, k):
     return x + (10 * b + 3 * n - q + 2 * k).astype(x.dtype)
 
@@ -45,6 +60,9 @@ SCORES = {
     "alibi": (lambda: scores.Alibi(SLOPES), LOGITS - HEADS * distance(0)),
     "alibi shifted": (lambda: scores.Alibi(SLOPES, 2), LOGITS - HEADS * distance(2)),
     "alibi end": (lambda: scores.Alibi(SLOPES, "end"), LOGITS - HEADS * distance(S - T)),
+    "t5": t5(0),
+    "t5 shifted": t5(-3, 8, 20),
+    "t5 end, one direction": t5("end", 5, 6, bidirectional=False),
     "additive": (lambda: scores.Additive(BIAS), LOGITS + BIAS),
     "additive row": (lambda: scores.Additive(BIAS[:, :1]), LOGITS + BIAS[:, :1]),
     "modify": (lambda: scores.ScoreFn(slanted), LOGITS + SLANT),
@@ -146,6 +164,8 @@ def test_scores_are_frozen_trees_equal_by_value():
         lambda: scores.Softcap(np.asarray(2.0)): 1,
         lambda: scores.Alibi(SLOPES): 1,
         lambda: scores.Alibi(SLOPES, "end"): 1,
+        lambda: scores.T5Bias(BIAS[0]): 1,
+        lambda: scores.T5Bias(BIAS[0], bidirectional=False): 1,
         lambda: scores.Additive(BIAS): 1,
         lambda: scores.ScoreFn(slanted): 0,
         lambda: scores.ScoreFn(per_head, {"a": SLOPES, "b": BIAS}): 2,
@@ -206,6 +226,16 @@ REFUSED = [
     (lambda: scores.Softcap(np.ones(S)), ValueError, r"^Softcap\.cap must be one number"),
     (lambda: scores.Alibi(SLOPES, "start"), ValueError, r"^Alibi\.offset.*got 'start'"),
     (lambda: scores.Alibi(SLOPES, 0.5), ValueError, r"^Alibi\.offset.*got 0.5"),
+    (lambda: scores.T5Bias(np.ones((32, 3), int)), TypeError, r"^T5Bias\.table.*got int64"),
+    (lambda: scores.T5Bias(BIAS[0], buckets=3), ValueError, "4 buckets or more.*got buckets=3"),
+    (lambda: scores.T5Bias(BIAS[0], max_distance=8), ValueError, "got.*max_distance=8"),
+    (lambda: scores.T5Bias(BIAS[0], offset=0.5), ValueError, r"^T5Bias\.offset.*got 0.5"),
+    (
+        lambda: scores.T5Bias(np.ones((32, 4))).bind(SIZES),
+        ValueError,
+        r"^T5Bias needs a row.*\(32, 3\); got shape \(32, 4\)",
+    ),
+    (lambda: scores.T5Bias(np.ones((4, 3))).bind(SIZES), ValueError, r"got shape \(4, 3\)"),
     (lambda: scores.Additive(np.ones(S, bool)), TypeError, "^Additive needs a floating.*got bool"),
     (lambda: scores.Additive(np.ones(S, int)), TypeError, "got int64.*goes to mask="),
     (lambda: scores.ScoreFn(3.0), TypeError, r"^ScoreFn needs a function fn\(.*; got float"),

@@ -89,7 +89,7 @@ def test_inputs_have_their_width_and_rank(kind):
             layer(**{**whole, name: x.reshape(-1, x.shape[-1])[0]})
         wrong = np.ones((*x.shape[:-1], x.shape[-1] + 2), np.float32)
         if kind not in ANY_WIDTH:
-            words = f"length, {x.shape[-1]}); got {wrong.shape}"
+            words = f", {x.shape[-1]}); got {wrong.shape}"
             with refused(ValueError, f"{name} must have shape", words):
                 layer(**{**whole, name: wrong})
 

@@ -41,6 +41,7 @@ def test_every_array_says_along_which_axes_it_lies():
         (masks.Segments, {"ids": "bq", "q_ids": "bq", "kv_ids": "bk"}),
         (masks.Dense, {"array": "bnqk"}),
         (scores.Alibi, {"slopes": "bn", "offset": "b"}),
+        (scores.T5Bias, {"table": ".n", "offset": "b"}),
         (scores.Additive, {"array": "bnqk"}),
     ):
         assert kind.AXES == axes

@@ -38,6 +38,7 @@ from flax_attn import (
     ScoreFn,
     Segments,
     Softcap,
+    T5Bias,
     assume_platform,
     attend,
     attention_weights,
@@ -126,6 +127,16 @@ REQUESTS = {
             "scale": drawn(6),
             "cap": np.asarray(2.0),
         },
+    ),
+    "a table for each head": Request(
+        lambda a: {"mask": CAUSAL, "score": T5Bias(a["table"], buckets=8, max_distance=9)},
+        {"table": drawn(21, 8, N)},
+    ),
+    "a table that comes cut": Request(
+        lambda a: {"mask": CAUSAL, "score": T5Bias(a["table"], buckets=8, max_distance=9)},
+        {"table": drawn(21, 8, N)},
+        {"table": P(None, "model")},
+        kinds=(*KINDS, MESH_SET),
     ),
     "dropout": Request(lambda a: {"dropout": Dropout(0.4, jax.random.key(3))}),
     "functions": Request(

@@ -1,0 +1,63 @@
+"""What self and cross attention of encoders share: where keys come from, and which tokens exist."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_input
+from ..masks import Dense, Mask, as_mask
+from ._common import check_tokens
+
+
+def tokens(
+    x: Float[Array, "*B T D"],
+    memory: Float[Array, "*B S E"] | None,
+    own: Mask,
+    mask: Mask | Array | None,
+    valid: Bool[Array, "*#B T"] | None,
+    widths: tuple[int, int],
+) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask]:
+    """x, what keys and values are made of, and who may look at whom.
+
+    Args:
+      x: the tokens.
+      memory: what is looked at; None for x itself.
+      own: the layer's mask.
+      mask: replaces it; None keeps it.
+      valid: which tokens of x are there. The others become zero, and are hidden unless there is a
+        memory, whose padding is said by the mask.
+      widths: of a token of x and of the memory.
+
+    Raises:
+      TypeError: if x or memory are not floating, or mask or valid not boolean.
+      ValueError: if their shapes do not fit.
+
+    >>> from flax_attn import FULL
+    >>> x, memory, seen = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
+    >>> memory is x
+    True
+    """
+    x = check_input("x", x, widths[0])
+    seen = own if mask is None else as_mask(mask)
+    if valid is not None:
+        there = check_tokens("valid", valid, x)  # *B T
+        x = jnp.where(there[..., None], x, 0)
+        seen = seen & Dense(there[..., None, None, :]) if memory is None else seen
+    if memory is not None:
+        return x, check_input("memory", memory, widths[1]), seen
+    if widths[0] != widths[1]:
+        raise ValueError(
+            f"The layer looks at a memory of width {widths[1]}, and x has width {widths[0]}; give "
+            "it a memory."
+        )
+    return x, x, seen
+
+
+def zero_absent(
+    y: Float[Array, "*B T D"], valid: Bool[Array, "*#B T"] | None
+) -> Float[Array, "*B T D"]:
+    """y with zeros for the tokens that are not there.
+
+    >>> zero_absent(jnp.ones((2, 1)), jnp.asarray([True, False])).tolist()
+    [[1.0], [0.0]]
+    """
+    return y if valid is None else jnp.where(check_tokens("valid", valid, y)[..., None], y, 0)

@@ -1,0 +1,105 @@
+"""Cross attention: queries of one sequence over keys of another (Vaswani et al., 2017)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class CrossAttention(nnx.Module):
+    """`out_proj(attend(q_proj(x), k_proj(memory), v_proj(memory)))`, N heads of width D / N.
+
+    Without a memory x looks at itself, as in the other half of an encoder-decoder's layers:
+    `mask=CAUSAL` then makes a decoder's self attention.
+
+    Shapes: x `*B T in_features`, memory `*B S memory_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token of x, D.
+      num_heads: how many heads; must divide in_features.
+      memory_features: width of a token of the memory; None for in_features.
+      key_bias: whether `k_proj` has a bias, as Bart's; Whisper's has none. The others have one.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide in_features, a share outside [0, 1];
+        in the call, if x, memory, masks or valid do not fit, or for a missing memory whose width
+        differs from x's.
+      TypeError: if x or memory are not floating, or a mask or valid not boolean.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
+    Whisper's published checkpoints.
+
+    >>> layer = CrossAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
+    (3, 5, 8)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *,
+        memory_features: int | None = None,
+        key_bias: bool = True,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        memory_features = in_features if memory_features is None else memory_features
+        check_positive(in_features=in_features, num_heads=num_heads)
+        check_positive(memory_features=memory_features)
+        self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
+        self.mask = as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q_proj = linear(in_features, in_features)
+        self.k_proj = linear(memory_features, in_features, use_bias=key_bias)
+        self.v_proj = linear(memory_features, in_features)
+        self.out_proj = linear(in_features, in_features)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S E"] | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over memory, or over itself.
+
+        Args:
+          x: the tokens.
+          memory: what is looked at; None for x.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens of x are there. The others are neither read nor, in self attention,
+            seen, and their outputs are zero. A memory's padding is said by the mask.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        widths = self.q_proj.in_features, self.k_proj.in_features
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths)
+        q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
+        k = split_heads(self.k_proj(memory), self.head_dim)  # *B S N H
+        v = split_heads(self.v_proj(memory), self.head_dim)  # *B S N H
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, dropout=drop)  # *B T N H
+        return zero_absent(self.out_proj(merge_heads(o)), valid)  # *B T D

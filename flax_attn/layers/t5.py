@@ -1,0 +1,148 @@
+"""T5's attention: unscaled, with a learned bias for ranges of distances (Raffel et al., 2020)."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ..scores import IDENTITY, Additive, Score, T5Bias
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class T5Attention(nnx.Module):
+    """`o(attend(q(x), k(memory), v(memory), scale=1.0, score=T5Bias(table)))`.
+
+    In T5 the first layer of a stack owns the table, `has_bias=True`, and hands its bias to the
+    others: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an array. Cross
+    attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.
+
+    Shapes: x `*B T in_features`, memory `*B S in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads, N.
+      head_dim: width of a head, H; N * H need not be in_features.
+      buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
+      has_bias: whether the layer owns a table, `relative_attention_bias`.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init: initializer of the projections and the table; None draws as torch does.
+      bias_init: taken as by every layer; no projection has a bias.
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, a share outside [0, 1], buckets that `t5_buckets` refuses; in
+        the call, if x, memory, masks, valid or bias do not fit, or where the bias is asked of a
+        layer without a table.
+      TypeError: if x, memory or bias are not floating, or a mask or valid not boolean.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", 2020, section 2.1; names as in T5's published checkpoints.
+
+    >>> first = T5Attention(6, 2, 4, rngs=nnx.Rngs(0))
+    >>> then = T5Attention(6, 2, 4, has_bias=False, rngs=nnx.Rngs(1))
+    >>> then(first(jnp.ones((3, 5, 6))), bias=first.score).shape
+    (3, 5, 6)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        has_bias: bool = True,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
+        check_positive(buckets=buckets, max_distance=max_distance)
+        self.buckets, self.max_distance = buckets, max_distance
+        self.bidirectional = bidirectional
+        self._of(jnp.zeros((buckets, num_heads)))  # refuses buckets that no table can have
+        self.head_dim, self.mask = head_dim, as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.k = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.v = linear(in_features, num_heads * head_dim, use_bias=False)
+        self.o = linear(num_heads * head_dim, in_features, use_bias=False)
+        start = nnx.initializers.normal(1.0) if kernel_init is None else kernel_init
+        embed = partial(nnx.Embed, embedding_init=start, param_dtype=param_dtype, rngs=rngs)
+        self.relative_attention_bias = embed(buckets, num_heads) if has_bias else None
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    @property
+    def score(self) -> T5Bias:
+        """The layer's bias as a score, for this layer and for those that share it."""
+        if self.relative_attention_bias is None:
+            raise ValueError(
+                "This layer was built with has_bias=False and owns no table; ask the first layer "
+                "of its stack, which has one."
+            )
+        return self._of(self.relative_attention_bias.embedding[...])
+
+    def _of(self, table: Float[Array, "R N"]) -> T5Bias:
+        how = {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
+        return T5Bias(table, buckets=self.buckets, **how)
+
+    def position_bias(self, queries: int, keys: int) -> Float[Array, "N T S"]:
+        """The layer's bias as an array, for T queries and S keys that begin at one place."""
+        q, k = jnp.arange(queries)[:, None], jnp.arange(keys)[None]
+        table = self.score.table
+        heads = jnp.arange(table.shape[1])[:, None, None]
+        return self.score(jnp.zeros((), table.dtype), 0, heads, q[None], k[None])
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S D"] | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        bias: Score | Float[Array, "... #T #S"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over memory, or over itself.
+
+        Args:
+          x: the tokens.
+          memory: what is looked at; None for x.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens of x are there. The others are neither read nor, in self attention,
+            seen, and their outputs are zero. A memory's padding is said by the mask.
+          bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
+            `*B N T S`.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        width = self.q.in_features
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, (width, width))
+        q = split_heads(self.q(x), self.head_dim)  # *B T N H
+        k = split_heads(self.k(memory), self.head_dim)  # *B S N H
+        v = split_heads(self.v(memory), self.head_dim)  # *B S N H
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        score = self._score(bias)
+        o = attend(q, k, v, mask=seen, score=score, scale=1.0, dropout=drop)  # *B T N H
+        return zero_absent(self.o(merge_heads(o)), valid)  # *B T D
+
+    def _score(self, bias: Score | Array | None) -> Score:
+        if bias is not None:
+            return bias if isinstance(bias, Score) else Additive(bias)
+        return IDENTITY if self.relative_attention_bias is None else self.score
