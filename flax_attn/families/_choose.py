@@ -131,18 +131,20 @@ def rules(
     """How the weights of that layer are named and laid out where names and types do not say it.
 
     Names are those inside the attention module, without a prefix. The same tuple serves
-    `parity.compare`, `parity.port` and `parity.plan`.
+    `parity.compare`, `parity.port`, `parity.plan` and `weights.load`.
 
     Args:
       config: as of `attention`.
       index: as of `attention`.
-      source: whose names; "transformers".
+      source: whose names: "transformers", or "gguf" for a file of llama.cpp, where a layer's names
+        begin with `blk.3`, its MLP's too, so that the rules skip what is not the attention's.
 
     Returns:
       Rules from torch to Flax, `()` where nothing has to be said.
 
     Raises:
-      ValueError: as of `attention`, and for another source.
+      ValueError: as of `attention`, for another source, and for a model_type of which the names in
+        GGUF files are not known here.
       TypeError: if the config is no dict.
 
     >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
@@ -150,10 +152,19 @@ def rules(
     Rule("qkv_proj.weight -> {q_proj,k_proj,v_proj}.kernel", "(n o) i -> n i o", o=(12, 4, 4))
     >>> rules({"model_type": "llama", **sizes}, 0)
     ()
+    >>> print(rules({"model_type": "llama", **sizes}, 0, source="gguf")[0])
+    Rule("attn_q.weight -> q_proj.kernel", "(n h r) i -> i (n r h)", n=3, r=2)
     """
-    check_choice("source", source, "transformers")
+    check_choice("source", source, "transformers", "gguf")
     family, read = _family(config)
-    return family.rules(read, read.index(index))
+    if source == "transformers":
+        return family.rules(read, read.index(index))
+    if family.gguf is None:
+        known = ", ".join(name for name, other in FAMILIES.items() if other.gguf is not None)
+        raise ValueError(
+            f'source="gguf" is known for {known}; got a config of {config["model_type"]}.'
+        )
+    return family.gguf(read, read.index(index))
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:

@@ -139,12 +139,14 @@ class Family(NamedTuple):
       attention: from a config, an index and the arguments of every layer to the layer.
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
+      gguf: the same for a GGUF file of llama.cpp; None where none is known.
     """
 
     defaults: Mapping[str, Any]
     attention: Callable[[Config, int, Mapping[str, Any]], nnx.Module]
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
+    gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
 
 
 def check_whole(config: Mapping[str, Any]) -> None:

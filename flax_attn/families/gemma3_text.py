@@ -7,8 +7,10 @@ from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL, FULL, Mask, Window
 from ..norms import RMSNorm
 from ..rules import Rules
+from ..weights.rule import Rule
 from ._config import Config, Family
 from ._decoder import causal_window, grouped_query
+from ._gguf import names
 from ._rope import KINDS, rotary_of_kind
 
 DEFAULTS = {
@@ -61,4 +63,10 @@ def mask(config: Config, kind: str) -> Mask:
     return causal_window(config) if kind == "sliding_attention" else CAUSAL
 
 
-FAMILY = Family(DEFAULTS, attention)
+def gguf(config: Config, index: int) -> tuple[Rule, ...]:
+    """llama.cpp's files hold the whole gain of a norm; transformers' hold it without its one."""
+    gains = (Rule.shifted(f"attn_{x}_norm -> {x}_norm", by=-1.0) for x in "qk")
+    return (*gains, *names("q", "k", "v", "output"), Rule.skip("post_*"))
+
+
+FAMILY = Family(DEFAULTS, attention, gguf=gguf)

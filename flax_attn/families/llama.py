@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GroupedQueryAttention
+from ..weights.rule import Rule
 from ._config import Config, Family
 from ._decoder import grouped_query
+from ._gguf import names, unpermuted
 from ._rope import rotary
 
 DEFAULTS = {
@@ -26,4 +28,11 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
     return grouped_query(config, house, bias=config.flag("attention_bias"), rotary=rotary(config))
 
 
-FAMILY = Family(DEFAULTS, attention)
+def gguf(config: Config, index: int) -> tuple[Rule, ...]:
+    """llama.cpp turns neighbouring components, so its rows of query and key lie in pairs."""
+    n, k, _ = config.heads()
+    bias = config.flag("attention_bias")
+    return (*unpermuted("q", n, bias), *unpermuted("k", k, bias), *names("v", "output"))
+
+
+FAMILY = Family(DEFAULTS, attention, gguf=gguf)

@@ -1,4 +1,4 @@
-"""Which tensor goes where, and checkpoints: safetensors in and out, without torch or pickle."""
+"""Which tensor goes where, and checkpoints: safetensors in and out, GGUF in, without torch."""
 
 import sys
 
@@ -7,6 +7,7 @@ from .._lazy import Lazy
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:
     from ..errors import CheckpointError as CheckpointError
+    from .gguf_keys import gguf_config as gguf_config
     from .load import load as load
     from .load import load_stacked as load_stacked
     from .rule import Rule as Rule
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 # The module that defines each public name. Imported on first use.
 _HOMES = {
     "CheckpointError": "..errors",
+    "gguf_config": ".gguf_keys",
     "load": ".load",
     "load_stacked": ".load",
     "Rule": ".rule",

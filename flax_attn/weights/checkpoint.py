@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointError
+from .entry import Entry, read_tensor
 from .manifest import line_of, manifest_path, read_manifest
-from .safetensors import Entry, read_tensor
 from .shards import find, read_entries
 
 

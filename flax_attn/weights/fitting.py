@@ -11,10 +11,10 @@ from flax import nnx
 from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
+from .entry import Entry
 from .known_layers import flax_path, held_at, kind_of
 from .mapping import Draft, Move, nearest
 from .rule import Rule
-from .safetensors import Entry
 from .suggest import propose
 
 Cast = Literal["exact", "widen", "narrow"]

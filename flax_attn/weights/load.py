@@ -1,4 +1,4 @@
-"""`load` and `load_stacked`: a layer's weights from safetensors, by the names of its torch module.
+"""`load` and `load_stacked`: a layer's weights from a checkpoint, by the names that this has.
 
 Source: https://github.com/huggingface/safetensors; the index is the one that transformers'
 `save_pretrained` writes beside shards.
@@ -38,7 +38,7 @@ def load(
     max_bytes: int | None = None,
     manifest: bool | None = None,
 ) -> None:
-    """Fills a layer with the tensors of a safetensors checkpoint: `layer.kernel = weight.T`, ...
+    """Fills a layer with the tensors of a safetensors or GGUF file: `layer.kernel = weight.T`, ...
 
     Neither torch nor pickle is used. Every tensor below the prefix is used once, every Param filled
     once; the layer changes only after headers, mapping and data were checked. Only the layer's own
@@ -48,21 +48,26 @@ def load(
     is taken for torch's `[out, in]`. Where it lies as `[in, out]`, as in GPT-2's files, a rule says
     so: `Rule("c_proj.weight -> o_proj.kernel", "i o -> i o")`.
 
+    Of a GGUF file, `gguf_config` reads the config and `families.rules(..., source="gguf")` says the
+    names. Its blocks become float32 by the package gguf. Types whose blocks have one size, such as
+    Q4_0 and IQ4_NL, are told apart by the header alone.
+
     Shapes: a Linear's `[out, in]` -> kernel `[in, out]`; others as `flax_attn.parity.port`.
 
     Args:
       layer: its Params and statistics are replaced. It may be abstract, as `nnx.eval_shape` makes
         it, so that no random start is drawn.
-      path: of a `.safetensors` file, of an index `.json`, or of a folder that holds
+      path: of a `.safetensors` or `.gguf` file, of an index `.json`, or of a folder that holds
         `model.safetensors` or `model.safetensors.index.json`.
-      prefix: what the names of the layer's tensors begin with: "model.layers.3.self_attn".
+      prefix: what the names of the layer's tensors begin with: "model.layers.3.self_attn", in a
+        GGUF file "blk.3".
       rules: what names and types do not say, from names without the prefix to Flax's.
       sharding: where the arrays go, one for all or by Flax's dotted path; each device gets its own
         slice. None: where the layer's arrays are.
       cast: "exact" refuses another dtype, "widen" takes one whose values the layer's dtype holds,
         "narrow" also rounds, and refuses what would overflow.
       allow_nonfinite: whether NaN and Inf may be in the tensors.
-      max_bytes: the most that the layer's tensors may have in all; None for no limit.
+      max_bytes: the most that the layer's tensors may have in all, in memory; None for no limit.
       manifest: True asks for the manifest that `save` writes, False does not look at it, None
         checks it if it is there.
 
@@ -71,7 +76,8 @@ def load(
       ValueError: for another `cast`, shardings of paths that are none or that do not divide.
       TypeError: for a layer that is no `nnx.Module`.
 
-    Source: https://github.com/huggingface/safetensors; the index is that of transformers.
+    Source: https://github.com/huggingface/safetensors and https://github.com/ggml-org/ggml; the
+    index is that of transformers.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -205,7 +211,7 @@ def _moves(
     entries = under(checkpoint.path, checkpoint.entries, prefix)
     read = _reader(checkpoint, prefix)
     moves = fit(checkpoint.path, entries, module, how.rules, read, how.cast)
-    total = times * sum(entries[name].size for move in moves for name in move.sources)
+    total = times * sum(entries[name].nbytes for move in moves for name in move.sources)
     if how.max_bytes is not None and total > how.max_bytes:
         why = f"The layer's tensors have {total} bytes, more than max_bytes={how.max_bytes}."
         raise CheckpointError(checkpoint.path, None, why)

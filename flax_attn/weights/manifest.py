@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .dtypes import NAMES
+from .entry import MOST_HEADER, Entry, open_regular
 from .replacing import replacing
-from .safetensors import MOST_HEADER, Entry, open_regular
 from .strict_json import parse
 
 _LINE = re.compile(r"\S+ \[[\d, ]*\] [0-9a-f]{64}")

@@ -30,24 +30,30 @@ from .rule import Rule, Size, backwards, lay_out, sizes_of
 
 @dataclass(frozen=True)
 class Move:
-    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is)."""
+    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is).
+
+    `shift` is added on the way to Flax.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     layout: str | None = None
     sizes: dict[str, Size] = field(default_factory=dict)
+    shift: float = 0.0
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Flax's arrays from torch's."""
-        return self._carry(values, self.sources, self.targets, self.layout)
+        return self._carry(values, self.sources, self.targets, self.layout, self.shift)
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's arrays from Flax's."""
         layout = None if self.layout is None else backwards(self.layout)
-        return self._carry(values, self.targets, self.sources, layout)
+        return self._carry(values, self.targets, self.sources, layout, -self.shift)
 
-    def _carry(self, values, here, there, layout):
+    def _carry(self, values, here, there, layout, shift):
         arrays = [values[name] for name in here]
+        if shift:
+            arrays = [x + np.asarray(shift, x.dtype) for x in arrays]
         laid = arrays if layout is None else lay_out(arrays, layout, len(there), self.sizes)
         return dict(zip(there, laid, strict=True))
 
@@ -116,7 +122,9 @@ class Draft:
             if rule.kind == "skip":
                 self.skipped += here
             elif rule.layout is None:
+                count = len(self.moves)
                 self._move_by_type(here[0], there[0])
+                self.moves[count:] = [replace(x, shift=rule.shift) for x in self.moves[count:]]
             else:
                 paths = tuple(flax_path(self.module, path) for path in there)
                 self._move(Move(here, paths, rule.layout, dict(rule.sizes)))

@@ -61,6 +61,7 @@ class Rule:
     layout: str | None
     sizes: tuple[tuple[str, Size], ...]
     kind: Literal["move", "skip", "tied"]
+    shift: float = 0.0
 
     def __init__(self, names: str, layout: str | None = None, **sizes: int | Sequence[int]):
         known = {k: _plain(v) for k, v in sizes.items()}
@@ -97,6 +98,15 @@ class Rule:
         return cls._of(names, "tied")
 
     @classmethod
+    def shifted(cls, names: str, by: float) -> "Rule":
+        """`"torch -> flax"`, `by` added to every value: -1 where a file holds `1 + gain`."""
+        rule = cls(names)
+        if isinstance(by, bool) or not isinstance(by, int | float) or not np.isfinite(by):
+            raise ParityError(f"Rule.shifted adds a finite number; got {by!r}.")
+        object.__setattr__(rule, "shift", float(by))
+        return rule
+
+    @classmethod
     def _of(cls, names: str, kind: Literal["skip", "tied"]) -> "Rule":
         rule = object.__new__(cls)
         rule._set(names, None, {}, kind)
@@ -106,6 +116,7 @@ class Rule:
         for key, value in (("names", names), ("layout", layout), ("kind", kind)):
             object.__setattr__(self, key, value)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
+        object.__setattr__(self, "shift", 0.0)
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -133,6 +144,8 @@ class Rule:
         return list(found.items())
 
     def __str__(self) -> str:
+        if self.shift:
+            return f'Rule.shifted("{self.names}", by={self.shift})'
         extra = "".join(f", {k}={v}" for k, v in self.sizes)
         layout = "" if self.layout is None else f', "{self.layout}"'
         return (

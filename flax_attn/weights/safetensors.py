@@ -6,10 +6,7 @@ odd files that the reference implementation accepts.
 
 import json
 import os
-import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
-from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,48 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, quoted
-from .dtypes import DTYPES, NAMES, all_finite
+from .dtypes import DTYPES, NAMES
+from .entry import MOST_HEADER, MOST_SIZE, Entry, check_shape, open_regular
 from .replacing import replacing
 from .strict_json import check_count, check_name, parse
 
-MOST_HEADER = 100_000_000
-MOST_AXES = 16
-MOST_SIZE = 2**40
 _KEYS = {"dtype", "shape", "data_offsets"}
 _OTHERS = {
-    b"GGUF": "It is a GGUF file, which is not read here.",
+    b"GGUF": "It is a GGUF file, whose name must end in .gguf.",
     b"PK\x03\x04": "It is a zip archive, as torch.save writes: save it as safetensors first.",
     b"\x80\x02": "It is a pickle, which is never read: save it as safetensors first.",
 }
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies.
-
-    Attributes:
-      file: that holds it.
-      dtype: safetensors' name of it.
-      shape: its sizes.
-      start, size: its first byte in the file, and how many there are.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """A file opened for reading, unless it is a folder, a pipe or a device."""
-    try:
-        if stat.S_ISREG(os.stat(path).st_mode):
-            return open(path, "rb")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(path, None, f"It cannot be opened: {why}.") from None
-    raise CheckpointError(path, None, "It is no regular file.")
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -110,12 +76,8 @@ def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         why = f"Its dtype is {quoted(dtype)}; {', '.join(DTYPES)} are read."
         raise CheckpointError(path, name, why)
-    if not _are_counts(shape, MOST_SIZE) or len(shape) > MOST_AXES:
-        why = f"Its shape must be at most {MOST_AXES} whole numbers from 0 to 2**40."
-        raise CheckpointError(path, name, why)
     width = DTYPES[dtype].itemsize
-    if prod(max(n, 1) for n in shape) * width >= 2**63:  # numpy counts so where one is 0, too
-        raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")
+    check_shape(path, name, tuple(shape) if _are_counts(shape, MOST_SIZE) else (-1,), width)
     if not _are_counts(offsets, total - begin) or len(offsets) != 2 or offsets[0] > offsets[1]:
         why = f"Its data_offsets must be two whole numbers in order, 0 to {total - begin}."
         raise CheckpointError(path, name, why)
@@ -141,32 +103,6 @@ def _check_contiguous(path: Path, entries: Mapping[str, Entry], begin: int, tota
         at += entry.size
     if at != total:
         raise CheckpointError(path, None, f"{total - at} bytes at the end belong to no tensor.")
-
-
-def read_tensor(name: str, entry: Entry, allow_nonfinite: bool = False) -> np.ndarray:
-    """One tensor, read without the rest of its file; a copy of its own.
-
-    Args:
-      name: the tensor's, for errors.
-      entry: where it lies.
-      allow_nonfinite: whether NaN and Inf may be in it.
-
-    Raises:
-      CheckpointError: if the file has become shorter, for NaN and Inf, and for bytes of a BOOL
-        that are neither 0 nor 1.
-    """
-    raw = np.empty(entry.size, np.uint8)
-    with open_regular(entry.file) as file:
-        file.seek(entry.start)
-        if file.readinto(raw.data) != entry.size:
-            raise CheckpointError(entry.file, name, "The file ends within it.")
-    if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
-        raise CheckpointError(entry.file, name, "A byte of a BOOL is neither 0 nor 1.")
-    array = raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
-    if not allow_nonfinite and not all_finite(array):
-        hint = "Say allow_nonfinite=True if it is meant."
-        raise CheckpointError(entry.file, name, "It holds NaN or Inf.", hint)
-    return array
 
 
 def write_file(path: Path, values: Mapping[str, np.ndarray]) -> None:

@@ -10,13 +10,14 @@ from flax import nnx
 
 from ..errors import CheckpointError
 from .dtypes import NAMES
+from .entry import Entry
 from .fitting import fit
 from .known_layers import flax_state, held_at, roles_of
 from .manifest import manifest_path, write_manifest
 from .mapping import Move
 from .replacing import replacing
 from .rule import Rule, backwards, sizes_of
-from .safetensors import Entry, write_file
+from .safetensors import write_file
 from .shards import INDEX
 from .strict_json import check_name
 
@@ -50,8 +51,8 @@ def save(
 
     Raises:
       ValueError: if `load` could not read it back with these rules, for a dtype that safetensors
-        does not have, for a folder that holds other `.safetensors` files, and a max_shard_bytes
-        below 1.
+        does not have, for a rule that shifts, for a folder that holds other `.safetensors` files,
+        and a max_shard_bytes below 1.
       TypeError: for a layer that is no `nnx.Module`.
 
     Source: https://github.com/huggingface/safetensors; the index is that of transformers.
@@ -68,6 +69,9 @@ def save(
     """
     if not isinstance(layer, nnx.Module):
         raise TypeError(f"The layer must be a flax.nnx.Module; got {type(layer).__name__}.")
+    shifted = [rule for rule in rules if rule.shift]
+    if shifted:
+        raise ValueError(f"Values are saved without a shift: leave {shifted[0]} out.")
     dot, where = f"{prefix}." if prefix else "", Path(path)
     values = {dot + name: value for name, value in _torch_values(layer, where, rules).items()}
     for name in values:

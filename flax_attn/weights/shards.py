@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, quoted
-from .safetensors import MOST_HEADER, Entry, open_regular, read_header
+from .entry import MOST_HEADER, Entry, open_regular
+from .gguf import read_gguf
+from .safetensors import read_header
 from .strict_json import check_count, check_name, parse
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,12 +36,15 @@ def read_entries(path: Path) -> dict[str, Entry]:
     """Every tensor of a file, or of all shards of an index, by name.
 
     Args:
-      path: a `.safetensors` file, or an index whose name ends in `.json`.
+      path: a file whose name ends in `.gguf`, an index whose name ends in `.json`, or else a
+        `.safetensors` file.
 
     Raises:
       CheckpointError: for an index that is not exactly as published ones are, shards outside its
         folder, and shards that do not hold exactly the tensors that the index says they hold.
     """
+    if path.suffix == ".gguf":
+        return read_gguf(path).entries
     if path.suffix != ".json":
         return read_header(path)
     listed = _weight_map(path)

@@ -265,8 +265,8 @@ def test_what_is_asked_for_is_checked():
         built(LLAMA, 32)
     with pytest.raises(ValueError, match=r"part must be None for llama, .* got 'cross'"):
         built(LLAMA, part="cross")
-    with pytest.raises(ValueError, match="source must be one of 'transformers'; got 'gguf'"):
-        families.rules(LLAMA, 0, source="gguf")
+    with pytest.raises(ValueError, match="source must be one of 'transformers', 'gguf'; got 'x'"):
+        families.rules(LLAMA, 0, source="x")
 
 
 def test_equal_spellings_may_stand_side_by_side():

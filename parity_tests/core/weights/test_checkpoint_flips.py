@@ -29,10 +29,10 @@ class Holder(nnx.Module):
     """Params by name, all zeros."""
 
 
-def holder():
+def holder(values):
     whole = Holder()
     with jax.enable_x64(True):
-        for name, value in VALUES.items():
+        for name, value in values.items():
             part, leaf = name.split(".")
             if not hasattr(whole, part):
                 setattr(whole, part, Holder())
@@ -52,9 +52,9 @@ def model(kind, folder):
     return path, sorted(folder.iterdir())
 
 
-def loaded(path):
+def loaded(path, values=VALUES):
     """All tensors by name, or None where a CheckpointError was raised."""
-    layer = holder()
+    layer = holder(values)
     try:
         load(layer, path)
     except CheckpointError as error:

@@ -1,0 +1,99 @@
+"""Where one tensor of a checkpoint lies, and how it is read without the rest of its file."""
+
+import os
+import stat
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .dtypes import DTYPES, all_finite
+
+MOST_HEADER = 100_000_000
+MOST_AXES = 16
+MOST_SIZE = 2**40
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies, as it is in memory.
+
+    Attributes:
+      file: that holds it.
+      dtype: safetensors' name of the one that it is read as.
+      shape: its sizes.
+      start, size: its first byte in the file, and how many there are.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has when it was read."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def read(self, name: str) -> np.ndarray:
+        """Its values, a copy of their own.
+
+        Raises:
+          CheckpointError: that calls the tensor `name`, if the file has become shorter.
+        """
+        raw = np.empty(self.size, np.uint8)
+        with open_regular(self.file) as file:
+            file.seek(self.start)
+            fill(raw, file, self.file, name)
+        return raw.view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file opened for reading, unless it is a folder, a pipe or a device."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            return open(path, "rb")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(path, None, f"It cannot be opened: {why}.") from None
+    raise CheckpointError(path, None, "It is no regular file.")
+
+
+def fill(raw: np.ndarray, file: BufferedReader, path: Path, name: str) -> None:
+    """Reads as many bytes as an array has; CheckpointError if there are fewer."""
+    if file.readinto(raw.data) != raw.nbytes:
+        raise CheckpointError(path, name, "The file ends within it.")
+
+
+def check_shape(path: Path, name: str, shape: tuple[int, ...], itemsize: int) -> None:
+    """Raises CheckpointError for a shape that no array has."""
+    if len(shape) > MOST_AXES or not all(0 <= n <= MOST_SIZE for n in shape):
+        why = f"Its shape must be at most {MOST_AXES} whole numbers from 0 to 2**40."
+        raise CheckpointError(path, name, why)
+    if prod(max(n, 1) for n in shape) * itemsize >= 2**63:  # numpy counts so where one is 0, too
+        raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")
+
+
+def read_tensor(name: str, entry: Entry, allow_nonfinite: bool = False) -> np.ndarray:
+    """One tensor, read without the rest of its file; a copy of its own.
+
+    Args:
+      name: the tensor's, for errors.
+      entry: where it lies.
+      allow_nonfinite: whether NaN and Inf may be in it.
+
+    Raises:
+      CheckpointError: if the file has become shorter, for NaN and Inf, and for bytes of a BOOL
+        that are neither 0 nor 1.
+    """
+    array = entry.read(name)
+    if entry.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
+        raise CheckpointError(entry.file, name, "A byte of a BOOL is neither 0 nor 1.")
+    if not allow_nonfinite and not all_finite(array):
+        hint = "Say allow_nonfinite=True if it is meant."
+        raise CheckpointError(entry.file, name, "It holds NaN or Inf.", hint)
+    return array

@@ -1,0 +1,321 @@
+"""GGUF files: a strict reader of the header, and of one tensor at a time.
+
+A header is: magic, version, two counts; then keys, each with the type of its value; then of each
+tensor name, sizes (the innermost axis first), type and offset. The data follow, each tensor at a
+multiple of `general.alignment`. Numbers are little-endian; a string is its length and its bytes.
+
+Source: the format's description in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The
+package `gguf` accepts odd files that this reader refuses; it is asked for the values of blocks
+alone.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CheckpointError, quoted
+from .entry import MOST_HEADER, Entry, check_shape, fill, open_regular
+from .strict_json import check_count, check_name
+
+VERSIONS = (2, 3)
+ALIGNMENT = "general.alignment"
+_MOST_ALIGNMENT = 2**16
+_MOST_AXES = 4
+_MOST_KEY = 512
+_LISTED = 10_000  # values of an array that are kept; a vocabulary is longer
+_STRING, _ARRAY = 8, 9
+_BOOL = 7
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, _BOOL, 10, 11, 12), "BbHhIifBQqd", strict=True))
+
+
+class Type(NamedTuple):
+    """How a tensor's elements lie in the file.
+
+    Attributes:
+      name: ggml's.
+      dtype: safetensors' name of the one that it is read as.
+      elements, size: of a block, and its bytes; one element where there are no blocks.
+    """
+
+    name: str
+    dtype: str
+    elements: int
+    size: int
+
+
+def _blocks(name: str, elements: int, size: int) -> Type:
+    return Type(name, "F32", elements, size)
+
+
+# ggml's numbers. Those of which `gguf.quants.dequantize` knows no values are not read.
+TYPES: dict[int, Type] = {
+    0: Type("F32", "F32", 1, 4),
+    1: Type("F16", "F16", 1, 2),
+    2: _blocks("Q4_0", 32, 18),
+    3: _blocks("Q4_1", 32, 20),
+    6: _blocks("Q5_0", 32, 22),
+    7: _blocks("Q5_1", 32, 24),
+    8: _blocks("Q8_0", 32, 34),
+    10: _blocks("Q2_K", 256, 84),
+    11: _blocks("Q3_K", 256, 110),
+    12: _blocks("Q4_K", 256, 144),
+    13: _blocks("Q5_K", 256, 176),
+    14: _blocks("Q6_K", 256, 210),
+    16: _blocks("IQ2_XXS", 256, 66),
+    17: _blocks("IQ2_XS", 256, 74),
+    18: _blocks("IQ3_XXS", 256, 98),
+    19: _blocks("IQ1_S", 256, 50),
+    20: _blocks("IQ4_NL", 32, 18),
+    21: _blocks("IQ3_S", 256, 110),
+    22: _blocks("IQ2_S", 256, 82),
+    23: _blocks("IQ4_XS", 256, 136),
+    24: Type("I8", "I8", 1, 1),
+    25: Type("I16", "I16", 1, 2),
+    26: Type("I32", "I32", 1, 4),
+    27: Type("I64", "I64", 1, 8),
+    28: Type("F64", "F64", 1, 8),
+    29: _blocks("IQ1_M", 256, 56),
+    30: Type("BF16", "BF16", 1, 2),
+    34: _blocks("TQ1_0", 256, 54),
+    35: _blocks("TQ2_0", 256, 66),
+    39: _blocks("MXFP4", 32, 17),
+    40: _blocks("NVFP4", 64, 36),
+}
+_AT_ONCE = 1 << 18  # elements of blocks that are dequantised together
+
+
+@dataclass(frozen=True)
+class Blocks(Entry):
+    """A tensor in blocks, which are read as float32.
+
+    Attributes:
+      type: of the blocks.
+    """
+
+    type: Type
+
+    def read(self, name: str) -> np.ndarray:
+        """Its values, a copy of their own.
+
+        Raises:
+          CheckpointError: if the file has become shorter, or the package gguf is missing.
+        """
+        dequantize = _dequantizer(self.file, name, self.type)
+        values = np.empty(self.shape, np.float32)
+        flat = values.reshape(-1)
+        raw = np.empty(_AT_ONCE // self.type.elements * self.type.size, np.uint8)
+        with open_regular(self.file) as file:
+            file.seek(self.start)
+            for i in range(0, flat.size, _AT_ONCE):
+                count = min(_AT_ONCE, flat.size - i)
+                part = raw[: count // self.type.elements * self.type.size]
+                fill(part, file, self.file, name)
+                with np.errstate(all="ignore"):  # NaN and Inf are looked for in the result
+                    flat[i : i + count] = dequantize(part)
+        return values
+
+
+def _dequantizer(path: Path, name: str, type: Type) -> Callable[[np.ndarray], np.ndarray]:
+    """From bytes of blocks to float32."""
+    try:
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        known = GGMLQuantizationType[type.name]
+    except (ImportError, KeyError):
+        why = f"Its type is {type.name}, which needs the package gguf, 0.19 or newer."
+        raise CheckpointError(path, name, why, "pip install 'flax-attn[gguf]' brings it.") from None
+    return lambda part: dequantize(part, known)
+
+
+class Gguf(NamedTuple):
+    """What a header says.
+
+    Attributes:
+      keys: values by key; None in place of a long array.
+      entries: tensors by name.
+    """
+
+    keys: Mapping[str, Any]
+    entries: dict[str, Entry]
+
+
+def read_gguf(path: Path) -> Gguf:
+    """The header of a file.
+
+    Raises:
+      CheckpointError: for a header that is not exactly as the format has it.
+    """
+    with open_regular(path) as file:
+        total = os.fstat(file.fileno()).st_size
+        header = _Header(path, file, min(total, MOST_HEADER))
+        tensors = header.counts()
+        keys = header.keys()
+        infos = [header.tensor() for _ in range(tensors)]
+    alignment = _alignment(path, keys)
+    begin = _padded(header.at, alignment)
+    entries: dict[str, Entry] = {}
+    for name, shape, number, offset in infos:
+        if name in entries:
+            raise CheckpointError(path, name, "Two tensors have this name.")
+        entries[name] = _entry(path, name, shape, number, begin + offset)
+    _check_contiguous(path, entries, begin, total, alignment)
+    return Gguf(keys, entries)
+
+
+class _Header:
+    """A header, read from its first byte on and never beyond its end.
+
+    Attributes:
+      at: how many bytes were read.
+    """
+
+    def __init__(self, path: Path, file: BufferedReader, most: int):
+        self.path, self.file, self.most, self.at = path, file, most, 0
+        self.left = 0  # keys that were announced and not yet read
+
+    def fault(self, why: str, hint: str = "") -> CheckpointError:
+        return CheckpointError(self.path, None, why, hint)
+
+    def take(self, count: int) -> bytes:
+        if count > self.most - self.at:
+            raise self.fault(f"The header asks for byte {self.at + count}; it has {self.most}.")
+        raw = self.file.read(count)
+        if len(raw) < count:
+            raise self.fault("The file ends within its header.")
+        self.at += count
+        return raw
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+
+    def text(self, what: str, most: int) -> str:
+        """A string of at most so many bytes."""
+        length = self.number("Q")
+        if length > most:
+            raise self.fault(f"{what} of {length} bytes is too long; at most {most} are read.")
+        try:
+            return self.take(length).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fault(f"{what} is not UTF-8.") from None
+
+    def counts(self) -> int:
+        """How many tensors there are; the magic and the version are looked at."""
+        if self.take(4) != b"GGUF":
+            raise self.fault("A GGUF file begins with the letters GGUF.")
+        version = self.number("I")
+        if version not in VERSIONS:
+            big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            hint = "It is big-endian: convert it." if big else ""
+            told = " and ".join(map(str, VERSIONS))
+            raise self.fault(f"Its version is {version}; {told} are read.", hint)
+        tensors, self.left = self.number("Q"), self.number("Q")
+        check_count(self.path, tensors)
+        check_count(self.path, self.left)
+        return tensors
+
+    def keys(self) -> dict[str, Any]:
+        """Every value by its key."""
+        found: dict[str, Any] = {}
+        for _ in range(self.left):
+            key = self.text("A key", _MOST_KEY)
+            if not key or not key.isprintable():
+                raise self.fault(f"A key must have printable characters; one is {quoted(key)}.")
+            if key in found:
+                raise self.fault(f"The key {quoted(key)} is there twice.")
+            found[key] = self.value(key, self.number("I"))
+        return found
+
+    def value(self, key: str, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text(f"The value of {quoted(key)}", self.most)
+        if kind == _ARRAY:
+            return self.array(key, self.number("I"), self.number("Q"))
+        return self.numbers(key, kind, 1).item()
+
+    def array(self, key: str, kind: int, count: int) -> tuple[Any, ...] | None:
+        """The values of an array; None if there are many."""
+        if kind != _STRING:
+            values = self.numbers(key, kind, count)
+            return tuple(values.tolist()) if count <= _LISTED else None
+        if count <= _LISTED:
+            told = f"A value of {quoted(key)}"
+            return tuple(self.text(told, self.most) for _ in range(count))
+        for _ in range(count):  # ends with the header at the latest
+            self.take(self.number("Q"))
+        return None
+
+    def numbers(self, key: str, kind: int, count: int) -> np.ndarray:
+        """Numbers, or True and False."""
+        if kind not in _NUMBERS:
+            raise self.fault(f"A value of {quoted(key)} has type {kind}, which is not read.")
+        code = np.dtype(f"<{_NUMBERS[kind]}")
+        values = np.frombuffer(self.take(code.itemsize * count), code)
+        if kind != _BOOL:
+            return values
+        if (values > 1).any():
+            raise self.fault(f"A byte of {quoted(key)}, a BOOL, is neither 0 nor 1.")
+        return values.astype(bool)
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape with the innermost axis last, number of the type, offset."""
+        name = self.text("A tensor's name", 4 * _MOST_KEY)
+        check_name(self.path, name)
+        axes = self.number("I")
+        if not 1 <= axes <= _MOST_AXES:
+            why = f"It has {axes} axes; a tensor has 1 to {_MOST_AXES}."
+            raise CheckpointError(self.path, name, why)
+        shape = tuple(self.number("Q") for _ in range(axes))
+        return name, shape[::-1], self.number("I"), self.number("Q")
+
+
+def _alignment(path: Path, keys: Mapping[str, Any]) -> int:
+    found = keys.get(ALIGNMENT, 32)
+    is_count = type(found) is int and 8 <= found <= _MOST_ALIGNMENT
+    if not is_count or found & (found - 1):
+        why = f"{ALIGNMENT} must be a power of two from 8 to {_MOST_ALIGNMENT}."
+        raise CheckpointError(path, None, why)
+    return found
+
+
+def _padded(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
+
+
+def _entry(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> Entry:
+    if number not in TYPES:
+        told = ", ".join(type.name for type in TYPES.values())
+        raise CheckpointError(path, name, f"Its type is number {number}; {told} are read.")
+    type = TYPES[number]
+    check_shape(path, name, shape, max(type.size, 8))
+    if shape[-1] % type.elements:
+        why = f"Its rows have {shape[-1]} elements, which blocks of {type.elements} do not divide."
+        raise CheckpointError(path, name, why)
+    size = prod(shape) // type.elements * type.size
+    if type.elements == 1:
+        return Entry(path, type.dtype, shape, start, size)
+    return Blocks(path, type.dtype, shape, start, size, type)
+
+
+def _check_contiguous(
+    path: Path, entries: Mapping[str, Entry], begin: int, total: int, alignment: int
+) -> None:
+    """Raises CheckpointError unless the tensors lie one after another and fill the file."""
+    at = end = begin
+    for name, entry in sorted(entries.items(), key=lambda x: (x[1].start, x[1].size)):
+        if entry.start != at:
+            gap = "overlaps the one before" if entry.start < at else "leaves a gap before it"
+            raise CheckpointError(path, name, f"It {gap}.")
+        end = at + entry.size
+        at = _padded(end, alignment)
+    if entries and total < end:
+        raise CheckpointError(path, None, f"The file has {total} bytes, its tensors ask {end}.")
+    if total > at:
+        raise CheckpointError(path, None, f"{total - at} bytes at the end belong to no tensor.")
