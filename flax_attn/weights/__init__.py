@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .load import load_stacked as load_stacked
     from .rule import Rule as Rule
     from .save import save as save
+    from .torch_file import read_torch as read_torch
 
 # The module that defines each public name. Imported on first use.
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "gguf_config": ".gguf_keys",
     "load": ".load",
     "load_stacked": ".load",
+    "read_torch": ".torch_file",
     "Rule": ".rule",
     "save": ".save",
 }

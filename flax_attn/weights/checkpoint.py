@@ -1,21 +1,24 @@
 """A checkpoint whose headers were read and checked, and whose tensors are read one by one."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import CheckpointError
-from .entry import Entry, read_tensor
+from .entry import Entry, held, read_tensor
 from .manifest import line_of, manifest_path, read_manifest
 from .shards import find, read_entries
 
+Given = str | os.PathLike[str] | Mapping[str, np.ndarray]
+
 
 class Checkpoint:
-    """The tensors of a file, an index, or a folder that holds one of them.
+    """The tensors of a file, an index, a folder that holds one of them, or arrays by name.
 
     Args:
-      path: of the file, index or folder.
+      path: of the file, index or folder; or the arrays.
       manifest: whether a manifest must be there (True), is not looked at (False), or is checked if
         it is there (None).
       allow_nonfinite: whether NaN and Inf may be in tensors that are read.
@@ -28,10 +31,17 @@ class Checkpoint:
       CheckpointError: for any fault of headers, index and manifest.
     """
 
-    def __init__(self, path: str | os.PathLike[str], manifest: bool | None, allow_nonfinite: bool):
-        self.path = find(Path(path))
-        self.entries: dict[str, Entry] = read_entries(self.path)
+    def __init__(self, path: Given, manifest: bool | None, allow_nonfinite: bool):
         self.allow_nonfinite = allow_nonfinite
+        if isinstance(path, Mapping):
+            self.path = Path("arrays")
+            self.entries: dict[str, Entry] = held(self.path, path)
+            self.lines = None
+            if manifest:
+                raise CheckpointError(self.path, None, "Arrays in memory have no manifest.")
+            return
+        self.path = find(Path(path))
+        self.entries = read_entries(self.path)
         wanted = os.path.lexists(manifest_path(self.path)) if manifest is None else manifest
         self.lines = read_manifest(self.path, self.entries) if wanted else None
 

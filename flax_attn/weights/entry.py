@@ -2,15 +2,18 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from ..errors import CheckpointError
-from .dtypes import DTYPES, all_finite
+from ..errors import CheckpointError, quoted
+from .dtypes import DTYPES, NAMES, all_finite
+from .strict_json import check_count, check_name
 
 MOST_HEADER = 100_000_000
 MOST_AXES = 16
@@ -52,6 +55,36 @@ class Entry:
         return raw.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class Held(Entry):
+    """A tensor that is in memory already.
+
+    Attributes:
+      value: the array.
+    """
+
+    value: np.ndarray
+
+    def read(self, name: str) -> np.ndarray:
+        """The array, which is not copied."""
+        return np.ascontiguousarray(self.value).reshape(self.shape)
+
+
+def held(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]:
+    """Entries of arrays by name; CheckpointError for what no checkpoint holds."""
+    check_count(path, len(values))
+    for name, value in values.items():
+        check_name(path, name if isinstance(name, str) else "")
+        if not isinstance(value, np.ndarray) or value.dtype not in NAMES:
+            what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else quoted(value)
+            told = f"It must be an array of numpy, of {', '.join(x.name for x in NAMES)}"
+            raise CheckpointError(path, name, f"{told}; it is {what}.")
+    return {
+        name: Held(path, NAMES[value.dtype], value.shape, 0, value.nbytes, value)
+        for name, value in values.items()
+    }
+
+
 def open_regular(path: Path) -> BufferedReader:
     """A file opened for reading, unless it is a folder, a pipe or a device."""
     try:
@@ -63,9 +96,9 @@ def open_regular(path: Path) -> BufferedReader:
     raise CheckpointError(path, None, "It is no regular file.")
 
 
-def fill(raw: np.ndarray, file: BufferedReader, path: Path, name: str) -> None:
+def fill(raw: np.ndarray, file: IO[bytes], path: Path, name: str) -> None:
     """Reads as many bytes as an array has; CheckpointError if there are fewer."""
-    if file.readinto(raw.data) != raw.nbytes:
+    if file.readinto(raw.data) != raw.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
         raise CheckpointError(path, name, "The file ends within it.")
 
 

@@ -4,7 +4,6 @@ Source: https://github.com/huggingface/safetensors; the index is the one that tr
 `save_pretrained` writes beside shards.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from flax import nnx
 from jax.sharding import Sharding
 
 from ..errors import CheckpointError
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Given
 from .dtypes import overflows
 from .fitting import CASTS, Cast, fit, under
 from .known_layers import flax_state
@@ -28,7 +27,7 @@ Shardings = Sharding | Mapping[str, Sharding] | None
 
 def load(
     layer: nnx.Module,
-    path: str | os.PathLike[str],
+    path: Given,
     *,
     prefix: str = "",
     rules: Sequence[Rule] = (),
@@ -38,7 +37,7 @@ def load(
     max_bytes: int | None = None,
     manifest: bool | None = None,
 ) -> None:
-    """Fills a layer with the tensors of a safetensors or GGUF file: `layer.kernel = weight.T`, ...
+    """Fills a layer with the tensors of a checkpoint: `layer.kernel = weight.T`, ...
 
     Neither torch nor pickle is used. Every tensor below the prefix is used once, every Param filled
     once; the layer changes only after headers, mapping and data were checked. Only the layer's own
@@ -57,8 +56,9 @@ def load(
     Args:
       layer: its Params and statistics are replaced. It may be abstract, as `nnx.eval_shape` makes
         it, so that no random start is drawn.
-      path: of a `.safetensors` or `.gguf` file, of an index `.json`, or of a folder that holds
-        `model.safetensors` or `model.safetensors.index.json`.
+      path: of a `.safetensors`, `.gguf` or `.npz` file, of an index `.json`, or of a folder that
+        holds `model.safetensors` or `model.safetensors.index.json`; or arrays of numpy by name, as
+        `read_torch` gives them.
       prefix: what the names of the layer's tensors begin with: "model.layers.3.self_attn", in a
         GGUF file "blk.3".
       rules: what names and types do not say, from names without the prefix to Flax's.
@@ -99,7 +99,7 @@ def load(
 
 def load_stacked(
     layers: nnx.Module,
-    path: str | os.PathLike[str],
+    path: Given,
     prefix: str = "model.layers.{}.self_attn",
     *,
     indices: Iterable[int] | None = None,

@@ -22,8 +22,8 @@ from .strict_json import check_count, check_name, parse
 _KEYS = {"dtype", "shape", "data_offsets"}
 _OTHERS = {
     b"GGUF": "It is a GGUF file, whose name must end in .gguf.",
-    b"PK\x03\x04": "It is a zip archive, as torch.save writes: save it as safetensors first.",
-    b"\x80\x02": "It is a pickle, which is never read: save it as safetensors first.",
+    b"PK\x03\x04": "It is a zip archive: numpy's must be called .npz, torch's read by read_torch.",
+    b"\x80\x02": "It is a pickle, which only read_torch reads.",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import CheckpointError, quoted
 from .entry import MOST_HEADER, Entry, open_regular
 from .gguf import read_gguf
+from .npz import read_npz
 from .safetensors import read_header
 from .strict_json import check_count, check_name, parse
 
@@ -36,7 +37,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     """Every tensor of a file, or of all shards of an index, by name.
 
     Args:
-      path: a file whose name ends in `.gguf`, an index whose name ends in `.json`, or else a
+      path: a file that ends in `.gguf` or `.npz`, an index that ends in `.json`, or else a
         `.safetensors` file.
 
     Raises:
@@ -45,6 +46,8 @@ def read_entries(path: Path) -> dict[str, Entry]:
     """
     if path.suffix == ".gguf":
         return read_gguf(path).entries
+    if path.suffix == ".npz":
+        return read_npz(path)
     if path.suffix != ".json":
         return read_header(path)
     listed = _weight_map(path)

@@ -1,0 +1,78 @@
+"""`read_torch`: the tensors of a file that `torch.save` wrote, which is a pickle."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError, quoted
+from .dtypes import DTYPES
+from .entry import open_regular
+from .strict_json import check_count, check_name
+
+LEAST = (2, 10)  # weights_only=True can be bypassed up to 2.9.1
+_BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
+
+
+def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of a `.pt` or `.bin` file by name, all of them, for `load(layer, arrays)`.
+
+    **This is no boundary.** Such a file is a pickle, a program; `torch.load(weights_only=True)`
+    allows it little, and has been bypassed before. Read only files that you trust, or ask for
+    safetensors.
+
+    Args:
+      path: of the file: a state_dict, tensors by name and nothing else.
+
+    Raises:
+      CheckpointError: if torch is missing or older than 2.10, if it does not read the file, and
+        for what is no dense tensor by name.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/serialization.html
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"w": torch.ones(2, dtype=torch.bfloat16)}, f"{folder}/m.pt")
+    ...     print(read_torch(f"{folder}/m.pt"))
+    {'w': array([1, 1], dtype=bfloat16)}
+    """
+    path = Path(path)
+    torch = _torch(path)
+    with open_regular(path) as file:
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of many types: a pickle may be anything
+            why = f"torch.load refuses it: {quoted(str(error).partition('. ')[0])}."
+            raise CheckpointError(path, None, why) from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        why = f"It holds no tensors by name, but {quoted(found)}."
+        raise CheckpointError(path, None, why, "Save model.state_dict().")
+    check_count(path, len(found))
+    return {name: _array(path, name, value, torch) for name, value in found.items()}
+
+
+def _torch(path: Path) -> Any:
+    why = "It takes torch 2.10 or newer"
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(path, None, f"{why}, which is not installed.") from None
+    version = str(torch.__version__)
+    if tuple(int(x) for x in re.findall(r"\d+", version)[:2]) < LEAST:
+        hint = "Older ones may run what is in the file."
+        raise CheckpointError(path, None, f"{why}; {quoted(version)} is installed.", hint)
+    return torch
+
+
+def _array(path: Path, name: str, value: Any, torch: Any) -> np.ndarray:
+    check_name(path, name)
+    dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    dtype = _BY_NAME.get(str(value.dtype).removeprefix("torch.")) if dense else None
+    if dtype is None:
+        what = str(value.dtype) if dense else type(value).__name__
+        why = f"It is no dense tensor of a dtype that is read, but {quoted(what)}."
+        raise CheckpointError(path, name, why)
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().view(dtype).reshape(tuple(value.shape))
