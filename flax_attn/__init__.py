@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
+    from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
     from .layers import LuongAttention as LuongAttention
     from .layers import MultiHeadAttention as MultiHeadAttention
@@ -100,6 +101,7 @@ _HOMES = {
     "CausalRenormalisedAttention": ".layers",
     "CrossAttention": ".layers",
     "GroupedQueryAttention": ".layers",
+    "LatentAttention": ".layers",
     "LinearAttention": ".layers",
     "LuongAttention": ".layers",
     "MultiHeadAttention": ".layers",

@@ -119,7 +119,7 @@ def l2_norm(x: Float[Array, "*X H"], *, eps: float, floor: bool = False) -> Floa
 class RMSNorm(nnx.Module):
     """`rms_norm(x, scale)` with a trained gain `scale`, as an object for `q_norm=` and `k_norm=`.
 
-    Shapes: x `*B T N H` -> `*B T N H`.
+    Shapes: x `*X H` -> `*X H`; with `over_heads` `*B T N H` -> `*B T N H`.
 
     Args:
       features: H; with `over_heads` N H; None for no gain (Llama 4, NanoChat, Gemma 4's values).
@@ -164,7 +164,7 @@ class RMSNorm(nnx.Module):
         self.eps, self.plus_one, self.over_heads = eps, plus_one, over_heads
         self.cast: Cast = cast
 
-    def __call__(self, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
+    def __call__(self, x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
         """x, normed over H, or over N H with `over_heads`."""
         z = x.reshape(*x.shape[:-2], -1) if self.over_heads else x
         scale = None if self.scale is None else _fits(self.scale[...], z)

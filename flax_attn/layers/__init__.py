@@ -5,6 +5,7 @@ from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
 from .cross import CrossAttention as CrossAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
+from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
 from .luong import LuongAttention as LuongAttention
 from .multi_head import MultiHeadAttention as MultiHeadAttention

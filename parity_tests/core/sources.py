@@ -17,6 +17,8 @@ def tree_of(path: Path) -> ast.Module:
 ABSTRACT = {
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
+    "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
+    "LatentAttention": ROOT / "torch_ref/latent.py",
 }
 KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
 

@@ -1,0 +1,151 @@
+"""What layers with latent keys and values share: a constructor, and the way to and from the latent.
+
+Each token leaves one latent of width L, from which all heads' keys and values are made, and one key
+of width rotary_dim that all heads share and that alone is turned by its position.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from ..dropout import AttentionDropout
+from ..masks import CAUSAL, Mask
+from ..norms import RMSNorm
+from ..rules import Rules
+from ._common import split_heads, torch_linears
+from ._heads import Heads, Turn
+
+
+class LatentHeads(Heads):
+    """The parts of a layer with latent keys and values; a layer adds the equation.
+
+    Arguments are those of `LatentAttention`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        kv_rank: int,
+        nope_dim: int,
+        rotary_dim: int,
+        value_dim: int,
+        *,
+        q_rank: int | None = None,
+        rotary: Turn | None = None,
+        mask: Mask | Array = CAUSAL,
+        rules: Rules = Rules(),  # noqa: B008
+        absorbed: bool = False,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        _check_sizes(in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim, q_rank)
+        self.keep(rotary, mask, rules)
+        self.nope_dim, self.rotary_dim, self.absorbed = nope_dim, rotary_dim, absorbed
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        norm = partial(RMSNorm, eps=1e-6, cast="before", param_dtype=param_dtype)  # all classes'
+        self.low_rank_queries, q_width = q_rank is not None, num_heads * (nope_dim + rotary_dim)
+        if q_rank is None:
+            self.q_proj = linear(in_features, q_width, use_bias=False)
+        else:
+            self.q_a_proj = linear(in_features, q_rank, use_bias=qkv_bias)
+            self.q_a_layernorm, self.q_b_proj = norm(q_rank), linear(q_rank, q_width, False)
+        self.kv_a_proj_with_mqa = linear(in_features, kv_rank + rotary_dim, use_bias=qkv_bias)
+        self.kv_a_layernorm = norm(kv_rank)
+        self.kv_b_proj = linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
+        self.o_proj = linear(num_heads * value_dim, in_features, use_bias=out_bias)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def q_latent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T R"]:
+        """What queries are made of: x itself, or its projection to q_rank, normed."""
+        return self.q_a_layernorm(self.q_a_proj(x)) if self.low_rank_queries else x
+
+    def queries(
+        self, latent: Float[Array, "*B T R"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T N M"], Float[Array, "*B T N P"]]:
+        """Queries in two parts, of which the second is turned."""
+        project = self.q_b_proj if self.low_rank_queries else self.q_proj
+        q = split_heads(project(latent), self.nope_dim + self.rotary_dim)  # *B T N (M P)
+        plain, rest = jnp.split(q, [self.nope_dim], axis=-1)
+        return plain, self.turned(rest, positions)
+
+    def kv_latent(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T L"], Float[Array, "*B T 1 P"]]:
+        """The normed latent, and the key that all heads share, turned."""
+        both = self.kv_a_proj_with_mqa(x)  # *B T (L P)
+        latent, shared = jnp.split(both, [both.shape[-1] - self.rotary_dim], axis=-1)
+        return self.kv_a_layernorm(latent), self.turned(shared[..., None, :], positions)
+
+    def heads(
+        self,
+        q: tuple[Float[Array, "*B T N M"], Float[Array, "*B T N P"]],
+        kv: tuple[Float[Array, "*B T L"], Float[Array, "*B T 1 P"]],
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"]]:
+        """Queries, keys and values for `attend`, in the form that the layer was built in."""
+        if self.absorbed:
+            return self._absorbed(*q, *kv)
+        (plain, turned), (latent, shared) = q, kv
+        both = self.kv_b_proj(latent).reshape(*plain.shape[:-1], -1)  # *B T N (M + h)
+        k, v = jnp.split(both, [self.nope_dim], axis=-1)
+        shared = jnp.broadcast_to(shared, turned.shape)  # *B T N P
+        return _joined(plain, turned), _joined(k, shared), v
+
+    def _absorbed(
+        self,
+        plain: Float[Array, "*B T N M"],
+        turned: Float[Array, "*B T N P"],
+        latent: Float[Array, "*B T L"],
+        shared: Float[Array, "*B T 1 P"],
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T 1 H"], Float[Array, "*B T 1 L"]]:
+        """One key/value head, since `q . (W c) = (W^T q) . c`."""
+        plain, to_key = self._with_kernel(plain, slice(0, self.nope_dim))
+        inner = jnp.einsum("...nm,lnm->...nl", plain, to_key)  # *B T N L
+        latent = latent[..., None, :]  # *B T 1 L
+        return _joined(inner, turned), _joined(latent, shared), latent
+
+    def _with_kernel(
+        self, x: Float[Array, "*B T N X"], part: slice
+    ) -> tuple[Float[Array, "*B T N X"], Float[Array, "L N Y"]]:
+        """x and a part of each head's share of `kv_b_proj`, in the dtype of its arithmetic."""
+        x, kernel = promote_dtype((x, self.kv_b_proj.kernel[...]), dtype=self.kv_b_proj.dtype)
+        return x, kernel.reshape(kernel.shape[0], x.shape[-2], -1)[..., part]
+
+    def how(self, deterministic: bool | None) -> dict[str, Any]:
+        """What `attend` is given beside the heads and the mask."""
+        scale = (self.nope_dim + self.rotary_dim) ** -0.5  # in both forms
+        scale = scale if self.rules.scale is None else self.rules.scale
+        return {**super().how(deterministic), "scale": scale}
+
+    def output(
+        self, o: Float[Array, "*B T N h"], valid: Bool[Array, "*#B T"] | None
+    ) -> Float[Array, "*B T D"]:
+        """The output projection, in the absorbed form after `sum a (W c) = W sum a c`."""
+        if self.absorbed:
+            o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
+            o = jnp.einsum("...nl,lnh->...nh", o, to_value)  # *B T N h
+        return super().output(o, valid)
+
+
+def _check_sizes(
+    in_features: int, num_heads: int, kv_rank: int, nope: int, turned: int, value: int, q_rank: Any
+) -> None:
+    check_positive(in_features=in_features, num_heads=num_heads, kv_rank=kv_rank)
+    check_positive(nope_dim=nope, rotary_dim=turned, value_dim=value)
+    check_positive(q_rank=1 if q_rank is None else q_rank)
+
+
+def _joined(plain: Array, turned: Array) -> Array:
+    return jnp.concatenate([plain, turned], axis=-1)

@@ -1,0 +1,99 @@
+"""Multi-head latent attention: keys and values of all heads come from one narrow latent a token."""
+
+from typing import get_args
+
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_choice
+from ..attend import Empty, attend
+from ..masks import Mask
+from ._latent import LatentHeads
+
+
+class LatentAttention(LatentHeads):
+    """`o_proj(attend([q_n; R q_r], [W_k c; R k_r], W_v c))`, c the latent, k_r one for all heads.
+
+    `[c; k_r] = kv_a_proj_with_mqa(x)`, c normed; W_k and W_v of each head lie side by side in
+    `kv_b_proj`. Queries are `q_proj(x)`, with a q_rank `q_b_proj(q_a_layernorm(q_a_proj(x)))`. The
+    logits are scaled by `(nope_dim + rotary_dim) ** -0.5`.
+
+    Two forms give the same numbers and gradients. Expanded, each token has N keys and values, which
+    are made of its latent, and k_r is copied into each of the keys; that is
+    `N (nope_dim + rotary_dim + value_dim)` numbers a token. Absorbed, W_k is applied to the queries
+    and W_v to the outputs, and all heads look at one key of width `kv_rank + rotary_dim`, whose
+    value is the latent. Nothing is copied, but a pair of tokens costs each head
+    `2 kv_rank + rotary_dim` products in place of `nope_dim + rotary_dim + value_dim`.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: heads, N.
+      kv_rank: width of the latent, L.
+      nope_dim: components of a head that no position turns.
+      rotary_dim: components of a head that the rotary turns; its keys are shared by all heads.
+      value_dim: width of a value head, h.
+      q_rank: width of the latent of the queries; None for queries straight from x.
+      rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N rotary_dim`; None
+        for none. DeepSeek's pairs are `Rotary(layout="interleaved")`.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      rules: `Rules(score=..., scale=...)`: what happens to the logits. With YaRN, DeepSeek
+        multiplies the scale by `(0.1 * mscale_all_dim * log(factor) + 1) ** 2`.
+      absorbed: which of the two forms.
+      qkv_bias: whether `q_a_proj` and `kv_a_proj_with_mqa` have biases; `q_proj`, `q_b_proj` and
+        `kv_b_proj` have none.
+      out_bias: whether `o_proj` has a bias.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    The norms have eps 1e-6, as all published classes do. LongCat-Flash multiplies both normed
+    latents by `sqrt(in_features / rank)`: multiply the gains of the norms by it.
+
+    Raises:
+      ValueError: for counts below 1, a share outside [0, 1], rules with more than score and scale;
+        in the call, if x is not `*B T in_features`, masks, positions or valid do not broadcast, for
+        positions without a rotary, or another word for `empty`.
+      TypeError: if x is not floating, or a mask or valid not boolean.
+
+    Source: DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts
+    Language Model", 2024; names as in its published checkpoints.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> layer = LatentAttention(12, 3, 5, 6, 4, 7, q_rank=8, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
+          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1.
+          valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
+            their outputs are zero.
+          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
+            values, as padding in Hugging Face's models with their additive `finfo.min`; see
+            `attend`.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        check_choice("empty", empty, *get_args(Empty))
+        x, seen = self.tokens(x, mask, valid)
+        q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
+        q, k, v = self.heads(q, self.kv_latent(x, positions))  # *B T N H, *B T K H, *B T K h
+        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N h
+        return self.output(o, valid)  # *B T D
