@@ -89,7 +89,7 @@ class Config:
           ValueError: for a head_dim where the class does not read it.
         """
         n, h = self.count("num_attention_heads"), self["head_dim"]
-        if h is not None and "head_dim" in self.defaults:
+        if h is not None and self.name("head_dim") in self.defaults:
             return n, self.count("head_dim")
         width, names = self.count("hidden_size"), (self.name("num_attention_heads"), "hidden_size")
         each = check_divides(names[0], n, self.name(names[1]), width)

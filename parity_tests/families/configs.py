@@ -62,6 +62,10 @@ BLOOM_SIZES = {
     **{"hidden_size": 48, "n_head": 6, "n_layer": 2, "vocab_size": 5},
     **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
 }
+LATENT = {
+    **{"q_lora_rank": 10, "kv_lora_rank": 9, "qk_nope_head_dim": 7},
+    **{"qk_rope_head_dim": 4, "v_head_dim": 5},
+}
 WITHOUT_GROUPS = {k: v for k, v in LLAMA_SIZES.items() if k != "num_key_value_heads"}
 IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
@@ -70,6 +74,8 @@ IMAGES = {
 SIZES = {
     "bert": WITHOUT_GROUPS,
     "bloom": BLOOM_SIZES,
+    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
+    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
     "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
@@ -175,6 +181,20 @@ CONFIGS = [
         {**OTHERS, "head_dim": 12, "no_rope_layer_interval": 2, "floor_scale": 3}
         | {"attn_scale": 0.7, "attention_bias": True, "attention_chunk_size": 3},
         {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
+        index=1,
+    ),
+    # DeepSeek-V2-Lite
+    Small(
+        "deepseek_v2",
+        {"q_lora_rank": None, "attention_dropout": 0.25},
+        {**YARN, **PLAIN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    Small("deepseek_v2", {**FOUR, "attention_bias": True}, LINEAR, index=1),
+    Small("deepseek_v3", {}, {**YARN, **PLAIN, "mscale": 0.7, "mscale_all_dim": 1.3}),
+    Small(
+        "deepseek_v3",
+        {**FOUR, "num_key_value_heads": 4, "attention_bias": True, "rope_interleave": False},
+        PLAIN,
         index=1,
     ),
     # GPT-2 as Mistral trained it, whose scale is another in every layer

@@ -32,6 +32,8 @@ PLACES = {
     "bert": Place("bert", "Bert", block="Layer"),
     "bloom": Place("bloom", "Bloom", block="Block", gives="tuple"),
     "cohere": Place("cohere", "Cohere"),
+    "deepseek_v2": Place("deepseek_v2", "DeepseekV2"),
+    "deepseek_v3": Place("deepseek_v3", "DeepseekV3"),
     "falcon": Place("falcon", "Falcon", gives="tuple"),
     "gemma": Place("gemma", "Gemma"),
     "gemma2": Place("gemma2", "Gemma2"),

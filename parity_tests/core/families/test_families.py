@@ -57,13 +57,14 @@ def described(layer):
     """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout."""
     params, _ = jax.tree.flatten_with_path(nnx.state(layer, nnx.Param))
     shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in params}
+    found = (x for name, x in sorted(vars(layer).items()) if name.endswith("norm"))
     norms = [
         {k: v for k, v in vars(norm).items() if isinstance(v, bool | int | float | str)}
-        for norm in (layer.q_norm, layer.k_norm)
+        for norm in found
         if norm is not None
     ]
-    dropout = layer.dropout and layer.dropout.rate
-    return shapes, layer.rotary, layer.mask, layer.rules, layer.norm_after_rotary, norms, dropout
+    dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
+    return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
 
 
 DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
@@ -131,6 +132,7 @@ def test_every_family_is_proven():
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "rope_theta": 500.0}
 SCALED = {"rope_type": "linear", "factor": 2.0}
 FULL_LAYERS = ["full_attention"] * 26
+MSCALE = {"rope_type": "yarn", "mscale_all_dim": 1.0}
 RAMP = {"rope_type": "yarn", "factor": 2.0, "truncate": False}
 
 
@@ -205,6 +207,14 @@ WRONG = {
             "gemma3_text", rope_scaling={"type": "linear", "factor": 2.0}, layer_types=FULL_LAYERS
         ),
         "type='linear', which transformers ignores in this model_type; call it",
+    ),
+    "keys of fewer heads": (
+        other("deepseek_v2"),
+        "num_key_value_heads=3, num_attention_heads=6",
+    ),
+    "a scale of nothing": (
+        other("deepseek_v2", num_key_value_heads=6, rope_scaling=MSCALE),
+        "mscale_all_dim=1.0 needs factor",
     ),
     "no truncation": (
         other("gemma3_text", rope_scaling=RAMP, layer_types=FULL_LAYERS),

@@ -86,7 +86,7 @@ def ours(given, small, layer):
     except ValueError as refused:
         return refused
     port(layer, mine, families.rules(given, small.index)).eval()
-    return np.asarray(mine(jnp.asarray(normal(0, 2, 7, mine.q_proj.in_features))))
+    return np.asarray(mine(jnp.asarray(normal(0, 2, 7, mine.o_proj.out_features))))
 
 
 def plain_defaults(name):

@@ -1,0 +1,67 @@
+"""What DeepSeek's families share: latent attention, with YaRN in the scale of the logits too."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import LatentAttention
+from ..positions import Layout
+from ..rules import Rules
+from ._config import Config
+from ._decoder import check_causal
+from ._rope import Rope, parameters, rotary_of
+
+# To all that reads the rotary, heads are as wide as their turned part.
+NAMES = {"head_dim": ("qk_rope_head_dim",)}
+
+
+def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAttention:
+    """The layer of a config's sizes, biases, rotary and dropout.
+
+    Args:
+      config: of the model.
+      house: rngs and dtypes.
+      layout: of the pairs that the rotary turns.
+
+    Raises:
+      ValueError: for num_key_value_heads that are not num_attention_heads, is_causal=False.
+    """
+    check_causal(config)
+    nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    rope = parameters(config, config.given("rope_parameters"), config.given("rope_scaling"))
+    bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
+    return LatentAttention(
+        config.count("hidden_size"),
+        _heads(config),
+        config.count("kv_lora_rank"),
+        nope,
+        turned,
+        config.count("v_head_dim"),
+        q_rank=None if config["q_lora_rank"] is None else config.count("q_lora_rank"),
+        rotary=rotary_of(config, rope, layout=layout),
+        rules=Rules(scale=scale),
+        qkv_bias=bias,
+        out_bias=bias,
+        dropout=config.rate("attention_dropout"),
+        **house,
+    )
+
+
+def magnitude(rope: Rope) -> float:
+    """What queries and keys are multiplied by beside the rotary: `0.1 mscale_all_dim log s + 1`."""
+    weight, kind = rope.get("mscale_all_dim"), rope.get("rope_type", "default")
+    if kind == "default" or not weight:
+        return 1.0
+    if "factor" not in rope:
+        raise ValueError(f"mscale_all_dim={weight} needs factor beside it, which the config lacks.")
+    return 0.1 * weight * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+
+
+def _heads(config: Config) -> int:
+    n, k = config.count("num_attention_heads"), config["num_key_value_heads"]
+    if k not in (None, n):
+        raise ValueError(
+            "num_key_value_heads must be num_attention_heads or None, since each head has keys of "
+            f"its own; got num_key_value_heads={k}, num_attention_heads={n}."
+        )
+    return n
