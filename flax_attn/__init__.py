@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
+    from .layers import EntmaxAttention as EntmaxAttention
+    from .layers import ExclusiveAttention as ExclusiveAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
     from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
     from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
     from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+    from .layers import SelectiveAttention as SelectiveAttention
     from .layers import SelfAttentionV1 as SelfAttentionV1
     from .layers import SelfAttentionV2 as SelfAttentionV2
+    from .layers import SigmoidAttention as SigmoidAttention
     from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
     from .layers import SingleHeadAttention as SingleHeadAttention
     from .layers import T5Attention as T5Attention
     from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
     from .layers import UniformCausalAverage as UniformCausalAverage
+    from .layers import ValueResidualAttention as ValueResidualAttention
     from .layers._common import merge_heads as merge_heads
     from .layers._common import split_heads as split_heads
     from .masks import CAUSAL as CAUSAL
@@ -100,6 +105,11 @@ _HOMES = {
     "CausalAttention": ".layers",
     "CausalRenormalisedAttention": ".layers",
     "CrossAttention": ".layers",
+    "SigmoidAttention": ".layers",
+    "EntmaxAttention": ".layers",
+    "SelectiveAttention": ".layers",
+    "ValueResidualAttention": ".layers",
+    "ExclusiveAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",

@@ -77,6 +77,9 @@ class GroupedQueryAttention(nn.Module):
         x = self.rotary(x, positions) if self.rotary else x  # *B T N H
         return norm(x) if norm and self.norm_after_rotary else x  # *B T N H
 
+    def valued(self, x):
+        return self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
+
     def seen(self, mask, valid, T):
         mask = self.mask if mask is None else mask
         if mask is None:
@@ -99,12 +102,15 @@ class GroupedQueryAttention(nn.Module):
         column = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)  # *B N T 1
         return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]  # *B N T T
 
+    def read(self, context, x):
+        return context  # *B T N H; what a variant does before the output projection
+
     def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
         q = self.placed(self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
         k = self.placed(self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
+        v = self.valued(x).transpose(-3, -2)  # *B K T H
         k = k.repeat_interleave(self.groups, dim=-3)  # *B N T H
         v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H
         scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
@@ -113,6 +119,6 @@ class GroupedQueryAttention(nn.Module):
         weights = self.weighed(scores.masked_fill(~mask, hidden))  # *B N T T
         if empty == "zero":
             weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
-        context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
+        context = self.read((self.dropout(weights) @ v).transpose(-3, -2), x)  # *B T N H
         y = self.o_proj(context.flatten(-2))  # *B T D
         return y if valid is None else y.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D

@@ -109,6 +109,22 @@ class GroupedHeads(Heads):
 grouped_signature = keywords_of(GroupedHeads)
 
 
+def linears_of(grouped: Grouped) -> Callable[..., nnx.Linear]:
+    """Makes further projections of a layer, as `torch_linears` does with the layer's arguments."""
+    param_dtype = grouped.get("param_dtype", jnp.float32)
+    start = (grouped.get("kernel_init"), grouped.get("bias_init"))
+    return torch_linears(*start, grouped.get("dtype"), param_dtype, grouped["rngs"])
+
+
+def check_no_sinks(layer: str, grouped: Grouped) -> None:
+    """ValueError for sinks in a layer that goes by `attend_by_weights`, which has none."""
+    if grouped.get("sinks"):
+        raise ValueError(
+            f"{layer} has no sinks, which join the denominator of `attend`'s softmax; got "
+            "sinks=True. Leave it out, or use GroupedQueryAttention."
+        )
+
+
 def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     check_positive(in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads)
     check_positive(head_dim=head_dim)

@@ -65,10 +65,14 @@ class Heads(nnx.Module):
 
     def how(self, deterministic: bool | None) -> dict[str, Any]:
         """What `attend` is given beside the heads and the mask."""
+        sinks = None if self.sinks is None else self.sinks[...]
+        return {"sinks": sinks, **self.how_by_weights(deterministic)}
+
+    def how_by_weights(self, deterministic: bool | None) -> dict[str, Any]:
+        """What `attend_by_weights` is given beside the heads and the mask."""
         return {
             "score": self.rules.score,
             "scale": self.rules.scale,
-            "sinks": None if self.sinks is None else self.sinks[...],
             "dropout": None if self.dropout is None else self.dropout(deterministic),
         }
 

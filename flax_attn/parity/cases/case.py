@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from flax import nnx
@@ -128,7 +129,9 @@ class Case:
     def torch_module(self) -> Any:
         """A new torch module; a function as a witness is wrapped in one without parameters."""
         package, _, name = self.witness.rpartition(".")
-        witness = getattr(import_module(package), name)
+        with catch_warnings():  # what a package says of itself when it is imported
+            simplefilter("ignore")
+            witness = getattr(import_module(package), name)
         return (
             witness(**_given(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
         )

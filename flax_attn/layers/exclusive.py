@@ -1,0 +1,87 @@
+"""Exclusive self attention: a token's output without what its own value already says."""
+
+from typing import Unpack, get_args
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_choice
+from ..attend import Empty, attend
+from ..masks import Mask
+from ..norms import l2_norm
+from ._grouped import Grouped, GroupedHeads, grouped_signature, linears_of
+
+
+def without_direction(
+    o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], share: Float[Array, " N"]
+) -> Float[Array, "*B T N H"]:
+    """`o - share * (o . u) u`, u the direction of the same token's value; head n has v n // G."""
+    u = jnp.repeat(l2_norm(v, eps=1e-12, floor=True), o.shape[-2] // v.shape[-2], axis=-2)
+    along = jnp.sum(o * u, axis=-1, keepdims=True)  # *B T N 1
+    share = share.astype(o.dtype).reshape((1,) * (o.ndim - 2) + (-1, 1))
+    return o - share * along * u
+
+
+class ExclusiveAttention(GroupedHeads):
+    """`o_proj(gate * (o - tanh(alpha) (o . u) u))`, `o = attend(q, k, v)`, `u = v / |v|`.
+
+    What a token reads loses the part along its own value, as far as each head's `alpha` says; a
+    tanh of 1 takes all of it. Runs through `attend`.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      learned: whether `alpha` is trained, from zero, one a query head; if not, all is taken away.
+      gate: whether `sigmoid(gate_proj(x))` multiplies what `o_proj` is given.
+      grouped: the other arguments of `GroupedQueryAttention`.
+
+    Raises:
+      ValueError, TypeError: as of `GroupedQueryAttention`.
+
+    Source: the attention of NeoMME in transformers.
+
+    >>> layer = ExclusiveAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    @grouped_signature
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        learned: bool = True,
+        gate: bool = False,
+        **grouped: Unpack[Grouped],
+    ):
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        start = jnp.zeros(num_heads, grouped.get("param_dtype", jnp.float32))
+        self.alpha = nnx.Param(start) if learned else None
+        wide = num_heads * head_dim
+        self.gate_proj = linears_of(grouped)(in_features, wide, use_bias=False) if gate else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
+        check_choice("empty", empty, *get_args(Empty))
+        x, seen = self.tokens(x, mask, valid)
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
+        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
+        one = jnp.ones(o.shape[-2], o.dtype)
+        o = without_direction(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
+        if self.gate_proj is not None:
+            o = o * nnx.sigmoid(self.gate_proj(x)).reshape(o.shape)
+        return self.output(o, valid)  # *B T D

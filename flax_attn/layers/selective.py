@@ -1,0 +1,86 @@
+"""Selective attention: a query can hide a key from all queries after it."""
+
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._types import Sizes
+from ..by_weights import attend_by_weights
+from ..masks import Mask
+from ._grouped import Grouped, GroupedHeads, check_no_sinks, grouped_signature
+
+
+def forgetting(
+    logits: Float[Array, "B N T S"], seen: Bool[Array, "#B #N T S"]
+) -> Float[Array, "B 1 T S"]:
+    """What each query subtracts from its scores: the sum of what the queries before it selected.
+
+    A query selects a key as strongly as its logit in the first head is above zero. It cannot select
+    itself, a key that it does not see, or the first key.
+    """
+    T, S = logits.shape[-2:]
+    others = ~jnp.eye(T, S, dtype=bool) & (jnp.arange(S) > 0)[None]  # T S
+    kept = seen[:, :1] & others[None, None]
+    selected = jnp.where(kept, jnp.maximum(logits[:, :1], 0), 0)  # B 1 T S
+    return jnp.cumsum(selected, axis=-2) - selected
+
+
+class SelectiveAttention(GroupedHeads):
+    """`o_proj(softmax(scale * q.k - F) . v)`, `F[t]` the sum over i < t of `relu(scale * q.k)[i]`.
+
+    The logits in F are those of the first head. A query may select a key, which is then hidden,
+    more or less, from all queries after it. Holds all weights, T x S a head, since F sums rows.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`.
+
+    Raises:
+      ValueError: as of `GroupedQueryAttention`, and for sinks.
+      TypeError: as of `GroupedQueryAttention`.
+
+    Source: Leviathan, Kalman and Matias, "Selective Attention Improves Transformer", 2024.
+
+    >>> from flax import nnx
+    >>> layer = SelectiveAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    @grouped_signature
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        **grouped: Unpack[Grouped],
+    ):
+        check_no_sinks("SelectiveAttention", grouped)
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
+        x, seen = self.tokens(x, mask, valid)
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
+        sizes = Sizes(x.shape[:-2], q.shape[-2], x.shape[-2], x.shape[-2])
+        grid = jnp.asarray(seen.bind(sizes).grid(sizes))
+
+        def select(logits: jax.Array) -> jax.Array:
+            return logits - forgetting(logits, grid)
+
+        how = self.how_by_weights(deterministic)
+        o = attend_by_weights(q, k, v, mix_scores=select, mask=seen, **how)  # *B T N H
+        return self.output(o, valid)  # *B T D
