@@ -29,7 +29,7 @@ ALIGNMENT = "general.alignment"
 _MOST_ALIGNMENT = 2**16
 _MOST_AXES = 4
 _MOST_KEY = 512
-_LISTED = 10_000  # values of an array that are kept; a vocabulary is longer
+_LISTED = 10_000
 _STRING, _ARRAY = 8, 9
 _BOOL = 7
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, _BOOL, 10, 11, 12), "BbHhIifBQqd", strict=True))
@@ -147,15 +147,19 @@ class Gguf(NamedTuple):
     entries: dict[str, Entry]
 
 
-def read_gguf(path: Path) -> Gguf:
+def read_gguf(path: Path, *, listed: int = _LISTED) -> Gguf:
     """The header of a file.
+
+    Args:
+      path: of the file.
+      listed: the longest array that is kept; None stands for the others. A vocabulary is long.
 
     Raises:
       CheckpointError: for a header that is not exactly as the format has it.
     """
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
-        header = _Header(path, file, min(total, MOST_HEADER))
+        header = _Header(path, file, min(total, MOST_HEADER), listed)
         tensors = header.counts()
         keys = header.keys()
         infos = [header.tensor() for _ in range(tensors)]
@@ -177,8 +181,8 @@ class _Header:
       at: how many bytes were read.
     """
 
-    def __init__(self, path: Path, file: BufferedReader, most: int):
-        self.path, self.file, self.most, self.at = path, file, most, 0
+    def __init__(self, path: Path, file: BufferedReader, most: int, listed: int):
+        self.path, self.file, self.most, self.listed, self.at = path, file, most, listed, 0
         self.left = 0  # keys that were announced and not yet read
 
     def fault(self, why: str, hint: str = "") -> CheckpointError:
@@ -244,8 +248,8 @@ class _Header:
         """The values of an array; None if there are many."""
         if kind != _STRING:
             values = self.numbers(key, kind, count)
-            return tuple(values.tolist()) if count <= _LISTED else None
-        if count <= _LISTED:
+            return tuple(values.tolist()) if count <= self.listed else None
+        if count <= self.listed:
             told = f"A value of {quoted(key)}"
             return tuple(self.text(told, self.most) for _ in range(count))
         for _ in range(count):  # ends with the header at the latest

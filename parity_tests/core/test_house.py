@@ -347,7 +347,9 @@ def test_the_wheel_holds_the_library_its_twins_and_the_cases():
     assert held >= {*own("flax_attn"), *own("torch_ref")}
     rest = {path.relative_to(ROOT).as_posix() for path in held & {*own("parity_tests")}}
     cases = {f"parity_tests/test_{variant}.py" for variant in VARIANTS}
-    rooms = ("parity_tests/families", "parity_tests/real")  # which the command asks for by name
+    rooms = tuple(
+        f"parity_tests/{x}" for x in ("families", "models", "real")
+    )  # which the command asks for by name
     more = {f"{room}/{name}.py" for room in rooms for name in (*names_in(room), "__init__")}
     assert rest == {"parity_tests/__init__.py", *cases, *more}
     for path in held:

