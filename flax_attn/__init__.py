@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .layers import CrossAttention as CrossAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
+    from .layers import DisentangledAttention as DisentangledAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
     from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
     from .layers import SelectiveAttention as SelectiveAttention
+    from .layers import RelativeShiftAttention as RelativeShiftAttention
     from .layers import SelfAttentionV1 as SelfAttentionV1
     from .layers import SelfAttentionV2 as SelfAttentionV2
     from .layers import SigmoidAttention as SigmoidAttention
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
     from .layers import UniformCausalAverage as UniformCausalAverage
     from .layers import ValueResidualAttention as ValueResidualAttention
+    from .layers import WindowAttention as WindowAttention
     from .layers._common import merge_heads as merge_heads
     from .layers._common import split_heads as split_heads
     from .masks import CAUSAL as CAUSAL
@@ -110,6 +113,7 @@ _HOMES = {
     "SelectiveAttention": ".layers",
     "ValueResidualAttention": ".layers",
     "ExclusiveAttention": ".layers",
+    "DisentangledAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",
@@ -118,6 +122,7 @@ _HOMES = {
     "MultiHeadAttentionCombined": ".layers",
     "MultiHeadAttentionEinsum": ".layers",
     "MultiHeadAttentionWrapper": ".layers",
+    "RelativeShiftAttention": ".layers",
     "SelfAttentionV1": ".layers",
     "SelfAttentionV2": ".layers",
     "SimplifiedSelfAttention": ".layers",
@@ -125,6 +130,7 @@ _HOMES = {
     "T5Attention": ".layers",
     "TransformerMultiHeadAttention": ".layers",
     "UniformCausalAverage": ".layers",
+    "WindowAttention": ".layers",
     "merge_heads": ".layers._common",
     "split_heads": ".layers._common",
     "CAUSAL": ".masks",

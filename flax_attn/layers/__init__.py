@@ -6,6 +6,7 @@ from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalis
 from .cross import CrossAttention as CrossAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
+from .disentangled import DisentangledAttention as DisentangledAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
@@ -15,6 +16,7 @@ from .multi_head_combined import MultiHeadAttentionCombined as MultiHeadAttentio
 from .multi_head_einsum import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
 from .multi_head_wrapper import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
 from .selective import SelectiveAttention as SelectiveAttention
+from .relative_shift import RelativeShiftAttention as RelativeShiftAttention
 from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1
 from .self_attention_v2 import SelfAttentionV2 as SelfAttentionV2
 from .sigmoid import SigmoidAttention as SigmoidAttention
@@ -24,3 +26,4 @@ from .t5 import T5Attention as T5Attention
 from .transformer_multi_head import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .uniform_causal_average import UniformCausalAverage as UniformCausalAverage
 from .value_residual import ValueResidualAttention as ValueResidualAttention
+from .window import WindowAttention as WindowAttention

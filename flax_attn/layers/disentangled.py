@@ -1,0 +1,163 @@
+"""DeBERTa's attention: content and distance have vectors of their own (He et al., 2021)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_input, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ..positions.relative import deberta_rows
+from ..scores import Additive
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class DisentangledAttention(nnx.Module):
+    """`softmax((q.k + q.pos_k[row] + k.pos_q[row]) / sqrt(H * terms)) v`, row by the distance.
+
+    The vectors of distances are projections of `rel_embeddings`, which all layers of a model share
+    and hand in. What they add is an array `*B N T S`; `attend` does the rest. There is no output
+    projection, which DeBERTa has in its next class.
+
+    Shapes: x `*B T in_features`, rel_embeddings `R in_features` -> `*B T in_features`, with R twice
+    the buckets, or twice max_positions without buckets.
+
+    Args:
+      in_features: width of a token, D.
+      num_heads: how many heads, N; must divide D.
+      terms: which of "c2p" (query and distance) and "p2c" (key and distance) are added.
+      buckets: how many rows of the embeddings the distances on one side share, even; None for one
+        row a distance. `position_buckets` of a config.
+      max_positions: distances from there on share a row. `max_relative_positions` of a config.
+      share: whether distances are projected by `query_proj` and `key_proj`, as in DeBERTa-v3
+        (`share_att_key`), and not by projections of their own.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(D)), and of the dropout.
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide in_features, unknown or no terms,
+        buckets that `deberta_rows` refuses, a share outside [0, 1]; in the call, if x,
+        rel_embeddings, masks or valid do not fit.
+      TypeError: if x or rel_embeddings are not floating, or a mask or valid not boolean.
+
+    Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", 2021, and
+    "DeBERTaV3", 2021; names as in DeBERTa-v2's published checkpoints.
+
+    >>> layer = DisentangledAttention(6, 2, buckets=4, max_positions=16, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 6)), jnp.ones((8, 6))).shape
+    (3, 5, 6)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *,
+        terms: tuple[str, ...] = ("c2p", "p2c"),
+        buckets: int | None,
+        max_positions: int,
+        share: bool = False,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, max_positions=max_positions)
+        self.terms, self.buckets, self.max_positions = _known(terms), buckets, max_positions
+        self.embeddings = 2 * (max_positions if buckets is None else buckets)
+        self.rows(1, 1)  # refuses buckets that DeBERTa has not
+        self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
+        self.mask = as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.query_proj = linear(in_features, in_features)
+        self.key_proj = linear(in_features, in_features)
+        self.value_proj = linear(in_features, in_features)
+        self.share = share
+        if not share and "c2p" in terms:
+            self.pos_key_proj = linear(in_features, in_features)
+        if not share and "p2c" in terms:
+            self.pos_query_proj = linear(in_features, in_features)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def rows(self, queries: int, keys: int) -> np.ndarray:
+        """The row of the embeddings for each query and key, `T S`."""
+        if self.buckets is not None:
+            how = {"buckets": self.buckets, "max_distance": self.max_positions}
+            return deberta_rows(queries, keys, **how)
+        distance = np.arange(queries)[:, None] - np.arange(keys)
+        return np.clip(distance + self.max_positions, 0, self.embeddings - 1)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        rel_embeddings: Float[Array, "R D"],
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          rel_embeddings: one row a bucket, from key far ahead to key far behind.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens are there. The others are neither read nor seen, and give zero. A row
+            that may look at nothing gives zero too; DeBERTa's finfo.min gives the mean of v.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        width = self.query_proj.in_features
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        q = split_heads(self.query_proj(x), self.head_dim)  # *B T N H
+        k = split_heads(self.key_proj(x), self.head_dim)  # *B T N H
+        v = split_heads(self.value_proj(x), self.head_dim)  # *B T N H
+        scale = (self.head_dim * (1 + len(self.terms))) ** -0.5
+        bias = Additive(scale * self._by_distance(q, k, rel_embeddings))  # *B N T T
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
+        return zero_absent(merge_heads(o), valid)  # *B T D
+
+    def _by_distance(self, q: Array, k: Array, rel_embeddings: Array) -> Float[Array, "*B N T T"]:
+        """What the distance of query and key adds to their product."""
+        width = self.query_proj.in_features
+        embeddings = check_input("rel_embeddings", rel_embeddings, width)
+        if embeddings.shape != (self.embeddings, width):
+            raise ValueError(
+                f"rel_embeddings must have shape {(self.embeddings, width)}, two rows for each of "
+                f"{self.embeddings // 2} buckets; got {embeddings.shape}."
+            )
+        rows, parts = self.rows(q.shape[-3], k.shape[-3]), []
+        if "c2p" in self.terms:
+            project = self.key_proj if self.share else self.pos_key_proj
+            pos_k = split_heads(project(embeddings), self.head_dim)  # R N H
+            parts.append(_picked(jnp.einsum("...tnh,rnh->...ntr", q, pos_k), rows))
+        if "p2c" in self.terms:
+            project = self.query_proj if self.share else self.pos_query_proj
+            pos_q = split_heads(project(embeddings), self.head_dim)  # R N H
+            by_key = _picked(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.T)
+            parts.append(jnp.swapaxes(by_key, -1, -2))
+        return sum(parts[1:], start=parts[0])
+
+
+def _picked(x: Float[Array, "*B N T R"], rows: np.ndarray) -> Float[Array, "*B N T S"]:
+    """`x[..., t, rows[t, s]]`."""
+    return x[..., np.arange(len(rows))[:, None], rows]
+
+
+def _known(terms: tuple[str, ...]) -> tuple[str, ...]:
+    if not terms or len({*terms}) < len(terms) or {*terms} - {"c2p", "p2c"}:
+        raise ValueError(f"terms must be some of 'c2p', 'p2c', each once; got {terms!r}.")
+    return tuple(terms)

@@ -1,0 +1,181 @@
+"""Transformer-XL's attention, its bias by distance read by a shift (Dai et al., 2019)."""
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_choice, check_positive
+from .._types import wide
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ..positions.relative import relative_shift, sinusoids
+from ..scores import Additive
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class RelativeShiftAttention(nnx.Module):
+    """`softmax(((q + u).k + (q + v).r[i - j] + (q + s).e[other]) / sqrt(H)) values`.
+
+    r is `r_proj` of the sinusoids of all distances; u is `r_w_bias` and v `r_r_bias`. With
+    `biases="segment"`, as in XLNet, s is `r_s_bias` and e `seg_embed`, whose second row is for keys
+    of another segment than the query's. What distances and segments add is an array `*B N T T`;
+    `attend` does the rest.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token, D, even.
+      num_heads: how many heads, N.
+      head_dim: width of a head, H; N * H need not be in_features.
+      biases: "shared" (Transformer-XL, the Conformer), or "segment", which adds XLNet's third.
+      layout: of the sinusoids: "half" (Transformer-XL, XLNet) or "interleaved" (the Conformer).
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases, as the
+        Conformer's; `r_proj` has none.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; the first one of u, v, s and e too,
+        which else start from zero, e from N(0, 0.02).
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, an odd width, other biases or another layout, a share outside
+        [0, 1]; in the call, if x, masks, segments or valid do not fit, or for segments of a layer
+        without biases for them.
+      TypeError: if x is not floating, segments are no integers, or a mask or valid not boolean.
+
+    Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+    2019, section 3.3; Yang et al., "XLNet", 2019, section 2.5.
+
+    >>> layer = RelativeShiftAttention(6, 2, 4, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 6))).shape
+    (3, 5, 6)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        biases: Literal["shared", "segment"] = "shared",
+        layout: Literal["half", "interleaved"] = "half",
+        mask: Mask | Array = FULL,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
+        check_choice("biases", biases, "shared", "segment")
+        check_choice("layout", layout, "half", "interleaved")
+        _check_even(in_features)
+        self.head_dim, self.biases = head_dim, biases
+        self.layout: Literal["half", "interleaved"] = layout
+        self.mask = as_attribute(as_mask(mask))
+        width = num_heads * head_dim
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q_proj = linear(in_features, width, use_bias=qkv_bias)
+        self.k_proj = linear(in_features, width, use_bias=qkv_bias)
+        self.v_proj = linear(in_features, width, use_bias=qkv_bias)
+        self.r_proj = linear(in_features, width, use_bias=False)
+        self.o_proj = linear(width, in_features, use_bias=out_bias)
+        zeros = nnx.initializers.zeros if kernel_init is None else kernel_init
+
+        def vectors() -> nnx.Param:
+            return nnx.Param(zeros(rngs.params(), (num_heads, head_dim), param_dtype))
+
+        self.r_w_bias, self.r_r_bias = vectors(), vectors()
+        if biases == "segment":
+            start = nnx.initializers.normal(0.02) if kernel_init is None else kernel_init
+            self.r_s_bias, shape = vectors(), (2, num_heads, head_dim)
+            self.seg_embed = nnx.Param(start(rngs.params(), shape, param_dtype))
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          mask: replaces the layer's; None is the layer's.
+          segments: the segment of each token, for a layer with `biases="segment"`; None adds
+            nothing.
+          valid: which tokens are there. The others are neither read nor seen, and give zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        width = self.q_proj.in_features
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        other = self._other_segment(segments, x)  # *B 1 T T
+        q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
+        k = split_heads(self.k_proj(x), self.head_dim)  # *B T N H
+        v = split_heads(self.v_proj(x), self.head_dim)  # *B T N H
+        scale = self.head_dim**-0.5
+        bias = Additive(scale * (self._by_distance(q) + self._by_segment(q, other)))
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        q = q + _along(self.r_w_bias, q)  # *B T N H
+        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
+        return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
+
+    def _by_distance(self, q: Float[Array, "*B T N H"]) -> Float[Array, "*B N T T"]:
+        """`(q + v).r[i - j]`."""
+        T, width = q.shape[-3], self.q_proj.in_features
+        distance = jnp.arange(T - 1, -T, -1)  # R, from key far behind to key far ahead
+        near = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
+        r = split_heads(self.r_proj(near.astype(q.dtype)), self.head_dim)  # R N H
+        scores = jnp.einsum("...tnh,rnh->...ntr", q + _along(self.r_r_bias, q), r)
+        return relative_shift(scores, T, pad=True)
+
+    def _by_segment(self, q: Float[Array, "*B T N H"], other: Array | None) -> Any:
+        """`(q + s).e[other]`."""
+        if other is None:
+            return jnp.zeros((), q.dtype)
+        segment = self.seg_embed[...].astype(q.dtype)  # 2 N H
+        both = jnp.einsum("...tnh,snh->...snt", q + _along(self.r_s_bias, q), segment)
+        same, different = both[..., 0, :, :, None], both[..., 1, :, :, None]  # *B N T 1
+        return jnp.where(other, different, same)
+
+    def _other_segment(self, segments: Array | None, x: Array) -> Bool[Array, "*B 1 T T"] | None:
+        """Whether query and key are of different segments."""
+        if segments is None:
+            return None
+        if self.biases != "segment":
+            raise ValueError(
+                'segments need biases of their own; build the layer with biases="segment", or '
+                "leave them out."
+            )
+        ids = jnp.asarray(segments)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise TypeError(f"segments must be integers; got {ids.dtype}.")
+        if ids.shape[-1:] != x.shape[-2:-1]:
+            raise ValueError(f"segments must be *B T = {x.shape[:-1]}; got shape {ids.shape}.")
+        ids = jnp.broadcast_to(ids, x.shape[:-1])[..., None, :]  # *B 1 T
+        return ids[..., :, None] != ids[..., None, :]
+
+
+def _along(vectors: nnx.Param, q: Float[Array, "*B T N H"]) -> Array:
+    """Vectors `N H` in the rank and dtype of q."""
+    value = vectors[...].astype(q.dtype)
+    return value.reshape((1,) * (q.ndim - 2) + value.shape)
+
+
+def _check_even(width: int) -> None:
+    if width % 2:
+        raise ValueError(f"in_features must be even, for sines and cosines; got {width}.")

@@ -1,0 +1,244 @@
+"""Attention within the windows of an image, shifted or not: Swin and Swin v2 (Liu et al., 2021)."""
+
+from math import log
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from .._arrays import is_count
+from .._checks import check_choice, check_divides, check_image, check_positive
+from .._types import wide
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Dense, Mask, Segments
+from ..positions.relative import window_coordinates, window_rows
+from ..scores import Additive
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._sources import zero_absent
+
+Sides = tuple[int, int]
+
+
+def to_windows(x: Shaped[Array, "*B Y X C"], window: Sides) -> Shaped[Array, "*B M T C"]:
+    """An image as M windows of T = height width tokens, both counted along rows.
+
+    >>> to_windows(jnp.arange(8).reshape(2, 4, 1), (2, 2))[..., 0].tolist()
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    (*batch, Y, X, C), (y, x_) = x.shape, window
+    x = x.reshape(*batch, Y // y, y, X // x_, x_, C)
+    return jnp.swapaxes(x, -4, -3).reshape(*batch, -1, y * x_, C)
+
+
+def from_windows(
+    x: Shaped[Array, "*B M T C"], window: Sides, height: int, width: int
+) -> Shaped[Array, "*B Y X C"]:
+    """The image of these sides whose windows these are.
+
+    >>> windows = to_windows(jnp.arange(8).reshape(2, 4, 1), (2, 2))
+    >>> from_windows(windows, (2, 2), 2, 4)[..., 0].tolist()
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    (*batch, _, _, C), (y, x_) = x.shape, window
+    x = x.reshape(*batch, height // y, width // x_, y, x_, C)
+    return jnp.swapaxes(x, -4, -3).reshape(*batch, height, width, C)
+
+
+def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int[np.ndarray, "M T"]:
+    """For each token of a shifted image's windows a number that its neighbours in the image share.
+
+    The image was rolled by `-shift`, so that its last windows hold tokens of opposite borders.
+
+    >>> shifted_regions(2, 2, (1, 2), (0, 1)).tolist()
+    [[1, 2], [4, 5]]
+    """
+    rows, columns = (
+        (np.arange(side) >= side - w).astype(np.int32) + (np.arange(side) >= side - s)
+        for side, w, s in zip((height, width), window, shift, strict=True)
+    )
+    regions = (3 * rows[:, None] + columns).reshape(
+        height // window[0], window[0], width // window[1], window[1]
+    )
+    return regions.swapaxes(1, 2).reshape(-1, window[0] * window[1])
+
+
+def unit(x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
+    """`x / max(|x|, 1e-12)`, whose gradient at zero is finite.
+
+    >>> unit(jnp.asarray([3.0, 4.0])).round(4).tolist()
+    [0.6, 0.8]
+    """
+    z = x.astype(wide(x.dtype))
+    squares = (z * z).sum(-1, keepdims=True)
+    some = squares > 0
+    length = jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1)), 0)
+    return (z / jnp.maximum(length, 1e-12)).astype(x.dtype)
+
+
+class WindowAttention(nnx.Module):
+    """Each window of an image attends to itself, with a bias for the place of key beside query.
+
+    Version 1: `softmax(q k / sqrt(H) + table[rows])`. Version 2: `softmax(cos(q, k) exp(scale) +
+    16 sigmoid(mlp(coordinates))[rows])`, the scale of each head at most log 100, and no bias of the
+    keys. With a shift the image is rolled first; tokens from opposite borders, which then share a
+    window, do not see each other. Published code adds -100 there (version 2: -200), which is zero
+    after the softmax unless logits differ by as much.
+
+    An image whose sides the window does not divide is padded with zeros on the right and below;
+    these are seen, as in the published code.
+
+    Shapes: x `*B Y X dim` -> `*B Y X dim`.
+
+    Args:
+      dim: width of a token, C.
+      window: height and width of a window.
+      num_heads: how many heads, N; must divide dim.
+      shift: rows and columns by which windows are moved; half a window in every second layer.
+      version: 1 for Swin, 2 for Swin v2.
+      pretrained: sides of the window that version 2 was trained with, if others.
+      qkv_bias: whether queries and values have a bias, and in version 1 the keys.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections and the table; None draws the
+        projections as torch does and the table from N(0, 0.02).
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a shift that is no smaller than
+        its window, another version, pretrained in version 1, a share outside [0, 1]; in the call,
+        if x or valid do not fit.
+      TypeError: if x is not floating, or valid not boolean.
+
+    Source: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
+    2021, and "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022.
+
+    >>> layer = WindowAttention(6, (2, 3), 2, shift=(1, 1), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((5, 4, 9, 6))).shape
+    (5, 4, 9, 6)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        window: Sides,
+        num_heads: int,
+        *,
+        shift: Sides = (0, 0),
+        version: Literal[1, 2] = 1,
+        pretrained: Sides | None = None,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads)
+        check_choice("version", version, 1, 2)
+        _check_sides(window, shift, version, pretrained)
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        self.window, self.shift, self.version, self.pretrained = window, shift, version, pretrained
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q_proj = linear(dim, dim, use_bias=qkv_bias)
+        self.k_proj = linear(dim, dim, use_bias=qkv_bias and version == 1)
+        self.v_proj = linear(dim, dim, use_bias=qkv_bias)
+        self.o_proj = linear(dim, dim)
+        if version == 1:
+            start = nnx.initializers.normal(0.02) if kernel_init is None else kernel_init
+            shape = ((2 * window[0] - 1) * (2 * window[1] - 1), num_heads)
+            table = nnx.Param(start(rngs.params(), shape, param_dtype))
+            self.relative_position_bias_table = table
+        else:
+            self.logit_scale = nnx.Param(jnp.full((num_heads, 1, 1), log(10), param_dtype))
+            self.mlp_in, self.mlp_out = linear(2, 512), linear(512, num_heads, use_bias=False)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def position_bias(self) -> Float[Array, "N T T"]:
+        """What each head adds for the place of a key beside a query."""
+        if self.version == 1:
+            table = self.relative_position_bias_table[...]  # R N
+            return jnp.moveaxis(table[window_rows(*self.window)], -1, 0)
+        near = window_coordinates(*self.window, pretrained=self.pretrained).reshape(-1, 2)
+        near = jnp.asarray(near, self.mlp_in.kernel[...].dtype)  # R 2
+        table = self.mlp_out(jax.nn.relu(self.mlp_in(near)))  # R N
+        return jnp.moveaxis(16 * jax.nn.sigmoid(table[window_rows(*self.window)]), -1, 0)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B Y X C"],
+        *,
+        valid: Bool[Array, "*#B Y X"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B Y X C"]:
+        """Attention of each window of x over itself.
+
+        Args:
+          x: the image's tokens.
+          valid: which tokens are there. The others are neither read nor seen, and give zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x = check_image("x", x, self.q_proj.in_features)
+        windows, seen = self._windows(x, valid)  # *B M T C
+        q = split_heads(self.q_proj(windows), self.head_dim)  # *B M T N H
+        k = split_heads(self.k_proj(windows), self.head_dim)  # *B M T N H
+        v = split_heads(self.v_proj(windows), self.head_dim)  # *B M T N H
+        q, k, scale = self._likened(q, k)
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        bias = Additive(self.position_bias())
+        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B M T N H
+        y = self._image(self.o_proj(merge_heads(o)), *x.shape[-3:-1])  # *B Y X C
+        return zero_absent(y, valid)
+
+    def _likened(self, q: Array, k: Array) -> tuple[Array, Array, float]:
+        """Queries, keys and scale: as they are, or cosines times each head's own scale."""
+        if self.version == 1:
+            return q, k, self.head_dim**-0.5
+        by_head = jnp.exp(jnp.minimum(self.logit_scale[...], log(100)))[..., 0]  # N 1
+        by_head = by_head.astype(q.dtype).reshape((1,) * (q.ndim - 2) + by_head.shape)
+        return unit(q) * by_head, unit(k), 1.0
+
+    def _windows(
+        self, x: Float[Array, "*B Y X C"], valid: Array | None
+    ) -> tuple[Float[Array, "*B M T C"], Mask]:
+        """The image's windows, padded and rolled, and who may look at whom."""
+        height, width = x.shape[-3:-1]
+        more = [-side % step for side, step in zip((height, width), self.window, strict=True)]
+        pad = [(0, 0)] * (x.ndim - 3) + [(0, more[0]), (0, more[1])]
+        back, seen = [-step for step in self.shift], FULL
+        if any(self.shift):
+            padded = height + more[0], width + more[1]
+            seen = Segments(shifted_regions(*padded, self.window, self.shift))
+        if valid is not None:
+            there = check_tokens("valid", valid, x)  # *B Y X
+            x = jnp.where(there[..., None], x, 0)
+            there = jnp.roll(jnp.pad(there, pad, constant_values=True), back, (-2, -1))
+            there = to_windows(there[..., None], self.window)[..., 0]  # *B M T
+            seen = seen & Dense(there[..., None, None, :])
+        rolled = jnp.roll(jnp.pad(x, [*pad, (0, 0)]), back, (-3, -2))
+        return to_windows(rolled, self.window), seen
+
+    def _image(
+        self, windows: Float[Array, "*B M T C"], height: int, width: int
+    ) -> Float[Array, "*B Y X C"]:
+        """The image of these windows, rolled back and without the padding."""
+        padded = (side + -side % n for side, n in zip((height, width), self.window, strict=True))
+        image = jnp.roll(from_windows(windows, self.window, *padded), self.shift, (-3, -2))
+        return image[..., :height, :width, :]
+
+
+def _check_sides(window: Sides, shift: Sides, version: int, pretrained: Sides | None) -> None:
+    check_positive(**{f"window[{i}]": side for i, side in enumerate(window)})
+    if any(not is_count(s, 0) or s >= side for s, side in zip(shift, window, strict=True)):
+        raise ValueError(f"shift must be counts below the window's sides; got {window=}, {shift=}.")
+    if pretrained is not None and version == 1:
+        raise ValueError(
+            "pretrained scales the coordinates of version 2; version 1 has a table of its own "
+            f"window. Leave it out, or say version=2; got {pretrained=}."
+        )
