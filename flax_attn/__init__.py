@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
+    from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
-    from .layers import DisentangledAttention as DisentangledAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
     from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
     from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
-    from .layers import SelectiveAttention as SelectiveAttention
     from .layers import RelativeShiftAttention as RelativeShiftAttention
+    from .layers import SelectiveAttention as SelectiveAttention
     from .layers import SelfAttentionV1 as SelfAttentionV1
     from .layers import SelfAttentionV2 as SelfAttentionV2
     from .layers import SigmoidAttention as SigmoidAttention

@@ -4,9 +4,9 @@ from .bahdanau import BahdanauAttention as BahdanauAttention
 from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
 from .cross import CrossAttention as CrossAttention
+from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
-from .disentangled import DisentangledAttention as DisentangledAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
@@ -15,8 +15,8 @@ from .multi_head import MultiHeadAttention as MultiHeadAttention
 from .multi_head_combined import MultiHeadAttentionCombined as MultiHeadAttentionCombined
 from .multi_head_einsum import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
 from .multi_head_wrapper import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
-from .selective import SelectiveAttention as SelectiveAttention
 from .relative_shift import RelativeShiftAttention as RelativeShiftAttention
+from .selective import SelectiveAttention as SelectiveAttention
 from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1
 from .self_attention_v2 import SelfAttentionV2 as SelfAttentionV2
 from .sigmoid import SigmoidAttention as SigmoidAttention

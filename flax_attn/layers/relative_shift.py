@@ -76,18 +76,15 @@ class RelativeShiftAttention(nnx.Module):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
     ):
-        check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
-        check_choice("biases", biases, "shared", "segment")
-        check_choice("layout", layout, "half", "interleaved")
-        _check_even(in_features)
+        _check(in_features, num_heads, head_dim, biases, layout)
         self.head_dim, self.biases = head_dim, biases
         self.layout: Literal["half", "interleaved"] = layout
         self.mask = as_attribute(as_mask(mask))
         width = num_heads * head_dim
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(in_features, width, use_bias=qkv_bias)
-        self.k_proj = linear(in_features, width, use_bias=qkv_bias)
-        self.v_proj = linear(in_features, width, use_bias=qkv_bias)
+        self.q_proj, self.k_proj, self.v_proj = (
+            linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
+        )
         self.r_proj = linear(in_features, width, use_bias=False)
         self.o_proj = linear(width, in_features, use_bias=out_bias)
         zeros = nnx.initializers.zeros if kernel_init is None else kernel_init
@@ -176,6 +173,9 @@ def _along(vectors: nnx.Param, q: Float[Array, "*B T N H"]) -> Array:
     return value.reshape((1,) * (q.ndim - 2) + value.shape)
 
 
-def _check_even(width: int) -> None:
-    if width % 2:
-        raise ValueError(f"in_features must be even, for sines and cosines; got {width}.")
+def _check(in_features: int, num_heads: int, head_dim: int, biases: str, layout: str) -> None:
+    check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
+    check_choice("biases", biases, "shared", "segment")
+    check_choice("layout", layout, "half", "interleaved")
+    if in_features % 2:
+        raise ValueError(f"in_features must be even, for sines and cosines; got {in_features}.")
