@@ -80,7 +80,7 @@ class RelativeShiftAttention(nnx.Module):
         self.head_dim, self.biases = head_dim, biases
         self.layout: Literal["half", "interleaved"] = layout
         self.mask = as_attribute(as_mask(mask))
-        width = num_heads * head_dim
+        width, shape = num_heads * head_dim, (num_heads, head_dim)
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         self.q_proj, self.k_proj, self.v_proj = (
             linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
@@ -88,15 +88,12 @@ class RelativeShiftAttention(nnx.Module):
         self.r_proj = linear(in_features, width, use_bias=False)
         self.o_proj = linear(width, in_features, use_bias=out_bias)
         zeros = nnx.initializers.zeros if kernel_init is None else kernel_init
-
-        def vectors() -> nnx.Param:
-            return nnx.Param(zeros(rngs.params(), (num_heads, head_dim), param_dtype))
-
-        self.r_w_bias, self.r_r_bias = vectors(), vectors()
+        self.r_w_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
+        self.r_r_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
         if biases == "segment":
             start = nnx.initializers.normal(0.02) if kernel_init is None else kernel_init
-            self.r_s_bias, shape = vectors(), (2, num_heads, head_dim)
-            self.seg_embed = nnx.Param(start(rngs.params(), shape, param_dtype))
+            self.r_s_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
+            self.seg_embed = nnx.Param(start(rngs.params(), (2, *shape), param_dtype))
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
     def __call__(
