@@ -14,6 +14,22 @@ VALID = np.random.RandomState(0).rand(2, 4, 9) < 0.7
 VALID[1, :2, 3:6] = False  # of a window nothing is left
 
 
+NAMES = {
+    "self.query": "q_proj",
+    "self.key": "k_proj",
+    "self.value": "v_proj",
+    "output.dense": "o_proj",
+    "self.logit_scale": "logit_scale",
+    "self.continuous_position_bias_mlp.0": "mlp_in",
+    "self.continuous_position_bias_mlp.2": "mlp_out",
+}
+TABLE = "relative_position_bias_table"
+RULES = {
+    1: [Rule(f"relative_position_bias.{TABLE} -> {TABLE}")],
+    2: [Rule(f"{one} -> {other}") for one, other in NAMES.items()],
+}
+
+
 def of(version, shift):
     """transformers' attention of a Swin, and the steps that its layer takes around it."""
     model = {1: "Swin", 2: "Swinv2"}[version]
@@ -47,23 +63,11 @@ def of(version, shift):
         )
         return torch.roll(out, (shift, shift), (1, 2))[:, : x.shape[1], : x.shape[2]]
 
-    first = [
-        Rule("relative_position_bias.relative_position_bias_table -> relative_position_bias_table")
-    ]
-    second = [
-        Rule("self.query -> q_proj"),
-        Rule("self.key -> k_proj"),
-        Rule("self.value -> v_proj"),
-        Rule("output.dense -> o_proj"),
-        Rule("self.logit_scale -> logit_scale"),
-        Rule("self.continuous_position_bias_mlp.0 -> mlp_in"),
-        Rule("self.continuous_position_bias_mlp.2 -> mlp_out"),
-    ]
     return {
         "witness": f"{path}.{model}Attention",
         "witness_config": config,
         "torch_call": call,
-        "rules": {1: first, 2: second}[version],
+        "rules": RULES[version],
         **ONE,
     }
 
