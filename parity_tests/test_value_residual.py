@@ -38,8 +38,8 @@ def published(learned):
 
 
 CASES = [
-    Case(ValueResidualAttention, SIZES, x=(2, 7, 11), values=(2, 7, 3, 4)),
     Case(ValueResidualAttention, SIZES, **ONE),
+    Case(ValueResidualAttention, SIZES, x=(2, 7, 11), values=(2, 7, 3, 4)),
     Case(ValueResidualAttention, {**SIZES, "learned_mix": True}, **ONE, **FIRST, mask=RAGGED),
     Case(ValueResidualAttention, {**SIZES, "learned_mix": True}, **ONE, **FIRST, valid=VALID),
     Case(ValueResidualAttention, {**SIZES, "sinks": True, "qkv_bias": True}, **ONE, **FIRST),

@@ -66,8 +66,8 @@ class SigmoidAttention(GroupedHeads):
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         x, seen = self.tokens(x, mask, valid)
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        bias = -math.log(x.shape[-2]) if self.logit_bias is None else self.logit_bias
+        bias = -math.log(max(x.shape[-2], 1)) if self.logit_bias is None else self.logit_bias
         how = self.how_by_weights(deterministic)
-        how["score"] >>= Additive(jnp.full((1, 1, 1, 1), bias, q.dtype))
+        how["score"] >>= Additive(jnp.full((1, 1, 1), bias, q.dtype))
         o = attend_by_weights(q, k, v, normalise=sigmoid, mask=seen, **how)  # *B T N H
         return self.output(o, valid)  # *B T D
