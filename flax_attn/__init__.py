@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
+    from .layers import GatedQueryAttention as GatedQueryAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
@@ -114,6 +115,7 @@ _HOMES = {
     "ValueResidualAttention": ".layers",
     "ExclusiveAttention": ".layers",
     "DisentangledAttention": ".layers",
+    "GatedQueryAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",

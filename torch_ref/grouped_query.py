@@ -77,6 +77,9 @@ class GroupedQueryAttention(nn.Module):
         x = self.rotary(x, positions) if self.rotary else x  # *B T N H
         return norm(x) if norm and self.norm_after_rotary else x  # *B T N H
 
+    def queried(self, x):
+        return self.q_proj(x)  # *B T (N H)
+
     def valued(self, x):
         return self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
 
@@ -108,7 +111,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
-        q = self.placed(self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
+        q = self.placed(self.queried(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
         k = self.placed(self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
         v = self.valued(x).transpose(-3, -2)  # *B K T H
         k = k.repeat_interleave(self.groups, dim=-3)  # *B N T H

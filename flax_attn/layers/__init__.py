@@ -7,6 +7,7 @@ from .cross import CrossAttention as CrossAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
+from .gated_query import GatedQueryAttention as GatedQueryAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention

@@ -51,6 +51,8 @@ class GroupedHeads(Heads):
     Arguments are those of `GroupedQueryAttention`.
     """
 
+    query_parts: int = 1  # how many times the queries' width `q_proj` has
+
     def __init__(
         self,
         in_features: int,
@@ -80,7 +82,8 @@ class GroupedHeads(Heads):
         self.head_dim = head_dim
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
+        q_width = self.query_parts * num_heads * head_dim
+        self.q_proj = linear(in_features, q_width, use_bias=qkv_bias)
         self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
         self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
         self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
@@ -93,8 +96,14 @@ class GroupedHeads(Heads):
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
         q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
+        return q, *self.keys_and_values(x, positions)
+
+    def keys_and_values(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
+        """Keys, normed and turned, and values."""
         k = self.placed(split_heads(self.k_proj(x), self.head_dim), self.k_norm, positions)
-        return q, k, split_heads(self.v_proj(x), self.head_dim)
+        return k, split_heads(self.v_proj(x), self.head_dim)
 
     def placed(
         self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None

@@ -89,9 +89,11 @@ FOUR = {"num_attention_heads": 4, "hidden_size": 32}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
 QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 QWEN_MOE = {"num_experts": 1, "moe_intermediate_size": 9}
+EVERY_SECOND = {"full_attention_interval": 2}
 THREE = {"mrope_section": [1, 1, 2]}
 ODD = {"partial_rotary_factor": 0.7}
 PLAIN = {"rope_theta": 500.0}
+QUARTER = {**PLAIN, "partial_rotary_factor": 0.25}
 LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
 
 CONFIGS = [
@@ -234,6 +236,14 @@ CONFIGS = [
     # Qwen3 30B-A3B
     Small("qwen3_moe", {"head_dim": 10, "rms_norm_eps": 1e-2, **QWEN_MOE}, PLAIN),
     Small("qwen3_moe", {**OTHERS, **QWEN, "attention_bias": True}, {**YARN, **PLAIN}, index=1),
+    # Qwen3-Next 80B-A3B in the layers with full attention
+    Small("qwen3_next", {"head_dim": 16, "rms_norm_eps": 1e-2, **EVERY_SECOND}, QUARTER, index=1),
+    Small(
+        "qwen3_next",
+        {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25}
+        | {"layer_types": ["full_attention", "linear_attention"]},
+        {**YARN, **PLAIN, "partial_rotary_factor": 0.5},
+    ),
     # OLMo 3, whose rotary is stretched where there is no window
     Small("olmo3", {"rms_norm_eps": 1e-2, **WINDOWS}, {**YARN, **PLAIN}, index=1, local=5e5),
     Small("olmo3", {**OTHERS, "attention_bias": True, "sliding_window": 3}, PLAIN, local=5e5),

@@ -55,6 +55,7 @@ PLACES = {
     "qwen2_moe": Place("qwen2_moe", "Qwen2Moe"),
     "qwen3": Place("qwen3", "Qwen3"),
     "qwen3_moe": Place("qwen3_moe", "Qwen3Moe"),
+    "qwen3_next": Place("qwen3_next", "Qwen3Next"),
     "siglip_text_model": Place("siglip", "Siglip", "Text", whole=False),
     "siglip_vision_model": Place("siglip", "Siglip", "Vision", whole=False),
     "smollm3": Place("smollm3", "SmolLM3"),

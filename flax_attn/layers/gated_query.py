@@ -1,0 +1,105 @@
+"""Grouped-query attention whose heads are multiplied by a gate, before the output projection."""
+
+from typing import Literal, Unpack, get_args
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_choice
+from .._types import wide
+from ..attend import Empty, attend
+from ..masks import Mask
+from ._common import split_heads
+from ._grouped import Grouped, GroupedHeads, grouped_signature, linears_of
+
+Gate = Literal["head", "full"]
+Activation = Literal["sigmoid", "softplus"]
+
+
+class GatedQueryAttention(GroupedHeads):
+    """`o_proj(sigmoid(g_proj(x)) * attend(q_proj(x), k_proj(x), v_proj(x)))`.
+
+    Queries, keys and values are made as in `GroupedQueryAttention`, with norms and a rotary.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      gate: "full" for a number a component, "head" for a number a head.
+      fused: whether the gate is part of `q_proj`, which is then twice as wide and holds, head by
+        head, a query and its gate (Qwen3-Next); else it is of `g_proj`, without a bias (Laguna).
+      activation: "sigmoid" or "softplus" (Laguna), of the gate.
+      grouped: the keywords of `GroupedQueryAttention`. `qkv_bias` is that of a fused gate too.
+
+    Raises:
+      ValueError: for another gate or activation, a gate of a head that is fused, and as
+        `GroupedQueryAttention` does.
+      TypeError: as `GroupedQueryAttention` does.
+
+    Source: Qiu et al., "Gated Attention for Large Language Models: Non-linearity, Sparsity, and
+    Attention-Sink-Free", 2025; names as in Qwen3-Next's and Laguna's published checkpoints.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> layer = GatedQueryAttention(12, 6, 3, 4, fused=True, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    @grouped_signature
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        gate: Gate = "full",
+        fused: bool = False,
+        activation: Activation = "sigmoid",
+        **grouped: Unpack[Grouped],
+    ):
+        check_choice("gate", gate, *get_args(Gate))
+        check_choice("activation", activation, *get_args(Activation))
+        if fused and gate != "full":
+            raise ValueError(
+                'fused=True is for gate="full", where a head of q_proj is a query and a gate of '
+                f"equal width; got gate={gate!r}."
+            )
+        self.query_parts, self.activation = 2 if fused else 1, activation
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        width = num_heads * (head_dim if gate == "full" else 1)
+        linear = linears_of(grouped)
+        self.g_proj = None if fused else linear(in_features, width, use_bias=False)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
+        check_choice("empty", empty, *get_args(Empty))
+        x, seen = self.tokens(x, mask, valid)
+        q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
+        q = self.placed(q, self.q_norm, positions)  # *B T N H
+        k, v = self.keys_and_values(x, positions)  # *B T K H
+        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
+        return self.output(gate.astype(o.dtype) * o, valid)  # *B T D
+
+    def query_and_gate(
+        self, x: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N X"]]:
+        """Queries, and what is multiplied with the heads: X is H, or 1 with gate="head"."""
+        q = split_heads(self.q_proj(x), self.head_dim * self.query_parts)  # *B T N H
+        if self.g_proj is None:
+            q, gate = jnp.split(q, 2, axis=-1)  # *B T N H
+        else:
+            gate = self.g_proj(x).reshape(*q.shape[:-1], -1)  # *B T N X
+        activation = nnx.sigmoid if self.activation == "sigmoid" else nnx.softplus
+        return q, activation(gate.astype(wide(gate.dtype)))
