@@ -1,4 +1,4 @@
-"""The page docs/recipes.md is true: each block runs by itself and asserts what its section says."""
+"""The pages of recipes are true: each block runs by itself and asserts what its section says."""
 
 import re
 import sys
@@ -17,9 +17,10 @@ from parity_tests.core.pages.pages import (
     text_of,
 )
 
-TEXT = text_of("docs/recipes.md")
-SECTIONS = sections(TEXT)
+TEXTS = {name: text_of(f"docs/{name}.md") for name in ("recipes", "models")}
+SECTIONS = {title: body for text in TEXTS.values() for title, body in sections(text).items()}
 BROUGHT = {"orbax": "flax"}  # by whom, where the extras name it not
+of_all_pages = pytest.mark.parametrize("page", TEXTS)
 of_all_sections = pytest.mark.parametrize("title", SECTIONS)
 
 
@@ -63,13 +64,21 @@ def _extra(name: str) -> set[str]:
     return found
 
 
-def test_every_section_is_linked_at_the_top():
-    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in SECTIONS]
-    head, _, _ = TEXT.partition("\n## ")
+@of_all_pages
+def test_every_section_is_linked_at_the_top(page):
+    titles = sections(TEXTS[page])
+    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    head, _, _ = TEXTS[page].partition("\n## ")
     assert re.findall(r"\(#(.*?)\)", head) == anchors
 
 
-def test_it_is_short():
-    assert len(TEXT.splitlines()) < 400
-    assert max(map(len, BLOCK.sub("", TEXT).splitlines())) <= 115
-    assert max(len(line) for block in blocks(TEXT) for line in block.splitlines()) <= 100
+def test_no_title_stands_on_two_pages():
+    assert len(SECTIONS) == sum(len(sections(text)) for text in TEXTS.values())
+
+
+@of_all_pages
+def test_it_is_short(page):
+    text = TEXTS[page]
+    assert len(text.splitlines()) < 400
+    assert max(map(len, BLOCK.sub("", text).splitlines())) <= 115
+    assert max(len(line) for block in blocks(text) for line in block.splitlines()) <= 100
