@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .layers import SelectiveAttention as SelectiveAttention
     from .layers import SelfAttentionV1 as SelfAttentionV1
     from .layers import SelfAttentionV2 as SelfAttentionV2
+    from .layers import SharedKeyValueAttention as SharedKeyValueAttention
     from .layers import SigmoidAttention as SigmoidAttention
     from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
     from .layers import SingleHeadAttention as SingleHeadAttention
@@ -109,6 +110,7 @@ _HOMES = {
     "CausalAttention": ".layers",
     "CausalRenormalisedAttention": ".layers",
     "CrossAttention": ".layers",
+    "SharedKeyValueAttention": ".layers",
     "SigmoidAttention": ".layers",
     "EntmaxAttention": ".layers",
     "SelectiveAttention": ".layers",

@@ -80,6 +80,9 @@ class GroupedQueryAttention(nn.Module):
     def queried(self, x):
         return self.q_proj(x)  # *B T (N H)
 
+    def keyed(self, x, positions):
+        return self.placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
+
     def valued(self, x):
         return self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
 
@@ -112,7 +115,7 @@ class GroupedQueryAttention(nn.Module):
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
         q = self.placed(self.queried(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
-        k = self.placed(self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
+        k = self.keyed(x, positions).transpose(-3, -2)  # *B K T H
         v = self.valued(x).transpose(-3, -2)  # *B K T H
         k = k.repeat_interleave(self.groups, dim=-3)  # *B N T H
         v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H

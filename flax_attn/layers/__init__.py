@@ -20,6 +20,7 @@ from .relative_shift import RelativeShiftAttention as RelativeShiftAttention
 from .selective import SelectiveAttention as SelectiveAttention
 from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1
 from .self_attention_v2 import SelfAttentionV2 as SelfAttentionV2
+from .shared_key_value import SharedKeyValueAttention as SharedKeyValueAttention
 from .sigmoid import SigmoidAttention as SigmoidAttention
 from .simplified_self_attention import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .single_head import SingleHeadAttention as SingleHeadAttention

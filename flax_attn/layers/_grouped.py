@@ -52,6 +52,9 @@ class GroupedHeads(Heads):
     """
 
     query_parts: int = 1  # how many times the queries' width `q_proj` has
+    kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # which of them there are
+    k_proj: nnx.Linear
+    v_proj: nnx.Linear
 
     def __init__(
         self,
@@ -84,8 +87,8 @@ class GroupedHeads(Heads):
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         q_width = self.query_parts * num_heads * head_dim
         self.q_proj = linear(in_features, q_width, use_bias=qkv_bias)
-        self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        for name in self.kv_projections:
+            setattr(self, name, linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias))
         self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
         # Without dropout there is no random key in the layer's state.

@@ -1,0 +1,37 @@
+"""Grouped-query attention whose keys are its values too, as on a whiteboard."""
+
+from torch_ref.grouped_query import GroupedQueryAttention
+
+
+class SharedKeyValueAttention(GroupedQueryAttention):
+    """Values are the keys before norm and rotary; or both are handed in."""
+
+    def __init__(
+        self,
+        in_features,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        *,
+        v_norm=None,
+        across_layers=False,
+        **grouped,
+    ):
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        self.v_norm, self.given = v_norm, None
+        del self.v_proj
+        if across_layers:
+            del self.k_proj
+
+    def keyed(self, x, positions):
+        return super().keyed(x, positions) if self.given is None else self.given[0]  # *B T K H
+
+    def valued(self, x):
+        if self.given is not None:
+            return self.given[1]  # *B T K H
+        v = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
+        return v if self.v_norm is None else self.v_norm(v)  # *B T K H
+
+    def forward(self, x, keys_and_values=None, **given):
+        self.given = keys_and_values
+        return super().forward(x, **given)  # *B T D
