@@ -137,7 +137,7 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
     )
     parity.add_argument("--seed", type=int, metavar="N", help="draw other numbers, in every case")
     parity.add_argument(
-        "--real", action="store_true", help="prove trained weights instead (fetches three packages)"
+        "--real", action="store_true", help="prove trained weights instead (fetches four packages)"
     )
     parity.add_argument(
         "--no-cache",

