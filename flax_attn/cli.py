@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from .parity.report import Report
     from .proving import Proof, Proven
@@ -140,6 +141,12 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
         "--real", action="store_true", help="prove trained weights instead (fetches four packages)"
     )
     parity.add_argument(
+        "--families",
+        action="store_true",
+        help="prove the attention of published models instead, in float64 with gradients, and list "
+        "the model types that `flax_attn.families` reads (needs transformers)",
+    )
+    parity.add_argument(
         "--no-cache",
         action="store_true",
         help="keep no compiled programs (1 GiB at most, in your cache folder, unless "
@@ -182,13 +189,13 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     found = _proven(options, live, console)
     proofs, short = found.proofs, _is_short(options)
     lines = certificate.lines(proofs)
-    shown = certificate.lines(proofs, found.untried)
-    _wide(console).print(certificate.table(shown, _width(console), options.strict, short))
+    _wide(console).print(_table(options, found, console))
     for report in (report for line in lines for report in line.reports):
         if not report.ok or (options.strict and not report.certain):
             console.out(f"\n{_told(report)}", highlight=False)
     seconds = time.monotonic() - STARTED
-    foot = certificate.footer(lines, _versions(proofs), seconds, options.strict)
+    of = ("family", "families") if options.families else ("variant", "variants")
+    foot = certificate.footer(lines, _versions(proofs), seconds, options.strict, of)
     if short:
         foot = f"{certificate.of_all(lines, found.cases, found.rest, options.strict)}\n{foot}"
     console.out(foot, highlight=False)
@@ -196,9 +203,21 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
 
 
+def _table(options: argparse.Namespace, found: "Proven", console: "Console") -> "Table":
+    from .parity.cases import certificate
+
+    if options.families:
+        from .family_table import table
+
+        return table(certificate.lines(found.proofs), found.about, options.strict)
+    shown = certificate.lines(found.proofs, found.untried)
+    return certificate.table(shown, _width(console), options.strict, _is_short(options))
+
+
 def _is_short(options: argparse.Namespace) -> bool:
     """Whether a minute's proof is asked for."""
-    whole = options.all or options.real or options.record or options.markdown
+    others = options.real or options.families
+    whole = options.all or others or options.record or options.markdown
     return not (options.names or whole)
 
 
@@ -208,6 +227,8 @@ def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Pro
 
     if options.real:
         return proving.Proven(proving.real(OWN, console))
+    if options.families:
+        return proving.families(OWN, console)
     wanted = proving.Wanted(
         own=OWN,
         names=options.names,
@@ -263,6 +284,12 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.real and options.markdown and markdown.has_marks(Path(options.markdown)):
         raise ValueError(
             "--real proves trained weights alone: give --markdown a page without marks."
+        )
+    others = ("names", "all", "record", "replay", "real", "markdown")
+    if options.families and (options.seed is not None or any(vars(options)[x] for x in others)):
+        raise ValueError(
+            "--families proves published models alone; it takes no names, --all, --record, "
+            "--replay, --real, --seed or --markdown."
         )
     if options.all and (options.names or options.real):
         raise ValueError(

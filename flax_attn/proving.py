@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -227,3 +228,23 @@ def real(own: str, console: Console) -> list[Proof]:
     say_how(True, _machine(), console)
     with bar(console) as progress:
         return list(import_module(f"{own}.real").run(progress))
+
+
+def families(own: str, console: Console) -> Proven:
+    """The proofs of published models' attention, against transformers.
+
+    Raises:
+      ValueError: where torch or transformers is missing.
+    """
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            "--families compares with the classes of transformers; missing: "
+            f"{', '.join(missing)}. pip install torch 'transformers==5.23.*' brings them."
+        )
+    say_how(True, _machine(), console)
+    with bar(console) as progress:
+        found = import_module(f"{own}.families").run(progress)
+    about = {proof.family: About(proof.layer) for proof in found}
+    proofs = [(proof.family, proof.witness, proof.report) for proof in found]
+    return Proven(proofs, about, cases=len(proofs))

@@ -10,6 +10,7 @@ from flax import nnx
 from .._checks import check_choice
 from ..weights.rule import Rule
 from . import (
+    bart,
     bert,
     bloom,
     cohere,
@@ -39,11 +40,16 @@ from . import (
     qwen3_next,
     siglip,
     smollm3,
+    t5,
     vit,
+    whisper,
 )
+from ._aliases import ALIASES, DEFAULTS
 from ._config import Config, Family, check_whole
+from ._parts import Parts
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, Family | Parts] = {
+    "bart": bart.FAMILY,
     "bert": bert.FAMILY,
     "bloom": bloom.FAMILY,
     "cohere": cohere.FAMILY,
@@ -74,7 +80,9 @@ FAMILIES: Mapping[str, Family] = {
     "siglip_text_model": siglip.FAMILY,
     "siglip_vision_model": siglip.FAMILY,
     "smollm3": smollm3.FAMILY,
+    "t5": t5.FAMILY,
     "vit": vit.FAMILY,
+    "whisper": whisper.FAMILY,
 }
 
 
@@ -91,18 +99,21 @@ def attention(
 
     Both spellings are read: `rope_parameters`, as transformers 5 writes them, and `rope_theta` with
     `rope_scaling`, as older files have them. A missing field has the default of its class in
-    transformers. `layer(x)` applies the mask that the config gives this layer: causal, with a
-    window or chunks, or none in an encoder. A row that sees nothing, which only padding makes,
-    gives zeros; `layer(x, empty="mean")` gives the mean of the values, as transformers does. The
+    transformers. `ALIASES` lists model types that have the attention of another one.
+
+    `layer(x)` applies the mask that the config gives this layer: causal, with a window or chunks,
+    or none in an encoder. A row that sees nothing, which only padding makes, gives zeros;
+    `layer(x, empty="mean")` of decoders gives the mean of the values, as transformers does. The
     dropout of the weights, `attention_dropout` or `attn_pdrop`, is the layer's; that of the output
     and the sum with the residual stand outside.
 
-    Shapes: the layer takes x `*B T hidden_size` and returns the same.
+    Shapes: the layer takes x `*B T hidden_size` and returns the same; part="cross" also takes a
+    memory `*B S hidden_size`.
 
     Args:
       config: the contents of a config.json, or `to_dict()` of a config in transformers.
       index: which layer of the model, from 0.
-      part: for models with several parts; the families here have one, so None.
+      part: "encoder", "decoder" or "cross" of a model that has these, None for others.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -122,17 +133,17 @@ def attention(
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-    family, read = _family(config)
-    if part is not None:
-        raise ValueError(
-            f"part must be None for {config['model_type']}, which has one part alone; got {part!r}."
-        )
+    family, read = _family(config, part)
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
     return family.attention(read, read.index(index), house)
 
 
 def rules(
-    config: Mapping[str, Any], index: int, *, source: str = "transformers"
+    config: Mapping[str, Any],
+    index: int,
+    *,
+    part: str | None = None,
+    source: str = "transformers",
 ) -> tuple[Rule, ...]:
     """How the weights of that layer are named and laid out where names and types do not say it.
 
@@ -142,6 +153,7 @@ def rules(
     Args:
       config: as of `attention`.
       index: as of `attention`.
+      part: as of `attention`.
       source: whose names: "transformers", or "gguf" for a file of llama.cpp, where a layer's names
         begin with `blk.3`, its MLP's too, so that the rules skip what is not the attention's.
 
@@ -162,18 +174,18 @@ def rules(
     Rule("attn_q.weight -> q_proj.kernel", "(n h r) i -> i (n r h)", n=3, r=2)
     """
     check_choice("source", source, "transformers", "gguf")
-    family, read = _family(config)
+    family, read = _family(config, part)
     if source == "transformers":
         return family.rules(read, read.index(index))
     if family.gguf is None:
-        known = ", ".join(name for name, other in FAMILIES.items() if other.gguf is not None)
+        known = ", ".join(name for name, other in FAMILIES.items() if getattr(other, "gguf", None))
         raise ValueError(
             f'source="gguf" is known for {known}; got a config of {config["model_type"]}.'
         )
     return family.gguf(read, read.index(index))
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:
+def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
     if not isinstance(config, Mapping):
         raise TypeError(
             "config must be a dict, the contents of a config.json or to_dict() of a config; got "
@@ -181,9 +193,20 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Config]:
         )
     check_whole(config)
     name = config.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        near = get_close_matches(str(name), FAMILIES, 1)
+    known = {**{family: family for family in FAMILIES}, **ALIASES}
+    if not isinstance(name, str) or name not in known:
+        near = get_close_matches(str(name), known, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}; got {name!r}.{meant}")
-    family = FAMILIES[name]
-    return family, Config(config, family.defaults, family.names)
+        raise ValueError(f"model_type must be one of {', '.join(known)}; got {name!r}.{meant}")
+    family = _of_part(name, FAMILIES[known[name]], part)
+    return family, Config(config, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+
+
+def _of_part(name: str, found: Family | Parts, part: str | None) -> Family:
+    if isinstance(found, Family):
+        if part is not None:
+            raise ValueError(f"part must be None for {name}, which has one alone; got {part!r}.")
+        return found
+    if part is None or part not in found:
+        raise ValueError(f"part must be one of {', '.join(found)} for {name}; got {part!r}.")
+    return found[part]

@@ -13,6 +13,10 @@ Names = Mapping[str, tuple[str, ...]]
 NONE: Names = MappingProxyType({})
 
 
+class As(str):
+    """A default that is the value of another field, whose name this is."""
+
+
 class Config:
     """The fields of one config.
 
@@ -32,7 +36,8 @@ class Config:
     def __getitem__(self, name: str) -> Any:
         """A field, or its default."""
         name = self.name(name)
-        return self._given.get(name, self.defaults.get(name))
+        value = self._given.get(name, self.defaults.get(name))
+        return self[value] if isinstance(value, As) else value
 
     def given(self, name: str) -> Any:
         """A field that the config itself has, else None."""
@@ -89,7 +94,7 @@ class Config:
           ValueError: for a head_dim where the class does not read it.
         """
         n, h = self.count("num_attention_heads"), self["head_dim"]
-        if h is not None and self.name("head_dim") in self.defaults:
+        if h is not None and ("head_dim" in self._names or "head_dim" in self.defaults):
             return n, self.count("head_dim")
         width, names = self.count("hidden_size"), (self.name("num_attention_heads"), "hidden_size")
         each = check_divides(names[0], n, self.name(names[1]), width)
@@ -139,7 +144,7 @@ class Family(NamedTuple):
       attention: from a config, an index and the arguments of every layer to the layer.
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
-      gguf: the same for a GGUF file of llama.cpp; None where none is known.
+      gguf: the rules for a GGUF file of llama.cpp; None where none are known.
     """
 
     defaults: Mapping[str, Any]

@@ -44,11 +44,12 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays < places
 < masks, positions, norms, normalisers, dropout < scores < rules < reference < backends < sharding
-< attend < by_weights, drop_in < layers < families < flax_drop_in, bench, proving, explain_command
-< cli, _pytest
+< attend < by_weights, drop_in < layers < families < flax_drop_in, bench, proving,
+explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
+KNOW_PARITY = ("bench", "family_table", "proving", "cli", "_pytest")
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout")  # shape no equation, so are not counted
@@ -267,7 +268,7 @@ def test_imports_run_one_way(path):
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
         folders = {"layers", "families", "backends", "bench", "masks", "positions", "sharding"}
         allowed |= folders & {part[0]}
-        allowed |= {"parity"} if part[0] in ("bench", "proving", "cli", "_pytest") else set()
+        allowed |= {"parity"} if part[0] in KNOW_PARITY else set()
         allowed |= {"weights"} if part[0] in ("bench", "families") else set()
     for name, of in ours(path):
         assert of in allowed, f"imports {name}, which stands above it or aside."

@@ -1,1 +1,93 @@
-"""Small configs of every family, and their attention in transformers."""
+"""Parity of the families: what `flax-attn parity --families` proves against transformers.
+
+Nothing of torch or transformers is imported until `rows` or `run` are called.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+from rich.progress import Progress
+
+from flax_attn import families
+from flax_attn.parity import Report, compare
+
+from . import parts, witness
+from .configs import CONFIGS, Small
+from .parts import PARTS, Part
+
+ONCE: dict[str, Any] = {"dtypes": ("float64",), "eager": False, "taps": False}
+TOTAL = len(CONFIGS) + len(PARTS)
+
+
+class Proof(NamedTuple):
+    """One config of a family: its model_type, the classes on both sides, and the comparison."""
+
+    family: str
+    witness: str
+    layer: str
+    report: Report
+
+
+def rows(say: Callable[[str], Any] = lambda text: None) -> Iterator[Proof]:
+    """`TOTAL` proofs in float64 with gradients, each as it is made.
+
+    Args:
+      say: called with the model_type before each.
+    """
+    for small in (*CONFIGS, *PARTS):
+        say(small.name)
+        yield prove(small) if isinstance(small, Small) else prove_part(small)
+
+
+def prove(small: Small, **options: Any) -> Proof:
+    """One config, as transformers writes it.
+
+    Args:
+      small: the config.
+      options: of `compare`.
+    """
+    name, index = small.name, small.index
+    config = witness.config_of(small.spelt("new"), name)
+    given = config.to_dict()
+    theirs = witness.attention(config, name, index)
+    mine = families.attention(given, index, rngs=nnx.Rngs(0))
+    how = {
+        "rules": families.rules(given, index),
+        "torch_call": witness.call(config, name, index),
+        "title": f"{name}, layer {index}: {small.fields} {small.rope}",
+    }
+    report = compare(theirs, mine, drawn(7, config), **{**ONCE, **how, **options})
+    return Proof(name, type(theirs).__name__, type(mine).__name__, report)
+
+
+def prove_part(small: Part, **options: Any) -> Proof:
+    """One attention of an encoder-decoder model; `options` as of `prove`."""
+    config = parts.config_of(small.given, small.name)
+    given = config.to_dict()
+    theirs = parts.attention(parts.model_of(config, small.name), small)
+    mine = families.attention(given, small.index, part=small.part, rngs=nnx.Rngs(0))
+    how = {
+        "rules": families.rules(given, small.index, part=small.part),
+        "torch_call": parts.call(config, small),
+        "title": f"{small.name}, {small.part} {small.index}: {small.fields}",
+    }
+    x = (drawn(7, config), *([drawn(9, config)] if small.part == "cross" else []))
+    report = compare(theirs, mine, *x, **{**ONCE, **how, **options})
+    return Proof(small.name, type(theirs).__name__, type(mine).__name__, report)
+
+
+def drawn(length: int, config: Any) -> np.ndarray:
+    """Two sequences of tokens."""
+    return np.random.RandomState(length).standard_normal((2, length, config.hidden_size))
+
+
+def run(progress: Progress | None = None) -> list[Proof]:
+    """All of `rows`, with a bar if there is a `rich` progress to put it in."""
+    progress = Progress(disable=True) if progress is None else progress
+    task, done = progress.add_task("families", total=TOTAL), []
+    for proof in rows(lambda text: progress.update(task, description=text)):
+        done.append(proof)
+        progress.advance(task)
+    return done

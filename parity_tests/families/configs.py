@@ -16,10 +16,17 @@ class Small:
     rope: dict[str, Any] = field(default_factory=dict)
     index: int = 0
     local: float | None = None  # the base of layers with a window, where they have their own
+    alias: str = ""  # another model_type with the same attention, and this config in its words
+
+    @property
+    def model_type(self) -> str:
+        """Its own, or its alias."""
+        return self.alias or self.name
 
     def spelt(self, spelling: str) -> dict[str, Any]:
         """The config as files have it since transformers 5 ("new"), or before ("old")."""
-        first = {"model_type": self.name, **SIZES.get(self.name, LLAMA_SIZES), **self.fields}
+        sizes = {**SIZES.get(self.name, LLAMA_SIZES), **MORE.get(self.alias, {})}
+        first = {"model_type": self.model_type, **sizes, **self.fields}
         if not self.rope:
             return first
         scaling = {k: v for k, v in self.rope.items() if k not in ("rope_theta", *BESIDE)}
@@ -41,6 +48,11 @@ BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_
 OLD_NAMES = {
     ("gpt_neox", "rope_theta"): "rotary_emb_base",
     ("gpt_neox", "partial_rotary_factor"): "rotary_pct",
+}
+# What else the class of an alias needs so that its model can be built.
+MORE = {
+    "electra": {"embedding_size": 48},
+    "emu3_text_model": {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
 }
 LLAMA_SIZES = {
     "hidden_size": 48,
@@ -72,7 +84,7 @@ IMAGES = {
     **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
 }
 SIZES = {
-    "bert": WITHOUT_GROUPS,
+    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
     "bloom": BLOOM_SIZES,
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},

@@ -4,29 +4,11 @@ import copy
 import inspect
 from importlib import import_module
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
-
-class Place(NamedTuple):
-    """Where the classes of a family are.
-
-    Attributes:
-      folder: of `transformers.models`.
-      prefix: the beginning of the classes' names.
-      text: what follows it in names of those of a text model.
-      block: the class that holds one attention.
-      gives: "tensor", or "tuple" where the block returns it as the first of several.
-      whole: whether the model takes embedded tokens; else its attention is given no more than x.
-    """
-
-    folder: str
-    prefix: str
-    text: str = ""
-    block: str = "DecoderLayer"
-    gives: str = "tensor"
-    whole: bool = True
-
+from .aliases import PLACES as OTHERS
+from .place import Place
 
 PLACES = {
     "bert": Place("bert", "Bert", block="Layer"),
@@ -60,6 +42,7 @@ PLACES = {
     "siglip_vision_model": Place("siglip", "Siglip", "Vision", whole=False),
     "smollm3": Place("smollm3", "SmolLM3"),
     "vit": Place("vit", "ViT", whole=False),
+    **OTHERS,
 }
 HANDED = ("position_embeddings", "attention_mask", "alibi")
 
@@ -74,11 +57,13 @@ def library() -> Any:
 def found(name: str, kind: str) -> Any:
     """A class of a family: its Config, Attention or Model, or its block."""
     place = PLACES[name]
-    if kind == "Config":
-        return getattr(library(), f"{place.prefix}{place.text}Config")
-    module = import_module(f"transformers.models.{place.folder}.modeling_{place.folder}")
-    both = (f"{place.prefix}{place.text}{kind}", f"{place.prefix}{kind}")
-    return next(getattr(module, x) for x in both if hasattr(module, x))
+    library()
+    file = "configuration" if kind == "Config" else "modeling"
+    module = import_module(f"transformers.models.{place.folder}.{file}_{place.folder}")
+    name = f"{place.prefix}{place.text}{kind}"
+    if kind == "Config" or hasattr(module, name):
+        return getattr(module, name)
+    return getattr(module, f"{place.prefix}{kind}")
 
 
 def config_of(given: dict[str, Any], name: str) -> Any:
@@ -143,22 +128,15 @@ def attention(config: Any, name: str, index: int) -> Any:
     return cls(config, layer_idx=index) if takes else cls(config)
 
 
-def _bert(layer: Any, x: Any, given: dict[str, Any]) -> Any:
-    return layer.output.dense(layer.self(x, **given)[0])
-
-
-def _bloom(layer: Any, x: Any, given: dict[str, Any]) -> Any:
-    return layer(x, residual=x, **given)[0] - x
-
-
-CALLS = {"bert": _bert, "bloom": _bloom}
-
-
 def call(config: Any, name: str, index: int) -> Any:
     """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
         given = handed(config, name, index, x, present, **more)
-        return CALLS[name](layer, x, given) if name in CALLS else layer(x, **given)[0]
+        if "residual" in inspect.signature(layer.forward).parameters:  # Bloom's adds it
+            return layer(x, residual=x, **given)[0] - x
+        if hasattr(layer, "output"):  # BERT's has the sum with the residual and a norm in there
+            return layer.output.dense(layer.self(x, **given)[0])
+        return layer(x, **given)[0]
 
     return called

@@ -161,13 +161,25 @@ def folded(name: str, width: int, indent: str = "") -> str:
 
 
 def footer(
-    found: list[Line], versions: dict[str, str], seconds: float, strict: bool = False
+    found: list[Line],
+    versions: dict[str, str],
+    seconds: float,
+    strict: bool = False,
+    of: tuple[str, str] = ("variant", "variants"),
 ) -> str:
-    """How many variants and cases, how many not equal, by which versions, in what time."""
+    """How many variants and cases, how many not equal, by which versions, in what time.
+
+    Args:
+      found: the lines.
+      versions: by library.
+      seconds: that it took.
+      strict: as of `table`.
+      of: what a variant is called, one and several.
+    """
     variants = len({line.variant for line in found})
     cases = plural(sum(len(line.reports) for line in found), "case")
     return (
-        f"{plural(variants, 'variant')}, {cases}, {_not_equal(found, strict)}; "
+        f"{variants:,} {of[variants != 1]}, {cases}, {_not_equal(found, strict)}; "
         f"torch {versions.get('torch', 'missing')}, jax {versions.get('jax')}, {seconds:.0f} s"
     )
 

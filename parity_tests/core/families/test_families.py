@@ -1,6 +1,5 @@
 """Each family against its attention in transformers, and what a config may not say."""
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,6 +9,9 @@ from flax_attn.families._choose import FAMILIES
 from flax_attn.parity import assert_parity
 from parity_tests.families import witness
 from parity_tests.families.configs import BOTH, CONFIGS, NAMES, Small, titled
+from parity_tests.families.parts import PARTS
+
+from .described import described
 
 X = np.random.RandomState(0).standard_normal((2, 7, 48))
 
@@ -56,20 +58,6 @@ def in_words(given, index):
         return described(nnx.eval_shape(lambda: built(given, index)))
     except ValueError as refused:
         return str(refused)
-
-
-def described(layer):
-    """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout."""
-    params, _ = jax.tree.flatten_with_path(nnx.state(layer, nnx.Param))
-    shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in params}
-    found = (x for name, x in sorted(vars(layer).items()) if name.endswith("norm"))
-    norms = [
-        {k: v for k, v in vars(norm).items() if isinstance(v, bool | int | float | str)}
-        for norm in found
-        if norm is not None
-    ]
-    dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
-    return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
 
 
 DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
@@ -131,7 +119,9 @@ def test_three_positions_a_token_turn_as_in_transformers(transformers):
 
 
 def test_every_family_is_proven():
-    assert {*NAMES} == {*FAMILIES} == {*witness.PLACES}
+    parts = {small.name for small in PARTS}
+    assert {*NAMES} | parts == {*FAMILIES}
+    assert {*NAMES} == {*witness.PLACES} - {*families.ALIASES}
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "rope_theta": 500.0}

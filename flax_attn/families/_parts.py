@@ -1,0 +1,49 @@
+"""What the families of encoders with decoders share: three attentions, each with its fields."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import CrossAttention
+from ..masks import CAUSAL, FULL, Mask
+from ._config import Config, Family
+from ._decoder import check_causal
+
+Parts = Mapping[str, Family]
+WIDTH = {"hidden_size": ("d_model", "hidden_size")}
+ENCODER = {
+    **WIDTH,
+    "num_hidden_layers": ("encoder_layers", "num_hidden_layers"),
+    "num_attention_heads": ("encoder_attention_heads", "num_attention_heads"),
+}
+DECODER = {
+    **WIDTH,
+    "num_hidden_layers": ("decoder_layers",),
+    "num_attention_heads": ("decoder_attention_heads",),
+}
+
+
+def encoder_decoder(defaults: Mapping[str, Any], *, key_bias: bool) -> Parts:
+    """The parts of a model whose layers are all `CrossAttention`.
+
+    Args:
+      defaults: as of a `Family`.
+      key_bias: as of the layer.
+    """
+
+    def layer(config: Config, house: Mapping[str, Any], mask: Mask) -> CrossAttention:
+        sizes = (config.count("hidden_size"), config.query_heads()[0])
+        how: dict[str, Any] = {"mask": mask, "dropout": config.rate("attention_dropout"), **house}
+        return CrossAttention(*sizes, key_bias=key_bias, **how)
+
+    def look_at_all(config: Config, index: int, house: Mapping[str, Any]) -> CrossAttention:
+        return layer(config, house, FULL)
+
+    def look_back(config: Config, index: int, house: Mapping[str, Any]) -> CrossAttention:
+        check_causal(config)
+        return layer(config, house, CAUSAL)
+
+    return {
+        "encoder": Family(defaults, look_at_all, names=ENCODER),
+        "decoder": Family(defaults, look_back, names=DECODER),
+        "cross": Family(defaults, look_at_all, names=DECODER),
+    }

@@ -1,0 +1,77 @@
+"""T5: unscaled, with a bias by ranges of distances that the first layer of a stack owns.
+
+Layers after the first are given it, `layer(x, bias=first.score)`, as a whole model does. Cross
+attention, `EncDecAttention` in its files, has none.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import T5Attention
+from ..masks import CAUSAL
+from ._config import As, Config, Family
+from ._decoder import check_causal
+
+DEFAULTS = {
+    "d_model": 512,
+    "d_kv": 64,
+    "num_heads": 8,
+    "num_layers": 6,
+    "num_decoder_layers": As("num_layers"),
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+}
+NAMES = {
+    "hidden_size": ("d_model", "hidden_size"),
+    "head_dim": ("d_kv", "head_dim"),
+    "num_attention_heads": ("num_heads", "num_attention_heads"),
+    "attention_dropout": ("dropout_rate",),
+}
+ENCODER = {**NAMES, "num_hidden_layers": ("num_layers", "num_hidden_layers")}
+DECODER = {**NAMES, "num_hidden_layers": ("num_decoder_layers",)}
+
+
+def layer(
+    config: Config, house: Mapping[str, Any], *, bidirectional: bool = True, **parts: Any
+) -> T5Attention:
+    """A layer of a config's sizes, buckets and dropout.
+
+    Raises:
+      ValueError: unless the buckets reach as far as the distances that have one each.
+    """
+    n, h = config.query_heads()
+    names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    buckets, far = map(config.count, names)
+    near = buckets // (4 if bidirectional else 2)
+    if not 1 <= near < far:
+        raise ValueError(
+            f"{names[1]} must exceed the {near} distances that have a bucket each, and there must "
+            f"be one; got {names[0]}={buckets}, {names[1]}={far}."
+        )
+    how: dict[str, Any] = {"buckets": buckets, "max_distance": far, "bidirectional": bidirectional}
+    how["dropout"] = config.rate("attention_dropout")
+    return T5Attention(config.count("hidden_size"), n, h, **how, **parts, **house)
+
+
+def encoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+    """`SelfAttention` of the encoder's blocks."""
+    return layer(config, house, has_bias=index == 0)
+
+
+def decoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+    """`SelfAttention` of the decoder's blocks."""
+    check_causal(config)
+    return layer(config, house, has_bias=index == 0, bidirectional=False, mask=CAUSAL)
+
+
+def cross(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+    """`EncDecAttention` of the decoder's blocks."""
+    return layer(config, house, has_bias=False)
+
+
+FAMILY = {
+    "encoder": Family(DEFAULTS, encoder, names=ENCODER),
+    "decoder": Family(DEFAULTS, decoder, names=DECODER),
+    "cross": Family(DEFAULTS, cross, names=DECODER),
+}

@@ -1,0 +1,42 @@
+"""The table of `flax-attn parity --families`: one row for each model_type of published configs."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from .families import ALIASES
+from .parity.cases.certificate import Line
+from .parity.cases.markdown import About
+
+HEADINGS = ("model_type", "in transformers", "layer", "float64", "grads", "", "the same attention")
+
+
+def table(lines: Sequence[Line], about: Mapping[str, About], strict: bool = False) -> Table:
+    """All families, their model types in alphabetical order.
+
+    Args:
+      lines: of the certificate, one for each family.
+      about: by family, the name of its layer.
+      strict: whether what is equal only as far as its input can tell is shown as different.
+    """
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in HEADINGS:
+        justify = "right" if heading in ("float64", "grads") else "left"
+        shown.add_column(heading, justify=justify, no_wrap=heading != HEADINGS[-1])
+    for line in sorted(lines, key=lambda line: line.variant):
+        whole = line.ok and (not strict or all(report.certain for report in line.reports))
+        verdict = Text(line.verdict, "green" if whole else "red")
+        errors = (line.error("output"), line.error("gradient"))
+        names = (line.variant, line.proven_equal_to, about[line.variant].layer)
+        shown.add_row(*names, *errors, verdict, ", ".join(aliases_of(line.variant)))
+    return shown
+
+
+def aliases_of(family: str) -> list[str]:
+    """Other model types whose attention is that of this family.
+
+    >>> "mixtral" in aliases_of("mistral")
+    True
+    """
+    return [alias for alias, of in ALIASES.items() if of == family]

@@ -1,0 +1,202 @@
+"""Writes which model types of transformers have the attention of a family under another name.
+
+    python -m parity_tests.core.families.aliases [FOLDER ...]
+
+A candidate is a class whose source is that of a family's attention, but for the names of classes,
+docstrings and annotations. It becomes an alias if its outputs are equal, in both spellings of the
+family's first config, if its defaults are found, and if the walk over its fields passes. The others
+are printed with the reason. Without folders all are searched; else the others stay as they were.
+Run `ruff format` after it.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from pprint import pformat
+
+import jax
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.families._aliases import ALIASES, DEFAULTS
+from flax_attn.families._choose import FAMILIES
+from flax_attn.parity import judge
+from parity_tests.families import witness
+from parity_tests.families.configs import CONFIGS
+from parity_tests.families.eager import ours, theirs
+from parity_tests.families.witness import Place
+
+from .described import described
+from .walk import walk
+
+ROOT = Path(__file__).parents[3]
+LARGE = ("evolla", "phi4_multimodal")
+# Electra's model takes tokens as wide as its embeddings, whatever the width of its layers.
+PASSED_OVER = {"electra": ("hidden_size",)}
+KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+MADE = "# Written by `python -m parity_tests.core.families.aliases`.\n"
+
+
+@cache
+def classes(folder: str) -> dict[str, ast.ClassDef]:
+    """The classes of a folder's modelling code."""
+    path = Path(witness.library().__file__).parent / f"models/{folder}/modeling_{folder}.py"
+    tree = ast.parse(path.read_text("utf-8")) if path.exists() else ast.Module([], [])
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def bare(node: ast.ClassDef, prefix: str) -> str:
+    """The source of a class without names of classes, docstrings and annotations."""
+    node = ast.parse(ast.unparse(node)).body[0]
+    for part in ast.walk(node):
+        if isinstance(part, ast.ClassDef | ast.FunctionDef):
+            part.decorator_list = []
+            first = part.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                part.body = part.body[1:] or [ast.Pass()]
+        if isinstance(part, ast.FunctionDef):
+            part.returns = None
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    return ast.unparse(node).replace(prefix, "")
+
+
+def prefix_of(name: str) -> str:
+    """`Bert` of BertSelfAttention."""
+    return re.sub("(Self)?Attention$", "", name)
+
+
+def known() -> dict[str, str]:
+    """By the bare source of its attention, each family."""
+    found = {}
+    for family, place in witness.PLACES.items():
+        if family in FAMILIES:
+            name = witness.found(family, "Attention").__name__
+            inner = f"{place.prefix}SelfAttention"
+            name = inner if inner in classes(place.folder) else name
+            found[bare(classes(place.folder)[name], prefix_of(name))] = family
+    return found
+
+
+def folders() -> list[str]:
+    """All folders of models but those whose whole model is too large to build."""
+    models = Path(witness.library().__file__).parent / "models"
+    return sorted(x.name for x in models.iterdir() if x.is_dir() and x.name not in LARGE)
+
+
+def candidates(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
+    """Families, and where a class of the same source stands."""
+    sources = known()
+    for folder in searched:
+        for name, node in classes(folder).items():
+            prefix = prefix_of(name)
+            family = name.endswith("Attention") and sources.get(bare(node, prefix))
+            if family:
+                yield from ((family, place) for place in places_of(folder, prefix, family))
+
+
+def places_of(folder: str, prefix: str, family: str) -> Iterator[Place]:
+    """Where the config and the model of an attention may be."""
+    like = witness.PLACES[family]
+    made = f"{prefix}Attention("
+    holders = [
+        name
+        for name, node in classes(folder).items()
+        if any(made in ast.unparse(part) for part in node.body) and name.startswith(prefix)
+    ]
+    for block in [name.removeprefix(prefix) for name in holders] or [like.block]:
+        for text in ("", "Text", "Vision"):
+            yield like._replace(folder=folder, prefix=prefix, text=text, block=block)
+
+
+def model_type(place: Place) -> str | None:
+    """Of the config of a place; None if there is no such config or it has a family already."""
+    try:
+        witness.PLACES["candidate"] = place
+        found = witness.found("candidate", "Config").model_type
+    except (AttributeError, ImportError):
+        return None
+    finally:
+        witness.PLACES.pop("candidate")
+    return None if found in FAMILIES else found or None
+
+
+def defaults_of(alias: str, family: str) -> dict[str, object]:
+    """Defaults of the fields that the family reads, where this class has others."""
+    cls, mine = witness.found(alias, "Config"), FAMILIES[family].defaults
+    have = {x.name: x.default for x in fields(cls)} | {"rope_theta": cls.default_theta}
+    plain = (bool, int, float, str, list, type(None))
+    names = [name for name in mine if isinstance(have.get(name, ...), plain)]
+    return {name: have[name] for name in names if have[name] != mine[name]}
+
+
+def tried(alias: str, family: str) -> str:
+    """Why a candidate is no alias; "" if it is one."""
+    small = replace(next(x for x in CONFIGS if x.name == family), alias=alias)
+    for spelling in ("old", "new"):
+        given = small.spelt(spelling)
+        layer, want = theirs(given, small)
+        if want is None:
+            return f"transformers: {layer}"
+        got = ours(given, small, layer)
+        if isinstance(got, ValueError) or not judge.same_function(got, want).ok:
+            return f"{spelling}: {got if isinstance(got, ValueError) else 'another function'}"
+    whole = witness.found(alias, "Config")().to_dict()
+    plain, full = (
+        described(nnx.eval_shape(lambda x=x: families.attention(x, 0, rngs=nnx.Rngs(0))))
+        for x in ({"model_type": alias}, {**whole, "model_type": alias})
+    )
+    if not {*(whole.get("layer_types") or ())} <= {*KINDS}:
+        return f"some layers are no attention: {whole['layer_types']}"
+    if plain != full:
+        return f"defaults: {plain} and {full}"
+    walk(small, "new", PASSED_OVER.get(alias, ()))
+    return ""
+
+
+def gather(searched: Sequence[str]) -> None:
+    """Registers the aliases of these folders, and prints which candidates are none and why."""
+    for family, place in candidates(searched):
+        alias = model_type(place)
+        if alias is None or alias in ALIASES:
+            continue
+        witness.PLACES[alias], ALIASES[alias] = place, family
+        try:
+            DEFAULTS[alias] = defaults_of(alias, family)
+            reason = tried(alias, family)
+        except Exception as error:  # by whatever class: it is told
+            reason = f"{type(error).__name__}: {error}"
+        print(f"{alias}: {family} {place}: {reason[:300] or 'an alias'}", flush=True)
+        if reason:
+            del witness.PLACES[alias], ALIASES[alias], DEFAULTS[alias]
+
+
+def main(searched: Sequence[str]) -> None:
+    for held in (*ALIASES,):
+        if not searched or witness.PLACES[held].folder in searched:
+            del ALIASES[held], witness.PLACES[held]
+            DEFAULTS.pop(held, None)
+    with jax.enable_x64(True):
+        gather(searched or folders())
+    names = sorted(ALIASES)
+    differing = {name: DEFAULTS[name] for name in names if DEFAULTS.get(name)}
+    (ROOT / "flax_attn/families/_aliases.py").write_text(
+        '"""Model types of transformers 5.23 that have the attention of a family."""\n\n'
+        f"from typing import Any\n\n{MADE}"
+        f"ALIASES: dict[str, str] = {pformat({x: ALIASES[x] for x in names})}\n"
+        f"# Their defaults where they are not those of the family.\n"
+        f"DEFAULTS: dict[str, dict[str, Any]] = {pformat(differing)}\n"
+    )
+    (ROOT / "parity_tests/families/aliases.py").write_text(
+        '"""Where the classes of aliases are."""\n\n'
+        f"from .place import Place\n\n{MADE}"
+        f"PLACES = {pformat({x: witness.PLACES[x] for x in names})}\n"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

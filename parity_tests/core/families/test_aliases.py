@@ -1,0 +1,48 @@
+"""Other names of a family's attention, each proven by one case and by its defaults."""
+
+from dataclasses import replace
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.families._aliases import ALIASES, DEFAULTS
+from flax_attn.families._choose import FAMILIES
+from flax_attn.parity import judge
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.families import aliases, witness
+from parity_tests.families.configs import CONFIGS
+from parity_tests.families.eager import ours, theirs
+
+from .described import described
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_has_the_attention_of_its_family(alias, transformers):
+    small = replace(next(x for x in CONFIGS if x.name == ALIASES[alias]), alias=alias)
+    given = small.spelt("new")
+    layer, want = theirs(given, small)
+    assert want is not None, layer
+    assert judge.same_function(ours(given, small, layer), want).ok
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_has_the_defaults_of_its_own_class(alias, transformers):
+    whole = {**witness.found(alias, "Config")().to_dict(), "model_type": alias}
+    plain, full = (
+        described(nnx.eval_shape(lambda x=x: families.attention(x, 0, rngs=nnx.Rngs(0))))
+        for x in ({"model_type": alias}, whole)
+    )
+    assert plain == full
+
+
+def test_aliases_are_of_families_and_no_families_themselves():
+    assert {*ALIASES.values()} <= {*FAMILIES} and not {*ALIASES} & {*FAMILIES}
+    assert {*aliases.PLACES} == {*ALIASES} >= {*DEFAULTS}
+    for name, fields in DEFAULTS.items():
+        assert {*fields} <= {*FAMILIES[ALIASES[name]].defaults}
+
+
+def test_a_typing_error_in_an_alias_is_named():
+    with pytest.raises(ValueError, match="Did you mean 'mixtral'"):
+        families.attention({"model_type": "mixtrall"}, 0, rngs=nnx.Rngs(0))

@@ -1,0 +1,68 @@
+"""`flax-attn parity --families`: the table, its options, and what it says without transformers."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from flax_attn import cli, proving
+from flax_attn.families import ALIASES
+from flax_attn.families._choose import FAMILIES
+from parity_tests import families
+from parity_tests.families.configs import CONFIGS
+from parity_tests.families.parts import PARTS
+from parity_tests.families.witness import attention
+
+
+def command(capsys, *options):
+    status = cli.main(["parity", "--families", *options])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_a_row_names_the_class_the_layer_and_the_aliases(capsys, monkeypatch, transformers):
+    few = [x for x in CONFIGS if x.name in ("mistral", "vit")][1:3]
+    monkeypatch.setattr(families, "CONFIGS", few)
+    monkeypatch.setattr(families, "PARTS", [])
+    status, out, _ = command(capsys)
+    assert status == 0
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "MistralAttention" in rows["mistral"] and "GroupedQueryAttention" in rows["mistral"]
+    assert "equal" in rows["mistral"] and "mixtral" in rows["mistral"]
+    assert "ViTAttention" in rows["vit"] and "deit" in rows["vit"]
+    assert "2 families, 2 cases, 0 different" in out
+
+
+def test_every_config_is_proven(monkeypatch):
+    monkeypatch.setattr(families, "prove", lambda small: small)
+    monkeypatch.setattr(families, "prove_part", lambda small: small)
+    found = [*families.rows()]
+    assert found == [*CONFIGS, *PARTS] and families.TOTAL == len(found)
+    assert {x.name for x in found} == {*FAMILIES} and {*ALIASES.values()} <= {*FAMILIES}
+
+
+def test_a_family_that_differs_is_told_and_fails(capsys, monkeypatch, transformers):
+    gpt2 = next(x for x in CONFIGS if x.name == "gpt2")  # each of its layers has another scale
+    monkeypatch.setattr(families, "CONFIGS", [replace(gpt2, index=0)])
+    monkeypatch.setattr(families, "PARTS", [])
+    monkeypatch.setattr(families.witness, "attention", partial(of_another_layer, attention))
+    status, out, _ = command(capsys)
+    assert status == 1 and "DIFFERENT" in out and "1 different" in out
+
+
+def of_another_layer(attention, config, name, index):
+    return attention(config, name, index + 1)
+
+
+def test_without_transformers_one_sentence_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(proving, "find_spec", lambda name: None)
+    status, out, err = command(capsys)
+    assert status == 2 and not out
+    assert "missing: torch, transformers. pip install torch 'transformers==5.23.*'" in err
+
+
+@pytest.mark.parametrize("more", [["llama"], ["--all"], ["--real"], ["--replay"], ["--seed", "1"]])
+def test_options_that_say_something_else_are_refused(more, capsys):
+    status, out, err = command(capsys, *more)
+    assert status == 2 and not out
+    assert "takes no names, --all, --record, --replay, --real, --seed or --markdown" in err

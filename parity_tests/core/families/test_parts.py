@@ -1,0 +1,60 @@
+"""Encoder, decoder and cross attention of one config, each against its class."""
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from parity_tests.families import parts, prove_part
+from parity_tests.families.parts import PARTS
+
+
+def titled(small):
+    return f"{small.name}-{small.part}-{small.index}"
+
+
+@pytest.mark.parametrize("small", PARTS, ids=titled)
+def test_each_part_is_transformers(small, transformers):
+    report = prove_part(small).report
+    assert report.certain, report
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_defaults_are_those_of_the_class(name, transformers):
+    whole = parts.config_of({}, name).to_dict()
+    for part in ("encoder", "decoder", "cross"):
+        for index in (0, 3):
+            layers = [
+                nnx.eval_shape(
+                    lambda given=given, index=index, part=part: built(given, index, part)
+                )
+                for given in ({"model_type": name}, whole)
+            ]
+            assert described(layers[0]) == described(layers[1])
+
+
+def built(given, index, part):
+    return families.attention(given, index, part=part, rngs=nnx.Rngs(0))
+
+
+def described(layer):
+    shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
+    plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
+    return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate
+
+
+def test_a_part_is_asked_for_by_its_name():
+    given = PARTS[0].given
+    with pytest.raises(ValueError, match="one of encoder, decoder, cross for bart; got None"):
+        families.attention(given, 0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="one of encoder, decoder, cross for bart; got 'self'"):
+        families.rules(given, 0, part="self")
+    with pytest.raises(ValueError, match="from 0 to 1, since encoder_layers=2; got 2"):
+        built(given, 2, "encoder")
+    assert built(given, 2, "decoder").q_proj.in_features == 48
+
+
+def test_a_decoder_without_a_depth_of_its_own_is_as_deep_as_the_encoder():
+    given = {"model_type": "t5", "num_layers": 2}
+    assert built(given, 1, "decoder").q.in_features == 512
+    with pytest.raises(ValueError, match="since num_decoder_layers=2; got 2"):
+        built(given, 2, "cross")

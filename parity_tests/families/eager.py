@@ -1,0 +1,75 @@
+"""One layer on both sides, eagerly in float64: the cheapest proof there is."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.parity import port
+from flax_attn.parity.draw import normal
+from flax_attn.parity.sides.torch_float64 import lifted
+
+from . import parts, witness
+from .configs import Small
+from .parts import Part
+
+SHAPES = {"x": (2, 7), "memory": (2, 9)}  # of the tokens
+
+
+def config_of(given: dict[str, Any], small: Small | Part) -> Any:
+    """The config of transformers."""
+    if isinstance(small, Part):
+        return parts.config_of(given, small.name)
+    return witness.config_of(given, small.model_type)
+
+
+def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray | None]:
+    """The module of transformers with weights drawn by name, and its output; why not, and None."""
+    import torch
+
+    try:
+        config = config_of(given, small)
+        layer, call = _of_transformers(config, small)
+        layer = layer.double().eval()
+        with torch.no_grad():
+            for path, tensor in layer.named_parameters():
+                tensor.copy_(torch.tensor(normal(0, path, tuple(tensor.shape)) / 4))
+            with lifted():
+                y = call(layer, *map(torch.tensor, _inputs(small, config.hidden_size)))
+    except Exception as refused:  # by whatever class: it is told
+        return refused, None
+    return layer, y.numpy()
+
+
+def _of_transformers(config: Any, small: Small | Part) -> tuple[Any, Any]:
+    """The layer, and how it is called."""
+    if isinstance(small, Part):
+        layer = parts.attention(parts.model_of(config, small.name), small)
+        return layer, parts.call(config, small)
+    name, index = small.model_type, small.index
+    return witness.attention(config, name, index), witness.call(config, name, index)
+
+
+def _inputs(small: Small | Part, width: int) -> list[np.ndarray]:
+    names = ("x", "memory") if isinstance(small, Part) and small.part == "cross" else ("x",)
+    return [normal(0, name, (*SHAPES[name], width)) for name in names]
+
+
+def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray | ValueError:
+    """The output of the family's layer with the same weights; or why it refuses.
+
+    JAX must have float64 enabled.
+    """
+    how: dict[str, Any] = {"rngs": nnx.Rngs(0), "param_dtype": jnp.float64}
+    part = small.part if isinstance(small, Part) else None
+    try:
+        mine: Any = families.attention(given, small.index, part=part, **how)
+        rules = families.rules(given, small.index, part=part)
+    except ValueError as refused:
+        return refused
+    port(layer, mine, rules).eval()
+    last = next(x for x in ("o_proj", "out_proj", "o") if hasattr(mine, x))
+    width = getattr(mine, last).out_features
+    return np.asarray(mine(*map(jnp.asarray, _inputs(small, width))))

@@ -1,0 +1,124 @@
+"""The attentions of models with an encoder and a decoder, and small configs of them."""
+
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+from . import witness
+
+BART = {
+    **{"d_model": 48, "encoder_attention_heads": 6, "decoder_attention_heads": 4},
+    **{"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 9, "decoder_ffn_dim": 11},
+    **{"vocab_size": 5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    **{"decoder_start_token_id": 2},
+}
+T5 = {
+    **{"d_model": 48, "d_kv": 10, "num_heads": 6, "num_layers": 2, "num_decoder_layers": 3},
+    **{"d_ff": 9, "vocab_size": 5, "relative_attention_num_buckets": 8},
+    **{"relative_attention_max_distance": 6},
+}
+HEARD = {"num_mel_bins": 3, "max_source_positions": 9, "max_target_positions": 8}
+SIZES = {"bart": BART, "t5": T5, "whisper": {**BART, **HEARD}}
+CLASSES = {"bart": "Bart", "t5": "T5", "whisper": "Whisper"}
+PATHS = {
+    "encoder": "encoder.layers.{}.self_attn",
+    "decoder": "decoder.layers.{}.self_attn",
+    "cross": "decoder.layers.{}.encoder_attn",
+}
+T5_PATHS = {
+    "encoder": "encoder.block.{}.layer.0.SelfAttention",
+    "decoder": "decoder.block.{}.layer.0.SelfAttention",
+    "cross": "decoder.block.{}.layer.1.EncDecAttention",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One config and one attention of its model."""
+
+    name: str
+    part: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    index: int = 0
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The config, as files have it."""
+        return {"model_type": self.name, **SIZES[self.name], **self.fields}
+
+    def spelt(self, spelling: str) -> dict[str, Any]:
+        """The same in every spelling, since there is no rotary."""
+        return self.given
+
+
+PARTS = [
+    Part("bart", "encoder"),
+    Part("bart", "encoder", {"d_model": 32, "encoder_attention_heads": 8}, index=1),
+    Part("bart", "decoder", index=2),
+    Part("bart", "decoder", {"d_model": 24, "attention_dropout": 0.25}),
+    Part("bart", "cross", index=2),
+    Part("bart", "cross", {"d_model": 24, "attention_dropout": 0.25}),
+    Part("whisper", "encoder"),
+    Part("whisper", "decoder", index=2),
+    Part("whisper", "cross", {"d_model": 24, "attention_dropout": 0.25}, index=1),
+    Part("t5", "encoder"),
+    Part("t5", "encoder", {"num_heads": 4, "dropout_rate": 0.0}, index=1),
+    Part("t5", "decoder"),
+    Part("t5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
+    Part("t5", "cross", index=2),
+]
+
+
+def config_of(given: dict[str, Any], name: str) -> Any:
+    """The config of a model, as `from_pretrained` makes it of a file's contents."""
+    config = getattr(witness.library(), f"{CLASSES[name]}Config").from_dict(dict(given))
+    config._attn_implementation = "eager"
+    return config
+
+
+def model_of(config: Any, name: str) -> Any:
+    """The whole model."""
+    module = import_module(f"transformers.models.{name}.modeling_{name}")
+    return getattr(module, f"{CLASSES[name]}Model")(config).eval()
+
+
+def attention(model: Any, small: Part) -> Any:
+    """The attention of one layer in a model."""
+    path = (T5_PATHS if small.name == "t5" else PATHS)[small.part].format(small.index)
+    return reduce(lambda held, name: getattr(held, name), path.split("."), model)
+
+
+def call(config: Any, small: Part) -> Any:
+    """`call(attention, x, memory=None)`, as the layer of the whole model calls it.
+
+    But for a bias that T5's first layer hands to the others.
+    """
+    of_mask = "mask" if small.name == "t5" else "attention_mask"
+
+    def called(layer: Any, x: Any, memory: Any = None) -> Any:
+        more = {} if memory is None else {"key_value_states": memory}
+        return layer(x, **{of_mask: handed(config, small, x).get(of_mask)}, **more)[0]
+
+    return called
+
+
+def handed(config: Any, small: Part, x: Any) -> dict[str, Any]:
+    """What the whole model gives to an attention beside the tokens."""
+    import torch
+
+    kept: dict[str, Any] = {}
+    with torch.no_grad():
+        model = model_of(config, small.name)
+        for param in model.parameters():
+            param.data = param.data.to(x.dtype)
+        attention(model, small).register_forward_pre_hook(
+            lambda module, args, kwargs: kept.update(kwargs), with_kwargs=True
+        )
+        x = x.detach()
+        if small.name == "whisper":
+            heard = torch.zeros(len(x), config.num_mel_bins, 2 * config.max_source_positions)
+            model(input_features=heard.to(x.dtype), decoder_inputs_embeds=x, use_cache=False)
+        else:
+            model(inputs_embeds=x, decoder_inputs_embeds=x, use_cache=False)
+    return {} if small.part == "cross" else kept

@@ -1,0 +1,23 @@
+"""Where the classes of a model type are."""
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where the classes of a family are.
+
+    Attributes:
+      folder: of `transformers.models`.
+      prefix: the beginning of the classes' names.
+      text: what follows it in names of those of a text model.
+      block: the class that holds one attention.
+      gives: "tensor", or "tuple" where the block returns it as the first of several.
+      whole: whether the model takes embedded tokens; else its attention is given no more than x.
+    """
+
+    folder: str
+    prefix: str
+    text: str = ""
+    block: str = "DecoderLayer"
+    gives: str = "tensor"
+    whole: bool = True
