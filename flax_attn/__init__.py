@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
+    from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
@@ -112,6 +113,7 @@ _HOMES = {
     "CrossAttention": ".layers",
     "SharedKeyValueAttention": ".layers",
     "SigmoidAttention": ".layers",
+    "DifferentialAttention": ".layers",
     "EntmaxAttention": ".layers",
     "SelectiveAttention": ".layers",
     "ValueResidualAttention": ".layers",

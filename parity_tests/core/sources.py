@@ -15,6 +15,7 @@ def tree_of(path: Path) -> ast.Module:
 
 # The abstract classes of layers, and what serves as one among the twins.
 ABSTRACT = {
+    "Heads": ROOT / "flax_attn/layers/_heads.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",

@@ -230,7 +230,7 @@ def test_constructors_take_what_every_layer_takes_and_few_things_more(layer):
 @of_all_layers
 def test_a_forward_is_an_equation(layer):
     for name, node in modules_of(ROOT / f"flax_attn/layers/{layer}.py").items():
-        known = (["nnx.Module"], ["GroupedHeads"], ["LatentHeads"])
+        known = (["nnx.Module"], ["Heads"], ["GroupedHeads"], ["LatentHeads"])
         assert bases_of(node) in known, f"{name} is not final."
         call = method(node, "__call__")
         assert call is not None, f"{name} has no __call__."

@@ -1,0 +1,145 @@
+"""Differential attention: the weights of one head less a share of those of another."""
+
+import math
+from typing import Any, get_args
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_choice, check_divides, check_positive
+from .._types import wide
+from ..attend import Empty, attend
+from ..masks import CAUSAL, Mask
+from ..norms import rms_norm
+from ..rules import Rules
+from ._common import split_heads, torch_linears
+from ._heads import Heads, Turn
+
+
+class DifferentialAttention(Heads):
+    """`o_proj((1 - l0) * norm((A_i - lambda A_j) [v_i, v_j]))`, A the softmaxes of heads i and j.
+
+    Head i pairs with head j = i + N / 2. The values of the first half of the key/value heads stand
+    beside those of the second half, and both heads of a pair read the two. `lambda` is
+    `exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + l0`, and l0 is
+    `0.8 - 0.6 exp(-0.3 depth)`. The norm has no gain, over the 2 head_dim components of a pair.
+
+    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: query heads, N.
+      num_kv_heads: key/value heads, K, an even number; must divide N.
+      head_dim: width of a head, H.
+      depth: which layer of the model, from 0.
+      rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N H`; None for none.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`. It is one for
+        all heads, or of N / 2, one for each pair.
+      eps: of the norm.
+      qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)); the four vectors of lambda
+        start from normal numbers of deviation 0.1.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    There is no dropout: neither the paper nor DiffLlama says what of the difference is dropped.
+
+    Raises:
+      ValueError: for counts below 1 or odd ones, K that does not divide N, a depth below 0; in the
+        call as `GroupedQueryAttention` does.
+      TypeError: if x is not floating, or a mask or valid not boolean.
+
+    Source: Ye et al., "Differential Transformer", 2024; pairs of heads and names as in DiffLlama.
+
+    >>> layer = DifferentialAttention(12, 6, 2, 4, depth=1, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        depth: int,
+        *,
+        rotary: Turn | None = None,
+        mask: Mask | Array = CAUSAL,
+        eps: float = 1e-5,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        _check(in_features, num_heads, num_kv_heads, head_dim, depth)
+        self.keep(rotary, mask, Rules())
+        self.head_dim, self.eps = head_dim, eps
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
+        self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            start = nnx.initializers.normal(0.1)(rngs.params(), (head_dim,), param_dtype)
+            setattr(self, name, nnx.Param(start))
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
+        check_choice("empty", empty, *get_args(Empty))
+        x, seen = self.tokens(x, mask, valid)
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
+        (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
+        first = attend(q1, k1, v, mask=seen, empty=empty)  # *B T N/2 2H
+        second = attend(q2, k2, v, mask=seen, empty=empty)  # *B T N/2 2H
+        o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
+        return self.output((1 - self.lambda_init) * rms_norm(o, eps=self.eps), valid)  # *B T D
+
+    def heads(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T J V"]]:
+        """Queries and keys, turned, and J = K / 2 values, each of two heads side by side."""
+        q, k, v = (
+            split_heads(project(x), self.head_dim)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        v = jnp.concatenate(jnp.split(v, 2, axis=-2), axis=-1)  # *B T K/2 2H
+        return self.turned(q, positions), self.turned(k, positions), v
+
+    def share(self) -> Float[Array, ""]:
+        """How much of the second head's weights is taken away; in float32 or wider."""
+        names = (("lambda_q1", "lambda_k1"), ("lambda_q2", "lambda_k2"))
+        pairs = ((getattr(self, q)[...], getattr(self, k)[...]) for q, k in names)
+        first, second = (jnp.exp(jnp.sum((q * k).astype(wide(q.dtype)))) for q, k in pairs)
+        return first - second + self.lambda_init
+
+
+def _check(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int, depth: int) -> None:
+    check_positive(in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_positive(head_dim=head_dim)
+    check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
+    if num_kv_heads % 2:
+        raise ValueError(
+            "num_kv_heads must be even, since heads are taken in pairs; got "
+            f"num_kv_heads={num_kv_heads}."
+        )
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise ValueError(f"depth must be a whole number of at least 0; got {depth!r}.")
