@@ -11,6 +11,7 @@ MASKS = (
 )
 JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
 PLAIN = tuple(f"attend.test_laws_{part}" for part in ("reference", "hidden", "hidden_gradients"))
+CHECKPOINTS = ("weights.test_laws_files",)
 LOOPS = ("backends.test_laws_block_loops",)
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -32,6 +33,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/protocol": ("backends.test_laws_protocol", "backends.test_laws_kernels"),
     "attend": ("attend.test_laws_attend",),
     "drop_in": ("attend.test_laws_drop_in",),
+    "weights/entry": CHECKPOINTS,
+    "weights/gguf": CHECKPOINTS,
+    "weights/gguf_keys": CHECKPOINTS,
+    "weights/npz": CHECKPOINTS,
 }
 WITH_LAWS = [file for file, laws in FILES.items() if laws]
 # CI draws of these.

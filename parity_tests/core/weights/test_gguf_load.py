@@ -235,7 +235,7 @@ def test_an_architecture_that_is_not_read(tmp_path):
     there = {
         "'qwen2'; gemma3, llama": [key("general.architecture", 8, text("qwen2"))],
         "int; gemma3": [word("general.architecture", 2)],
-        "has no general.arch": [],
+        "has no general.architecture; gemma3": [],
     }
     for told, keys in there.items():
         with pytest.raises(CheckpointError, match=told):
