@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from .dropout import Dropout as Dropout
     from .dropout import DropoutMask as DropoutMask
     from .flax_drop_in import flax_attention as flax_attention
+    from .layers import AttentionPool as AttentionPool
+    from .layers import AxialAttention as AxialAttention
     from .layers import BahdanauAttention as BahdanauAttention
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
     from .layers import DifferentialAttention as DifferentialAttention
+    from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
@@ -31,11 +34,13 @@ if TYPE_CHECKING:
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
+    from .layers import LongformerAttention as LongformerAttention
     from .layers import LuongAttention as LuongAttention
     from .layers import MultiHeadAttention as MultiHeadAttention
     from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
     from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
     from .layers import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+    from .layers import PerceiverAttention as PerceiverAttention
     from .layers import RelativeShiftAttention as RelativeShiftAttention
     from .layers import SelectiveAttention as SelectiveAttention
     from .layers import SelfAttentionV1 as SelfAttentionV1
@@ -107,11 +112,16 @@ _HOMES = {
     "Dropout": ".dropout",
     "DropoutMask": ".dropout",
     "flax_attention": ".flax_drop_in",
+    "AttentionPool": ".layers",
+    "AxialAttention": ".layers",
     "BahdanauAttention": ".layers",
     "CausalAttention": ".layers",
     "CausalRenormalisedAttention": ".layers",
     "CrossAttention": ".layers",
     "SharedKeyValueAttention": ".layers",
+    "DecomposedRelativeAttention": ".layers",
+    "LongformerAttention": ".layers",
+    "PerceiverAttention": ".layers",
     "SigmoidAttention": ".layers",
     "DifferentialAttention": ".layers",
     "EntmaxAttention": ".layers",

@@ -1,10 +1,13 @@
 """Every variant as a Flax module, one a file."""
 
+from .attention_pool import AttentionPool as AttentionPool
+from .axial import AxialAttention as AxialAttention
 from .bahdanau import BahdanauAttention as BahdanauAttention
 from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
 from .cross import CrossAttention as CrossAttention
 from .differential import DifferentialAttention as DifferentialAttention
+from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
@@ -12,11 +15,13 @@ from .gated_query import GatedQueryAttention as GatedQueryAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
+from .longformer import LongformerAttention as LongformerAttention
 from .luong import LuongAttention as LuongAttention
 from .multi_head import MultiHeadAttention as MultiHeadAttention
 from .multi_head_combined import MultiHeadAttentionCombined as MultiHeadAttentionCombined
 from .multi_head_einsum import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
 from .multi_head_wrapper import MultiHeadAttentionWrapper as MultiHeadAttentionWrapper
+from .perceiver import PerceiverAttention as PerceiverAttention
 from .relative_shift import RelativeShiftAttention as RelativeShiftAttention
 from .selective import SelectiveAttention as SelectiveAttention
 from .self_attention_v1 import SelfAttentionV1 as SelfAttentionV1

@@ -1,0 +1,100 @@
+"""Pooling by attention: learned queries over the tokens of a sequence (Lee et al., 2019)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_input, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Dense
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
+
+
+class AttentionPool(nnx.Module):
+    """`out_proj(attend(q_proj(probe), k_proj(x), v_proj(x)))`: tokens pooled into a few vectors.
+
+    With one query it is the attention of SigLIP's pooling head, whose norm and MLP come after it.
+    A sequence without a token gives `out_proj(0)`.
+
+    Shapes: x `*B S dim` -> `*B queries dim`.
+
+    Args:
+      dim: width of a token.
+      num_heads: how many heads; must divide dim.
+      queries: how many vectors come out.
+      bias: whether the four projections have biases.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections, the first one of `probe` too; None
+        draws the projections as torch does and `probe` from N(0, 1).
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x or valid do not fit.
+      TypeError: if x is not floating, or valid not boolean.
+
+    Source: Lee et al., "Set Transformer", 2019, section 3.2; Zhai et al., "Sigmoid Loss for
+    Language Image Pre-Training", 2023.
+
+    >>> pool = AttentionPool(6, 2, 1, rngs=nnx.Rngs(0))
+    >>> pool(jnp.ones((3, 5, 6))).shape
+    (3, 1, 6)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        queries: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads, queries=queries)
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q_proj = linear(dim, dim, use_bias=bias)
+        self.k_proj = linear(dim, dim, use_bias=bias)
+        self.v_proj = linear(dim, dim, use_bias=bias)
+        self.out_proj = linear(dim, dim, use_bias=bias)
+        start = nnx.initializers.normal(1.0) if kernel_init is None else kernel_init
+        self.probe = nnx.Param(start(rngs.params(), (queries, dim), param_dtype))
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B S D"],
+        *,
+        valid: Bool[Array, "*#B S"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B Q D"]:
+        """The tokens of x, pooled.
+
+        Args:
+          x: the tokens.
+          valid: which tokens are there. The others are neither read nor seen.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x, seen = check_input("x", x, self.k_proj.in_features), FULL
+        if valid is not None:
+            there = check_tokens("valid", valid, x)  # *B S
+            x = jnp.where(there[..., None], x, 0)
+            seen = Dense(there[..., None, None, :])
+        probe = self.probe[...].astype(x.dtype)  # Q D
+        probe = jnp.broadcast_to(probe, (*x.shape[:-2], *probe.shape))  # *B Q D
+        q = split_heads(self.q_proj(probe), self.head_dim)  # *B Q N H
+        k = split_heads(self.k_proj(x), self.head_dim)  # *B S N H
+        v = split_heads(self.v_proj(x), self.head_dim)  # *B S N H
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        return self.out_proj(merge_heads(attend(q, k, v, mask=seen, dropout=drop)))  # *B Q D

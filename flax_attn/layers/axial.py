@@ -1,0 +1,121 @@
+"""Axial attention: each axis of an image or volume by itself (Ho et al., 2019)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_input, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Dense
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._sources import zero_absent
+
+
+class AxialAttention(nnx.Module):
+    """The sum over the axes of multi-head attention along each, with weights of its own.
+
+    Each of the lines along an axis is a sequence for itself, so that an image of Y X tokens costs
+    Y X (Y + X) products and not (Y X)^2. With `summed=False` the axes follow one another, each on
+    what the one before it gave.
+
+    Shapes: x `*B A1 ... An dim` -> `*B A1 ... An dim`, with n axes.
+
+    Args:
+      dim: width of a token, C.
+      num_heads: how many heads; must divide dim.
+      axes: how many axes stand before the last one, 2 for an image.
+      summed: whether the axes' results are added, or follow one another.
+      head_dim: width of a head; None for dim / num_heads.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x or valid do not fit.
+      TypeError: if x is not floating, or valid not boolean.
+
+    Source: Ho et al., "Axial Attention in Multidimensional Transformers", 2019; names as in the
+    package axial-attention.
+
+    >>> layer = AxialAttention(6, 2, 2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 4, 5, 6))).shape
+    (3, 4, 5, 6)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        axes: int,
+        *,
+        summed: bool = True,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads, axes=axes)
+        part = check_divides("num_heads", num_heads, "dim", dim)
+        self.head_dim = part if head_dim is None else head_dim
+        check_positive(head_dim=self.head_dim)
+        self.axes, self.summed, width = axes, summed, num_heads * self.head_dim
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.to_q = nnx.List([linear(dim, width, use_bias=False) for _ in range(axes)])
+        self.to_kv = nnx.List([linear(dim, 2 * width, use_bias=False) for _ in range(axes)])
+        self.to_out = nnx.List([linear(width, dim) for _ in range(axes)])
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B C"],
+        *,
+        valid: Bool[Array, "*B"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B C"]:
+        """Attention along each axis of x.
+
+        Args:
+          x: the tokens, `*B A1 ... An C`.
+          valid: which tokens are there, `*B A1 ... An`. The others are neither read nor seen, and
+            give zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x = _check_axes(x, self.to_q[0].in_features, self.axes)
+        there = None if valid is None else check_tokens("valid", valid, x)
+        total = 0 * x
+        for i in range(self.axes):
+            x = zero_absent(x, there)
+            made = self._along(i, x, there, deterministic)
+            total = total + made
+            x = x if self.summed else made
+        return zero_absent(total if self.summed else x, there)
+
+    def _along(self, i: int, x: Array, there: Array | None, deterministic: bool | None) -> Array:
+        """Attention along axis i, of lines that are moved to the last axis but one."""
+        axis = i - self.axes - 1
+        lines = jnp.moveaxis(x, axis, -2)  # ... T C
+        q, (k, v) = self.to_q[i](lines), jnp.split(self.to_kv[i](lines), 2, axis=-1)
+        q, k, v = (split_heads(y, self.head_dim) for y in (q, k, v))  # ... T N H
+        seen = FULL
+        if there is not None:
+            seen = Dense(jnp.moveaxis(there, axis + 1, -1)[..., None, None, :])
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, dropout=drop)  # ... T N H
+        return jnp.moveaxis(self.to_out[i](merge_heads(o)), -2, axis)
+
+
+def _check_axes(x: Any, width: int, axes: int) -> Array:
+    if jnp.ndim(x) > 1 and (jnp.ndim(x) < axes + 1 or jnp.shape(x)[-1] != width):
+        names = "".join(f"axis {i + 1}, " for i in range(axes))
+        raise ValueError(f"x must have shape (*batch, {names}{width}); got {jnp.shape(x)}.")
+    return check_input("x", x, width)

@@ -1,0 +1,106 @@
+"""SAM's attention over an image, with a bias by rows and one by columns (Kirillov et al., 2023)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_image, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Dense
+from ..positions.relative import decomposed_bias, resized_rows
+from ..scores import Additive
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._sources import zero_absent
+
+
+class DecomposedRelativeAttention(nnx.Module):
+    """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias reads q unscaled.
+
+    `rel_pos_h` and `rel_pos_w` hold a vector for each distance along a side of an image of the
+    layer's size; an image of another size reads them interpolated. The bias is an array
+    `*B N T T` with T = Y X tokens; `attend` does the rest.
+
+    Shapes: x `*B Y X dim` -> `*B Y X dim`.
+
+    Args:
+      dim: width of a token, C.
+      num_heads: how many heads; must divide dim.
+      size: height and width of the image that the tables are made for.
+      qkv_bias: whether `qkv` has a bias.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections, the first one of the tables too; None
+        draws the projections as torch does, and tables start from zero.
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x or valid do not fit.
+      TypeError: if x is not floating, or valid not boolean.
+
+    Source: Li et al., "MViTv2: Improved Multiscale Vision Transformers for Classification and
+    Detection", 2022; Kirillov et al., "Segment Anything", 2023; names as in SAM's checkpoints.
+
+    >>> layer = DecomposedRelativeAttention(6, 2, (4, 5), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 4, 5, 6))).shape
+    (3, 4, 5, 6)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        size: tuple[int, int],
+        *,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads)
+        check_positive(**{f"size[{i}]": side for i, side in enumerate(size)})
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.qkv, self.proj = linear(dim, 3 * dim, use_bias=qkv_bias), linear(dim, dim)
+        start = nnx.initializers.zeros if kernel_init is None else kernel_init
+        shapes = [(2 * side - 1, self.head_dim) for side in size]
+        tables = [nnx.Param(start(rngs.params(), shape, param_dtype)) for shape in shapes]
+        self.rel_pos_h, self.rel_pos_w = tables
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B Y X C"],
+        *,
+        valid: Bool[Array, "*#B Y X"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B Y X C"]:
+        """Attention of all tokens of an image over each other.
+
+        Args:
+          x: the image's tokens.
+          valid: which tokens are there. The others are neither read nor seen, and give zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x, seen = check_image("x", x, self.qkv.in_features), FULL
+        if valid is not None:
+            there = check_tokens("valid", valid, x)  # *B Y X
+            x = jnp.where(there[..., None], x, 0)
+            seen = Dense(there.reshape(*there.shape[:-2], 1, 1, -1))
+        made = self.qkv(x).reshape(*x.shape[:-3], -1, self.qkv.out_features)  # *B T 3C
+        q, k, v = (split_heads(y, self.head_dim) for y in jnp.split(made, 3, axis=-1))
+        rows = resized_rows(self.rel_pos_h[...].astype(q.dtype), *x.shape[-3:-2] * 2)  # Y Y H
+        columns = resized_rows(self.rel_pos_w[...].astype(q.dtype), *x.shape[-2:-1] * 2)  # X X H
+        bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, score=bias, dropout=drop)  # *B T N H
+        y = self.proj(merge_heads(o)).reshape(x.shape)  # *B Y X C
+        return zero_absent(y, valid)

@@ -1,0 +1,109 @@
+"""Longformer's attention: a window for most tokens, everything for a few (Beltagy et al., 2020)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_input, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import Dense, Window
+from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._sources import zero_absent
+
+
+class LongformerAttention(nnx.Module):
+    """A token sees its window and all global tokens; a global token sees all, by its own weights.
+
+    Two runs of `attend`, one for the tokens of a window and one for the global ones, whose sum it
+    is: in each the other's rows see nothing and give zero. There is no output projection, which
+    Longformer has in its next class. Any length will do, where published code pads it.
+
+    Shapes: x `*B T dim` -> `*B T dim`.
+
+    Args:
+      dim: width of a token, D.
+      num_heads: how many heads; must divide dim.
+      window: how many tokens beside its own a token sees, half of them on each side; even.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(dim)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, an odd window, heads that do not divide dim, a share outside
+        [0, 1]; in the call, if x, global_tokens or valid do not fit.
+      TypeError: if x is not floating, or global_tokens or valid not boolean.
+
+    Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020, section 3.1; names as
+    in its published checkpoints.
+
+    >>> layer = LongformerAttention(6, 2, 4, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 9, 6)), global_tokens=jnp.arange(9) == 0).shape
+    (3, 9, 6)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        *,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads, window=window)
+        if window % 2:
+            raise ValueError(f"window must be even, for two sides of one length; got {window=}.")
+        self.half = window // 2
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.query, self.key, self.value = (linear(dim, dim) for _ in range(3))
+        self.query_global, self.key_global, self.value_global = (linear(dim, dim) for _ in range(3))
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        global_tokens: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          global_tokens: which tokens see all and are seen by all; None for none.
+          valid: which tokens are there. The others are neither read nor seen, and give zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x = check_input("x", x, self.query.in_features)
+        there = check_tokens("valid", valid, x)  # *B T
+        x = jnp.where(there[..., None], x, 0)
+        chosen = _global(global_tokens, x)  # *B T
+        keys, rows = there[..., None, None, :], chosen[..., None, :, None]
+        near = Window(self.half, self.half) | Dense(chosen[..., None, None, :])
+        drops = [None if self.dropout is None else self.dropout(deterministic) for _ in range(2)]
+        local = [self.query, self.key, self.value]
+        q, k, v = (split_heads(project(x), self.head_dim) for project in local)  # *B T N H
+        seen = near & Dense(~rows) & Dense(keys)
+        o = attend(q, k, v, mask=seen, dropout=drops[0])  # *B T N H
+        wide = [self.query_global, self.key_global, self.value_global]
+        q, k, v = (split_heads(project(x), self.head_dim) for project in wide)  # *B T N H
+        o = o + attend(q, k, v, mask=Dense(rows) & Dense(keys), dropout=drops[1])  # *B T N H
+        return zero_absent(merge_heads(o), valid)  # *B T D
+
+
+def _global(given: Array | None, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
+    if given is None:
+        return jnp.zeros(x.shape[:-1], bool)
+    return check_tokens("global_tokens", given, x)

@@ -1,0 +1,139 @@
+"""Perceiver's attention: latents look at inputs of any length (Jaegle et al., 2021)."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class PerceiverAttention(nnx.Module):
+    """`x + dense(attend(query(norm1(x)), key(norm2(memory)), value(norm2(memory))))`.
+
+    With `memory_features` it looks at a memory; without, latents look at themselves, and keys and
+    values are made of `norm1(x)`.
+
+    Shapes: x `*B T in_features`, memory `*B S memory_features` -> `*B T in_features`, or
+    `*B T v_features` for self attention without a residual.
+
+    Args:
+      in_features: width of a latent.
+      num_heads: how many heads; must divide qk_features and v_features.
+      memory_features: width of a token of the memory; None for self attention.
+      qk_features: width of all heads of queries and keys; None for in_features.
+      v_features: width of all heads of values; None for qk_features.
+      residual: whether x is added.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections, the second one of the norms too; None
+        draws the projections as torch does and starts the norms' biases from zero.
+      rngs: source of the random start and of the dropout.
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide the widths, a residual of another
+        width than the output, a share outside [0, 1]; in the call, if x, memory, masks or valid do
+        not fit, or for a memory where none belongs or none where one does.
+      TypeError: if x or memory are not floating, or a mask or valid not boolean.
+
+    Source: Jaegle et al., "Perceiver: General Perception with Iterative Attention", 2021; names as
+    in its published checkpoints.
+
+    >>> layer = PerceiverAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
+    (3, 5, 8)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *,
+        memory_features: int | None = None,
+        qk_features: int | None = None,
+        v_features: int | None = None,
+        residual: bool = True,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        source = in_features if memory_features is None else memory_features
+        qk = in_features if qk_features is None else qk_features
+        values = qk if v_features is None else v_features
+        check_positive(in_features=in_features, num_heads=num_heads, memory_features=source)
+        self.qk_dim = check_divides("num_heads", num_heads, "qk_features", qk)
+        self.v_dim = check_divides("num_heads", num_heads, "v_features", values)
+        out = values if memory_features is None else in_features
+        _check_residual(residual, in_features, out)
+        self.residual, self.mask = residual, as_attribute(as_mask(mask))
+        start = nnx.initializers.zeros if bias_init is None else bias_init
+        how = {"bias_init": start, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        norm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False, **how)
+        self.layernorm1 = norm(in_features)
+        self.layernorm2 = None if memory_features is None else norm(memory_features)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.query, self.key = linear(in_features, qk), linear(source, qk)
+        self.value, self.dense = linear(source, values), linear(values, out)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S E"] | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T F"]:
+        """Attention of x over memory, or over itself.
+
+        Args:
+          x: the latents.
+          memory: what is looked at, for a layer with memory_features.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens of x are there. The others are neither read nor, in self attention,
+            seen, and their outputs are zero. A memory's padding is said by the mask.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        self._check_memory(memory)
+        widths = self.query.in_features, self.key.in_features
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths)
+        latents = self.layernorm1(x)  # *B T D
+        source = latents if self.layernorm2 is None else self.layernorm2(memory)  # *B S E
+        q = split_heads(self.query(latents), self.qk_dim)  # *B T N H
+        k = split_heads(self.key(source), self.qk_dim)  # *B S N H
+        v = split_heads(self.value(source), self.v_dim)  # *B S N h
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        y = self.dense(merge_heads(attend(q, k, v, mask=seen, dropout=drop)))  # *B T F
+        return zero_absent(x + y if self.residual else y, valid)  # *B T F
+
+    def _check_memory(self, memory: Array | None) -> None:
+        if (memory is None) != (self.layernorm2 is None):
+            given, built = (
+                ("a memory", "memory_features=None")
+                if self.layernorm2 is None
+                else ("no memory", f"memory_features={self.key.in_features}")
+            )
+            raise ValueError(f"The layer was built with {built}; got {given}.")
+
+
+def _check_residual(residual: bool, width: int, out: int) -> None:
+    if residual and width != out:
+        raise ValueError(
+            f"The residual is x, of width {width}, and the output has v_features={out}; let them "
+            "be one, or say residual=False."
+        )

@@ -1,0 +1,60 @@
+"""Pooling by attention against its twin and the attention of SigLIP's pooling head."""
+
+import numpy as np
+
+from flax_attn.layers.attention_pool import AttentionPool
+from flax_attn.parity import Case, Rule
+
+SIZES = {"dim": 12, "num_heads": 3, "queries": 2}
+ONE = {"dtypes": ("float64",)}
+VALID = np.asarray([[True] * 3 + [False] * 4, [False] * 7])
+
+
+class AttentionOnly(Case):
+    """A case of SigLIP's head without the MLP that follows its attention."""
+
+    def torch_module(self):
+        from torch.nn import Identity, Module
+
+        class Nothing(Module):
+            def forward(self, x):
+                return 0 * x
+
+        module = super().torch_module()
+        module.layernorm, module.mlp = Identity(), Nothing()
+        return module
+
+
+def siglip():
+    from transformers import SiglipVisionConfig
+
+    return {
+        "config": SiglipVisionConfig(hidden_size=12, num_attention_heads=3, intermediate_size=8)
+    }
+
+
+CASES = [
+    Case(AttentionPool, SIZES, x=(2, 7, 12)),
+    Case(AttentionPool, SIZES, x=(7, 12), **ONE),
+    Case(AttentionPool, {**SIZES, "bias": False}, x=(2, 7, 12), valid=VALID, **ONE),
+    Case(AttentionPool, {**SIZES, "dropout": 0.3}, x=(2, 7, 12), train=True, **ONE),
+    AttentionOnly(
+        AttentionPool,
+        {**SIZES, "queries": 1},
+        x=(2, 7, 12),
+        witness="transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead",
+        witness_config=siglip,
+        torch_call=lambda head, x: head(x)[:, None],
+        rules=[
+            Rule("probe -> probe", "a q d -> (a q) d", a=1),
+            Rule("attention.in_proj_weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", n=3),
+            Rule("attention.in_proj_bias -> {q,k,v}_proj.bias", "(n o) -> n o", n=3),
+            Rule("attention.out_proj -> out_proj"),
+        ],
+        **ONE,
+    ),
+]
+
+
+def test_parity(case):
+    case.check()
