@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import CrossAttention as CrossAttention
-    from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
+    from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention

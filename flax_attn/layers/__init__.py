@@ -6,8 +6,8 @@ from .bahdanau import BahdanauAttention as BahdanauAttention
 from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
 from .cross import CrossAttention as CrossAttention
-from .differential import DifferentialAttention as DifferentialAttention
 from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
+from .differential import DifferentialAttention as DifferentialAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
