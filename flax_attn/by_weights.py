@@ -1,14 +1,15 @@
 """Attention whose weights are no softmax, or whose heads are mixed: by the plain formula alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from .attend import bound_rules, rules_of
 from .backends.local import flat
 from .dropout import Drop
-from .masks import FULL, Mask
+from .masks import FULL, Dense, Mask
 from .normalisers import Normaliser
 from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
 from .rules import sizes_of
@@ -36,7 +37,8 @@ def attend_by_weights(
     For what `attend` cannot carry, whose backends never hold the weights: this holds all of them,
     T x S a head, and runs the plain formula on every machine. With the defaults it is `attend`.
     A row that may look at nothing gives zeros, and keys that nobody may look at cannot reach
-    outputs or gradients, whatever they hold.
+    outputs or gradients, whatever they hold. What a mixing adds to hidden weights, a bias say, is
+    replaced by zero; a mask of each head is asked for the heads that come out of the mixing.
 
     Args:
       q, k, v: as of `attend`; K must divide N.
@@ -62,17 +64,27 @@ def attend_by_weights(
     rules = bound_rules(q, k, v, rules_of(mask, score, scale, None, dropout))
     sizes = sizes_of(q, k)
     q, k, v = flat(sizes, q, k, v)  # B T N H, B S K H, B S K h
-    q, k, v = zero_unseen(tap("query", q), tap("key", k), tap("value", v), rules)
-    logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
+    q, k, v = tap("query", q), tap("key", k), tap("value", v)
     seen = jnp.asarray(rules.mask.grid(sizes))
+    if mix_scores is None:
+        q, k, v = zero_unseen(q, k, v, rules)
+    else:  # a head's logits are read by all heads, its values by itself alone
+        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes))
+        (q, k, _), (_, _, v) = zero_unseen(q, k, v, anybody), zero_unseen(q, k, v, rules)
+    logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
     scores = tap("scores", jnp.where(seen, scored(rules.score, logits, seen, sizes), -jnp.inf))
     weights = jnp.where(seen, _same_shape("normalise", normalise, scores), 0)  # B N T S
-    weights = _same_shape("mix_weights", mix_weights, tap("weights", weights))
+    weights = jnp.where(seen, _same_shape("mix_weights", mix_weights, tap("weights", weights)), 0)
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
     o = tap("context", pooled(weights, v).astype(q.dtype))  # B T N h
     return o.reshape(*sizes.batch, *o.shape[1:])
+
+
+def _of_any_head(seen: Bool[Array, "..."]) -> Bool[Array, "#B 1 #T #S"]:
+    """What some head may look at, of a grid that broadcasts to B N T S."""
+    return seen.reshape((1,) * (4 - seen.ndim) + seen.shape).any(axis=1, keepdims=True)
 
 
 def _same_shape(name: str, function: Mix | None, x: Array) -> Array:

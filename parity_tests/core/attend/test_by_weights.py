@@ -79,6 +79,31 @@ def test_heads_are_mixed_before_the_mask_and_after_the_weights(normalise):
     assert same(values_and_gradients(mine), plain)
 
 
+def test_masks_are_asked_for_the_heads_that_come_out_of_the_mixing():
+    """A head's keys are read by all heads, and a bias reaches no weight that is hidden."""
+    before, after = (jnp.asarray(normal(i, N, N)) for i in (5, 6))
+
+    def mine(q, k, v):
+        how = {
+            "mix_scores": lambda x: jnp.einsum("nm,bmts->bnts", before, x),
+            "mix_weights": lambda x: jnp.einsum("nm,bmts->bnts", after, x) + 0.7,
+        }
+        return attend_by_weights(q, k, v, mask=seen, **how)
+
+    def plain(q, k, v):
+        k, v = (jnp.repeat(x, N // K, axis=-2) for x in (k, v))
+        logits = jnp.einsum("nm,btmh,bsmh->bnts", before, q, k) / 2
+        exps = jnp.where(seen, jnp.exp(logits), 0)
+        rows = exps.sum(-1, keepdims=True)
+        weights = exps / jnp.where(rows == 0, 1, rows)
+        weights = jnp.where(seen, jnp.einsum("nm,bmts->bnts", after, weights) + 0.7, 0)
+        return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+    seen = RAGGED.copy()
+    seen[:, 4:, :, 2] = False  # hidden from both heads of a key head that other heads read
+    assert same(values_and_gradients(mine), values_and_gradients(plain))
+
+
 @pytest.mark.parametrize("normalise", [sigmoid, entmax, jnp.exp])
 def test_what_nobody_sees_reaches_nothing(normalise):
     seen = np.ones((B, 1, T, S), bool)
