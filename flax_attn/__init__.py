@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .layers import BahdanauAttention as BahdanauAttention
     from .layers import CausalAttention as CausalAttention
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
+    from .layers import ClassAttention as ClassAttention
     from .layers import CrossAttention as CrossAttention
     from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DifferentialAttention as DifferentialAttention
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
     from .layers import GatedQueryAttention as GatedQueryAttention
+    from .layers import CrossCovarianceAttention as CrossCovarianceAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     from .layers import SigmoidAttention as SigmoidAttention
     from .layers import SimplifiedSelfAttention as SimplifiedSelfAttention
     from .layers import SingleHeadAttention as SingleHeadAttention
+    from .layers import SpatialReductionAttention as SpatialReductionAttention
     from .layers import T5Attention as T5Attention
+    from .layers import TalkingHeadsAttention as TalkingHeadsAttention
     from .layers import TransformerMultiHeadAttention as TransformerMultiHeadAttention
     from .layers import UniformCausalAverage as UniformCausalAverage
     from .layers import ValueResidualAttention as ValueResidualAttention
@@ -117,6 +121,7 @@ _HOMES = {
     "BahdanauAttention": ".layers",
     "CausalAttention": ".layers",
     "CausalRenormalisedAttention": ".layers",
+    "ClassAttention": ".layers",
     "CrossAttention": ".layers",
     "SharedKeyValueAttention": ".layers",
     "DecomposedRelativeAttention": ".layers",
@@ -130,6 +135,7 @@ _HOMES = {
     "ExclusiveAttention": ".layers",
     "DisentangledAttention": ".layers",
     "GatedQueryAttention": ".layers",
+    "CrossCovarianceAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",
@@ -143,7 +149,9 @@ _HOMES = {
     "SelfAttentionV2": ".layers",
     "SimplifiedSelfAttention": ".layers",
     "SingleHeadAttention": ".layers",
+    "SpatialReductionAttention": ".layers",
     "T5Attention": ".layers",
+    "TalkingHeadsAttention": ".layers",
     "TransformerMultiHeadAttention": ".layers",
     "UniformCausalAverage": ".layers",
     "WindowAttention": ".layers",

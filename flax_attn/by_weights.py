@@ -69,7 +69,7 @@ def attend_by_weights(
     if mix_scores is None:
         q, k, v = zero_unseen(q, k, v, rules)
     else:  # a head's logits are read by all heads, its values by itself alone
-        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes))
+        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes_of(q, k)))
         (q, k, _), (_, _, v) = zero_unseen(q, k, v, anybody), zero_unseen(q, k, v, rules)
     logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
     scores = tap("scores", jnp.where(seen, scored(rules.score, logits, seen, sizes), -jnp.inf))

@@ -5,6 +5,7 @@ from .axial import AxialAttention as AxialAttention
 from .bahdanau import BahdanauAttention as BahdanauAttention
 from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
+from .class_attention import ClassAttention as ClassAttention
 from .cross import CrossAttention as CrossAttention
 from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .differential import DifferentialAttention as DifferentialAttention
@@ -12,6 +13,7 @@ from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
 from .gated_query import GatedQueryAttention as GatedQueryAttention
+from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
@@ -30,7 +32,9 @@ from .shared_key_value import SharedKeyValueAttention as SharedKeyValueAttention
 from .sigmoid import SigmoidAttention as SigmoidAttention
 from .simplified_self_attention import SimplifiedSelfAttention as SimplifiedSelfAttention
 from .single_head import SingleHeadAttention as SingleHeadAttention
+from .spatial_reduction import SpatialReductionAttention as SpatialReductionAttention
 from .t5 import T5Attention as T5Attention
+from .talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from .transformer_multi_head import TransformerMultiHeadAttention as TransformerMultiHeadAttention
 from .uniform_causal_average import UniformCausalAverage as UniformCausalAverage
 from .value_residual import ValueResidualAttention as ValueResidualAttention

@@ -120,6 +120,7 @@ class Report:
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
       noise: whether torch's own rounding noise is told beside every error.
+      replayed: why recorded results stand in for one witness although torch is here, or "".
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -137,6 +138,7 @@ class Report:
     divergences: tuple[Divergence, ...] = ()
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     noise: bool = False
+    replayed: str = ""
 
     @property
     def verdict(self) -> str:
@@ -305,7 +307,7 @@ def _text(report: Report) -> str:
         ),
     )
     lines += [f"  {what}: {_few(names)}" for what, names in told if names]
-    lines += [f"  {note}" for note in report.notes]
+    lines += [f"  {note}" for note in (*report.notes, report.replayed) if note]
     lines += _noise(report)
     if count and report.reproduce:
         lines.append(f"  see it again  {report.reproduce}")

@@ -348,9 +348,9 @@ def test_the_wheel_holds_the_library_its_twins_and_the_cases():
     assert held >= {*own("flax_attn"), *own("torch_ref")}
     rest = {path.relative_to(ROOT).as_posix() for path in held & {*own("parity_tests")}}
     cases = {f"parity_tests/test_{variant}.py" for variant in VARIANTS}
-    rooms = tuple(
-        f"parity_tests/{x}" for x in ("families", "models", "real")
-    )  # which the command asks for by name
+    # What the command asks for by name, and cases.
+    folders = ("families", "models", "real", "witnesses")
+    rooms = tuple(f"parity_tests/{folder}" for folder in folders)
     more = {f"{room}/{name}.py" for room in rooms for name in (*names_in(room), "__init__")}
     assert rest == {"parity_tests/__init__.py", *cases, *more}
     for path in held:

@@ -3,7 +3,9 @@
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -29,6 +31,8 @@ class Case:
       config: its constructor's arguments, or a function that returns them.
       witness: None for the twin `torch_ref.<same file>.<same class>`, or the import path of a torch
         module class or function.
+      made_by: the import path of a function that makes the witness of its arguments, for a class
+        that cannot be imported by its path, or whose instance must be changed first.
       witness_config: the witness's arguments where they differ, or a function that returns them.
       torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
       rules: for the mapping of weights.
@@ -44,8 +48,13 @@ class Case:
       home: where it was written, which is where its golden belongs.
       tells_class: whether its text has the Flax class, without which another would have the same.
 
+    A case whose witness belongs to a package that is not installed is compared with its record, as
+    all cases are where torch is missing, and its report says so.
+
     Raises:
-      ValueError: if there is no witness and the class is not one of this library's.
+      ValueError: if there is no witness and the class is not one of this library's, or made_by
+        without a witness.
+      TypeError: if what `made_by` names makes no torch module.
       ParityError: by `check`, with the report, unless all is equal.
 
     >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, witness="torch.nn.Linear",
@@ -60,6 +69,7 @@ class Case:
         config: Config,
         *,
         witness: str | None = None,
+        made_by: str | None = None,
         witness_config: Config | None = None,
         torch_call: Callable[..., Any] | None = None,
         flax_call: Callable[..., Any] | None = None,
@@ -72,7 +82,9 @@ class Case:
         **inputs: tuple[int, ...] | np.ndarray,
     ):
         self.flax_class, self.config, self.inputs = flax_class, config, inputs
-        self.witness = witness or _twin_of(flax_class)
+        if made_by and not witness:
+            raise ValueError(f"made_by={made_by!r} makes a witness; name it by witness= too.")
+        self.witness, self.made_by = witness or _twin_of(flax_class), made_by
         self.witness_config = config if witness_config is None else witness_config
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
@@ -128,10 +140,9 @@ class Case:
 
     def torch_module(self) -> Any:
         """A new torch module; a function as a witness is wrapped in one without parameters."""
-        package, _, name = self.witness.rpartition(".")
-        with catch_warnings():  # what a package says of itself when it is imported
-            simplefilter("ignore")
-            witness = getattr(import_module(package), name)
+        if self.made_by is not None:
+            return _is_module(_imported(self.made_by)(**_given(self.witness_config)), self.made_by)
+        witness = _imported(self.witness)
         return (
             witness(**_given(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
         )
@@ -152,11 +163,28 @@ class Case:
         """
         live = has_torch() if live is None else live
         eager = self.eager if eager is None else eager
-        return self._live(eager) if live else golden.replay(self, self.dtypes, eager)
+        if not live:
+            return golden.replay(self, self.dtypes, eager)
+        try:
+            witness = self.torch_module()
+        except ModuleNotFoundError as error:
+            if not _is_not_installed(error) or self.seed != self._first_seed:
+                raise
+            return self._replayed(error, eager)
+        return self._live(witness, eager)
 
-    def _live(self, eager: bool) -> Report:
+    def _replayed(self, missing: ModuleNotFoundError, eager: bool) -> Report:
+        """The comparison with the record, since the witness is not installed."""
+        why = f"{self.witness} cannot be imported here ({missing})"
+        try:
+            report = golden.replay(self, self.dtypes, eager)
+        except ParityError as error:
+            raise ParityError(f"{why}, and {error}") from missing
+        return replace(report, replayed=f"compared with recorded results: {why}")
+
+    def _live(self, witness: Any, eager: bool) -> Report:
         return compare(
-            self.torch_module(),
+            witness,
             self.flax_module(),
             kwargs=self.arrays(),
             dtypes=self.dtypes,
@@ -189,6 +217,29 @@ def _given(config: Config) -> Mapping[str, Any]:
 def _show(value: Any) -> str:
     plain = isinstance(value, bool | int | float | str | type(None))
     return str(value) if plain else type(value).__name__
+
+
+def _imported(path: str) -> Any:
+    """What an import path names."""
+    package, _, name = path.rpartition(".")
+    with catch_warnings():  # what a package says of itself when it is imported
+        simplefilter("ignore")
+        return getattr(import_module(package), name)
+
+
+def _is_module(made: Any, made_by: str) -> Any:
+    """`made`, if it is a torch module."""
+    import torch
+
+    if not isinstance(made, torch.nn.Module):
+        raise TypeError(f"{made_by} must make a torch.nn.Module; got {type(made).__name__}.")
+    return made
+
+
+def _is_not_installed(error: ModuleNotFoundError) -> bool:
+    """Whether a whole package is missing, and not only a module of one that is here."""
+    package = (error.name or "").partition(".")[0]
+    return bool(package) and find_spec(package) is None
 
 
 def _twin_of(flax_class: type) -> str:

@@ -34,6 +34,16 @@ class Line:
             return UNTRIED
         return min((report.verdict for report in self.reports), key=WORST_FIRST.index)
 
+    @property
+    def replayed(self) -> bool:
+        """Whether recorded results stood in for a witness that is not installed."""
+        return any(report.replayed for report in self.reports)
+
+    @property
+    def told(self) -> str:
+        """The verdict as a table shows it."""
+        return self.verdict + ", recorded" * self.replayed
+
     def cells(self) -> tuple[str, ...]:
         """What the table shows: tensors copied, errors in float64, errors over torch's own."""
         if not self.reports:
@@ -46,7 +56,7 @@ class Line:
             self.error("gradient"),
             self.ratio("float32"),
             self.ratio("bfloat16"),
-            self.verdict,
+            self.told,
         )
 
     def error(self, *kinds: str) -> str:
@@ -178,9 +188,12 @@ def footer(
     """
     variants = len({line.variant for line in found})
     cases = plural(sum(len(line.reports) for line in found), "case")
+    absent = dict.fromkeys(line.proven_equal_to for line in found if line.replayed)
+    told = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
     return (
-        f"{variants:,} {of[variants != 1]}, {cases}, {_not_equal(found, strict)}; "
-        f"torch {versions.get('torch', 'missing')}, jax {versions.get('jax')}, {seconds:.0f} s"
+        f"{told * bool(absent)}{variants:,} {of[variants != 1]}, {cases}, "
+        f"{_not_equal(found, strict)}; torch {versions.get('torch', 'missing')}, "
+        f"jax {versions.get('jax')}, {seconds:.0f} s"
     )
 
 

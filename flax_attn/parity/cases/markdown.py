@@ -172,7 +172,7 @@ def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
         whole.error("gradient"),
         whole.ratio("float32"),
         whole.ratio("bfloat16"),
-        whole.verdict,
+        whole.told,
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from flax_attn.layers.bahdanau import BahdanauAttention
+from flax_attn.layers.class_attention import ClassAttention
 from flax_attn.layers.grouped_query import GroupedQueryAttention
 from flax_attn.layers.linear import LinearAttention
 from flax_attn.layers.luong import LuongAttention
@@ -15,6 +16,7 @@ from flax_attn.layers.multi_head import MultiHeadAttention
 from flax_attn.layers.multi_head_combined import MultiHeadAttentionCombined
 from flax_attn.layers.multi_head_einsum import MultiHeadAttentionEinsum
 from flax_attn.layers.simplified_self_attention import SimplifiedSelfAttention
+from flax_attn.layers.spatial_reduction import SpatialReductionAttention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity.cases.collect import collect
 from parity_tests.core.backends.refusal import refused, told
@@ -199,3 +201,14 @@ def test_a_recurrence_needs_a_layer_that_looks_back():
         layer.recurrent(jnp.ones((5, 11)))
     with refused(ValueError, "causal=True"):
         layer.step(jnp.ones(11), layer.initial_state())
+
+
+def test_a_class_token_must_be_there():
+    with told(ValueError, "must hold the class token", "got shape (2, 0, 12)"):
+        build(ClassAttention)(np.ones((2, 0, 12), np.float32))
+
+
+def test_an_image_holds_a_square():
+    layer = build(SpatialReductionAttention, ratio=3)
+    with told(ValueError, "at least ratio rows and columns", "ratio=3", "2 x 5"):
+        layer(np.ones((2, 5, 12), np.float32))

@@ -42,12 +42,14 @@ def recorded(made):
 
 
 def is_kernel(value):
-    return value.ndim == 2
+    """Whether a value is a matrix or a convolution's; what is N x 1 x 1, say, starts from ones."""
+    return value.ndim in (2, 4)
 
 
 def is_bias(name):
-    """Whether a parameter is called a bias; another vector, such as a sink, is not initialised."""
-    return name.rpartition(".")[2].startswith("b")
+    """Whether a parameter is a projection's bias; a sink or a norm's bias is not initialised."""
+    of, _, last = name.rpartition(".")
+    return last.startswith("b") and not of.endswith("norm")
 
 
 @of_all_layers

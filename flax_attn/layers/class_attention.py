@@ -1,0 +1,104 @@
+"""Class attention: the class token alone asks, and all tokens answer (CaiT, 2021)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+class ClassAttention(nnx.Module):
+    """`proj(attend(q(x_0), k(x), v(x)))`: the query is of the first token, the class token.
+
+    One query a sequence, so time and memory grow with T, not with its square.
+
+    Shapes: x `*B T dim`, the class token first -> `*B 1 dim`.
+
+    Args:
+      dim: width of a token, D.
+      num_heads: how many heads, of width D / N; must divide dim.
+      qkv_bias: whether `q`, `k` and `v` have biases; `proj` always has one.
+      mask: which tokens the class token may look at, `*B N 1 T`, when a call gives no other; kept
+        as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x has no token, or x, a mask or valid do not fit.
+      TypeError: if x is not floating, or a mask or valid not boolean.
+
+    Source: Touvron et al., "Going deeper with Image Transformers", 2021, section 3.2, whose
+    published checkpoints have these names.
+
+    >>> layer = ClassAttention(12, 3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 1, 12)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = False,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads)
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        self.mask = as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.q = linear(dim, dim, use_bias=qkv_bias)
+        self.k = linear(dim, dim, use_bias=qkv_bias)
+        self.v = linear(dim, dim, use_bias=qkv_bias)
+        self.proj = linear(dim, dim)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B 1 D"]:
+        """Attention of the first token over all, itself included.
+
+        Args:
+          x: the tokens, the class token first.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens are there. The others are neither read nor seen; without its class
+            token a sequence gives zeros.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (self.q.in_features,) * 2)
+        _check_class_token(x)
+        q = split_heads(self.q(x[..., :1, :]), self.head_dim)  # *B 1 N H
+        k = split_heads(self.k(x), self.head_dim)  # *B T N H
+        v = split_heads(self.v(x), self.head_dim)  # *B T N H
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, dropout=drop)  # *B 1 N H
+        first = None if valid is None else valid[..., :1]
+        return zero_absent(self.proj(merge_heads(o)), first)  # *B 1 D
+
+
+def _check_class_token(x: Float[Array, "*B T D"]) -> None:
+    if not x.shape[-2]:
+        raise ValueError(f"x must hold the class token as its first token; got shape {x.shape}.")

@@ -1,0 +1,106 @@
+"""Cross-covariance attention: channels attend to channels, linear in T (XCiT, 2021)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_input, check_positive, check_rate
+from .._types import wide
+from ..dropout import LayerDropout
+from ..norms import l2_norm
+from ..reference import softmax
+from ..taps import tap
+from ._common import check_tokens, merge_heads, torch_linears
+from ._sources import zero_absent
+
+EPS = 1e-12  # the least norm that is divided by, torch's
+
+
+class CrossCovarianceAttention(nnx.Module):
+    """`proj(softmax(temperature * q k^T) v)` with channels in the place of tokens.
+
+    In each head q, k and v are H x T: each channel of q and k is a vector over the tokens, of norm
+    one. Their products are the H x H weights, so time and memory grow with T, not with its square.
+    No token looks at another by a weight of its own, so there is no mask; `valid` says which tokens
+    are there. In 16 bits norms, scores and weights are float32.
+
+    Shapes: x `*B T dim` -> `*B T dim`.
+
+    Args:
+      dim: width of a token, D.
+      num_heads: how many heads, of width D / N; must divide dim.
+      qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does. The
+        `temperature` of each head, N x 1 x 1, starts from one.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the projections; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x or valid do not fit.
+      TypeError: if x is not floating, or valid not boolean.
+
+    Source: El-Nouby et al., "XCiT: Cross-Covariance Image Transformers", 2021, section 3.2, whose
+    published checkpoints have these names.
+
+    >>> layer = CrossCovarianceAttention(12, 3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = False,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads)
+        self.num_heads = num_heads
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.qkv = linear(dim, 3 * dim, use_bias=qkv_bias)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1), param_dtype))
+        self.proj = linear(dim, dim)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of the channels of x over each other.
+
+        Args:
+          x: the tokens.
+          valid: which tokens are there. The others are in no norm and no product, and their outputs
+            are zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x = check_input("x", x, self.qkv.in_features)
+        there = check_tokens("valid", valid, x)[..., None]  # *B T 1
+        qkv = jnp.where(there, self.qkv(jnp.where(there, x, 0)), 0)  # *B T 3D
+        out = qkv.dtype
+        qkv = qkv.astype(wide(out)).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)
+        q, k, v = jnp.moveaxis(qkv, (-3, -4), (0, -1))  # *B N H T each
+        q, k = (l2_norm(channels, eps=EPS, floor=True) for channels in (q, k))
+        temperature = self.temperature[...].astype(q.dtype)  # N 1 1
+        temperature = jnp.broadcast_to(temperature, (*q.shape[:-2], 1, 1))  # *B N 1 1
+        scores = tap("scores", q @ k.mT * temperature)  # *B N H H
+        weights = tap("weights", softmax(scores))  # *B N H H
+        weights = self.dropout(weights, deterministic=deterministic)
+        context = tap("context", jnp.moveaxis(weights @ v, -1, -3))  # *B T N H
+        return zero_absent(self.proj(merge_heads(context.astype(out))), valid)  # *B T D

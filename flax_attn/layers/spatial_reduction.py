@@ -1,0 +1,133 @@
+"""Spatial reduction: an image looks at a smaller copy of itself (PVT, Wang et al., 2021)."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Float
+
+from .._checks import check_divides, check_image, check_positive
+from ..attend import attend
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ..norms import LayerNorm
+from ._common import as_attribute, merge_heads, split_heads, torch_linears, torch_uniform
+
+
+class SpatialReductionAttention(nnx.Module):
+    """`dense(attend(query(x), key(z), value(z)))`, z = layer_norm(sequence_reduction(x)).
+
+    The reduction is a convolution over squares of ratio x ratio pixels, side by side, so that there
+    are ratio ** 2 times fewer keys than queries. Rows and columns that fill no square are no keys,
+    as in PVT. With ratio=1 there is neither convolution nor norm, and z is x.
+
+    Shapes: x `*B Y X dim`, an image of Y rows and X columns -> `*B Y X dim`.
+
+    Args:
+      dim: width of a pixel, D.
+      num_heads: how many heads, of width D / N; must divide dim.
+      ratio: the side of a square.
+      qkv_bias: whether `query`, `key` and `value` have biases; `dense` and `sequence_reduction`
+        always have one.
+      eps: of the norm; 1e-6 in PVT's published configs, 1e-5 in the paper's code.
+      mask: what may look at what when a call gives no other, queries Y X and keys (Y // ratio)
+        (X // ratio), both row by row; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+        call, if x or a mask do not fit, or x is smaller than a square.
+      TypeError: if x is not floating, or a mask not boolean.
+
+    Source: Wang et al., "Pyramid Vision Transformer", 2021, section 3.3; names as in the published
+    checkpoints, without `self` and `output`.
+
+    >>> layer = SpatialReductionAttention(12, 3, ratio=2, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 4, 6, 12))).shape
+    (2, 4, 6, 12)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        ratio: int,
+        *,
+        qkv_bias: bool = True,
+        eps: float = 1e-6,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads, ratio=ratio)
+        self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        self.ratio, self.mask = ratio, as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.query = linear(dim, dim, use_bias=qkv_bias)
+        self.key = linear(dim, dim, use_bias=qkv_bias)
+        self.value = linear(dim, dim, use_bias=qkv_bias)
+        self.dense = linear(dim, dim)
+        start = torch_uniform(dim * ratio**2)
+        squares = partial(
+            nnx.Conv,
+            kernel_size=(ratio, ratio),
+            strides=ratio,
+            padding="VALID",
+            kernel_init=start if kernel_init is None else kernel_init,
+            bias_init=start if bias_init is None else bias_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+        norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=param_dtype)
+        self.sequence_reduction = squares(dim, dim) if ratio > 1 else None
+        self.layer_norm = norm(dim) if ratio > 1 else None
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B Y X D"],
+        *,
+        mask: Mask | Array | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B Y X D"]:
+        """Attention of x over its smaller copy.
+
+        Args:
+          x: the image.
+          mask: replaces the layer's; None is the layer's.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x = check_image("x", x, self.query.in_features)
+        pixels = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T D
+        z = self.reduced(x)  # *B S D
+        q = split_heads(self.query(pixels), self.head_dim)  # *B T N H
+        k = split_heads(self.key(z), self.head_dim)  # *B S N H
+        v = split_heads(self.value(z), self.head_dim)  # *B S N H
+        seen = self.mask if mask is None else as_mask(mask)
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        o = attend(q, k, v, mask=seen, dropout=drop)  # *B T N H
+        return self.dense(merge_heads(o)).reshape(x.shape)  # *B Y X D
+
+    def reduced(self, x: Float[Array, "*B Y X D"]) -> Float[Array, "*B S D"]:
+        """What keys and values are made of, row by row."""
+        *batch, rows, columns, width = x.shape
+        if min(rows, columns) < self.ratio:
+            raise ValueError(
+                f"x must have at least ratio rows and columns; got ratio={self.ratio} and an image "
+                f"of {rows} x {columns}."
+            )
+        if self.sequence_reduction is None or self.layer_norm is None:
+            return x.reshape(*batch, rows * columns, width)
+        z = self.sequence_reduction(x)  # *B Y' X' D
+        return self.layer_norm(z.reshape(*batch, z.shape[-3] * z.shape[-2], width))  # *B S D

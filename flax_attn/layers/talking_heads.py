@@ -1,0 +1,125 @@
+"""Talking heads: the heads' scores and weights are mixed (Shazeer et al., 2020; CaiT, 2021)."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float
+
+from .._checks import check_divides, check_positive
+from ..by_weights import attend_by_weights
+from ..dropout import AttentionDropout
+from ..masks import FULL, Mask, as_mask
+from ._common import as_attribute, merge_heads, torch_linears
+from ._sources import tokens, zero_absent
+
+
+def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
+    """`linear` over the axis of heads: each new head is a sum of the old ones.
+
+    >>> twice = nnx.Linear(3, 3, kernel_init=nnx.initializers.constant(2.0), rngs=nnx.Rngs(0))
+    >>> over_heads(twice, jnp.ones((1, 3, 1, 1))).ravel().tolist()
+    [6.0, 6.0, 6.0]
+    """
+    return jnp.moveaxis(linear(jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+class TalkingHeadsAttention(nnx.Module):
+    """`proj(proj_w(softmax(proj_l(q k^T / sqrt(H)))) v)`, where proj_l and proj_w mix heads.
+
+    The form of CaiT: the heads are mixed before and after the softmax, each time by an N x N matrix
+    and a bias. Shazeer et al. mix without biases. The weights of all heads are held, T x T a head,
+    on every machine, since a mixing needs them all at once.
+
+    A mask is asked for the heads that come out of `proj_l`, and hides them behind `proj_w` too:
+    otherwise its bias would let a token see what is hidden. CaiT has no masks.
+
+    Shapes: x `*B T dim` -> `*B T dim`.
+
+    Args:
+      dim: width of a token, D.
+      num_heads: how many heads, N.
+      head_dim: width of a head, H; None for dim / num_heads.
+      qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
+      mix_bias: whether `proj_l` and `proj_w` have biases, as CaiT's.
+      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      dropout: share of the weights that is dropped in training, from 0 to 1, after `proj_w`.
+      kernel_init, bias_init: initializers of all projections; None draws as torch does.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      dtype: of the arithmetic; None promotes x and the weights.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, heads that do not divide dim where head_dim is None, a share
+        outside [0, 1]; in the call, if x, a mask or valid do not fit.
+      TypeError: if x is not floating, or a mask or valid not boolean.
+
+    Source: Shazeer et al., "Talking-Heads Attention", 2020; Touvron et al., "Going deeper with
+    Image Transformers", 2021, whose published checkpoints have these names.
+
+    >>> layer = TalkingHeadsAttention(12, 3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 5, 12))).shape
+    (2, 5, 12)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        qkv_bias: bool = False,
+        mix_bias: bool = True,
+        mask: Mask | Array = FULL,
+        dropout: float = 0.0,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(dim=dim, num_heads=num_heads)
+        if head_dim is None:
+            head_dim = check_divides("num_heads", num_heads, "dim", dim)
+        check_positive(head_dim=head_dim)
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.mask = as_attribute(as_mask(mask))
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.qkv = linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
+        self.proj_l = linear(num_heads, num_heads, use_bias=mix_bias)
+        self.proj_w = linear(num_heads, num_heads, use_bias=mix_bias)
+        self.proj = linear(num_heads * head_dim, dim)
+        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          mask: replaces the layer's; None is the layer's.
+          valid: which tokens are there. The others are neither read nor seen, and their outputs
+            are zero.
+          deterministic: overrules `train()` and `eval()`.
+        """
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (self.qkv.in_features,) * 2)
+        qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H
+        q, k, v = jnp.moveaxis(qkv, -3, 0)  # *B T N H each
+        o = attend_by_weights(
+            q,
+            k,
+            v,
+            mix_scores=partial(over_heads, self.proj_l),
+            mix_weights=partial(over_heads, self.proj_w),
+            mask=seen,
+            dropout=None if self.dropout is None else self.dropout(deterministic),
+        )  # *B T N H
+        return zero_absent(self.proj(merge_heads(o)), valid)  # *B T D
