@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .layers import CrossAttention as CrossAttention
     from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DifferentialAttention as DifferentialAttention
+    from .layers import CrossCovarianceAttention as CrossCovarianceAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
     from .layers import GatedQueryAttention as GatedQueryAttention
-    from .layers import CrossCovarianceAttention as CrossCovarianceAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention

@@ -9,11 +9,11 @@ from .class_attention import ClassAttention as ClassAttention
 from .cross import CrossAttention as CrossAttention
 from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .differential import DifferentialAttention as DifferentialAttention
+from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
 from .gated_query import GatedQueryAttention as GatedQueryAttention
-from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention

@@ -72,25 +72,14 @@ class SpatialReductionAttention(nnx.Module):
         check_positive(dim=dim, num_heads=num_heads, ratio=ratio)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
         self.ratio, self.mask = ratio, as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        start = kernel_init, bias_init, dtype, param_dtype, rngs
+        linear = torch_linears(*start)
         self.query = linear(dim, dim, use_bias=qkv_bias)
         self.key = linear(dim, dim, use_bias=qkv_bias)
         self.value = linear(dim, dim, use_bias=qkv_bias)
         self.dense = linear(dim, dim)
-        start = torch_uniform(dim * ratio**2)
-        squares = partial(
-            nnx.Conv,
-            kernel_size=(ratio, ratio),
-            strides=ratio,
-            padding="VALID",
-            kernel_init=start if kernel_init is None else kernel_init,
-            bias_init=start if bias_init is None else bias_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
         norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=param_dtype)
-        self.sequence_reduction = squares(dim, dim) if ratio > 1 else None
+        self.sequence_reduction = _of_squares(dim, ratio, *start) if ratio > 1 else None
         self.layer_norm = norm(dim) if ratio > 1 else None
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
@@ -131,3 +120,28 @@ class SpatialReductionAttention(nnx.Module):
             return x.reshape(*batch, rows * columns, width)
         z = self.sequence_reduction(x)  # *B Y' X' D
         return self.layer_norm(z.reshape(*batch, z.shape[-3] * z.shape[-2], width))  # *B S D
+
+
+def _of_squares(
+    dim: int,
+    ratio: int,
+    kernel_init: Initializer | None,
+    bias_init: Initializer | None,
+    dtype: Any,
+    param_dtype: Any,
+    rngs: nnx.Rngs,
+) -> nnx.Conv:
+    """The convolution over squares side by side, which starts as torch's does."""
+    start = torch_uniform(dim * ratio**2)
+    return nnx.Conv(
+        dim,
+        dim,
+        (ratio, ratio),
+        strides=ratio,
+        padding="VALID",
+        kernel_init=start if kernel_init is None else kernel_init,
+        bias_init=start if bias_init is None else bias_init,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        rngs=rngs,
+    )
