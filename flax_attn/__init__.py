@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DifferentialAttention as DifferentialAttention
     from .layers import CrossCovarianceAttention as CrossCovarianceAttention
+    from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention

@@ -10,6 +10,7 @@ from .cross import CrossAttention as CrossAttention
 from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .differential import DifferentialAttention as DifferentialAttention
 from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
+from .differential import DifferentialAttention as DifferentialAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
