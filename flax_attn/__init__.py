@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from .layers import CausalRenormalisedAttention as CausalRenormalisedAttention
     from .layers import ClassAttention as ClassAttention
     from .layers import CrossAttention as CrossAttention
-    from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
-    from .layers import DifferentialAttention as DifferentialAttention
     from .layers import CrossCovarianceAttention as CrossCovarianceAttention
+    from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention

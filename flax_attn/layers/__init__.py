@@ -7,9 +7,8 @@ from .causal_attention import CausalAttention as CausalAttention
 from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalisedAttention
 from .class_attention import ClassAttention as ClassAttention
 from .cross import CrossAttention as CrossAttention
-from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
-from .differential import DifferentialAttention as DifferentialAttention
 from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
+from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .differential import DifferentialAttention as DifferentialAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
