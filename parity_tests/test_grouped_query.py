@@ -1,14 +1,27 @@
 """Grouped queries against their twin and torch's SDPA, with all that can be handed in."""
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_attn import CAUSAL, Alibi, Rotary, Rules, Softcap, Window, alibi_slopes
+from flax_attn import (
+    CAUSAL,
+    Alibi,
+    Chunked,
+    Prefix,
+    Rotary,
+    Rules,
+    ScoreFn,
+    Softcap,
+    Window,
+    alibi_slopes,
+)
 from flax_attn.layers.grouped_query import GroupedQueryAttention
 from flax_attn.parity import Case
 
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
 RAGGED[1, 2, 3] = False
+LOWER = np.tri(7, dtype=bool)
 VALID = np.asarray([[True] * 7, [False, False, True, True, True, False, False]])
 PACKED = np.asarray([[0, 0, 0, 1, 1, 2, 2]] * 2)[:, None, :, None]
 DOCUMENTS = PACKED == PACKED.mT
@@ -49,15 +62,40 @@ def normed(**both):
     return built("rotary,norm_after_rotary", flax, torch, **both)
 
 
-def window():
-    """Of both sides: each token sees itself and the two before it."""
+def masked(name, flax, dense):
+    """Of both sides a mask: a flax_attn mask, and the same as an array, `T T` of booleans."""
 
     def torch():
         from torch import from_numpy
 
-        return {"mask": from_numpy(np.tri(7, dtype=bool) & ~np.tri(7, k=-3, dtype=bool))}
+        return {"mask": from_numpy(dense)}
 
-    return built("mask=Window(2)", lambda: {"mask": CAUSAL & Window(2, 0)}, torch)
+    return built(f"mask={name}", lambda: {"mask": flax}, torch)
+
+
+def window():
+    """Each token sees itself and the two before it."""
+    return masked("Window(2)", CAUSAL & Window(2, 0), LOWER & ~np.tri(7, k=-3, dtype=bool))
+
+
+def chunked():
+    """Each token sees those before it in its chunk of three."""
+    chunk = np.arange(7) // 3
+    return masked("Chunked(3)", CAUSAL & Chunked(3), LOWER & (chunk[:, None] == chunk))
+
+
+def prefixed():
+    """The first three tokens are seen by all."""
+    return masked("Prefix(3)", CAUSAL | Prefix(3), LOWER | (np.arange(7) < 3))
+
+
+def tempered():
+    """Logits grow with the query's place, as in Llama 4's layers without a rotary."""
+
+    def temperature(logits, b, n, q, k):
+        return logits * (1 + 0.4 * jnp.log1p((q // 3).astype(logits.dtype)))
+
+    return {"config": lambda: {**sizes(3), "rules": Rules(score=ScoreFn(temperature))}}
 
 
 def scored(name, plain, **rules):
@@ -96,6 +134,21 @@ def by_sdpa(layer, x):
     return layer.o_proj(o.transpose(-3, -2).flatten(-2))
 
 
+def by_temperature(layer, x):
+    """The twin's projections, and logits times one plus 0.4 log(1 + t // 3)."""
+    import torch
+
+    q, k, v = (
+        project(x).unflatten(-1, (-1, 4)).transpose(-3, -2)
+        for project in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    k, v = (x.repeat_interleave(2, dim=-3) for x in (k, v))
+    factor = 1 + 0.4 * torch.log1p((torch.arange(7) // 3).to(x))[:, None]
+    scores = q @ k.transpose(-2, -1) / 2 * factor
+    scores = scores.masked_fill(~torch.from_numpy(LOWER), -torch.inf)
+    return layer.o_proj((torch.softmax(scores, dim=-1) @ v).transpose(-3, -2).flatten(-2))
+
+
 CASES = [
     *(Case(GroupedQueryAttention, sizes(K), x=(2, 7, 11)) for K in (1, 3, 6)),
     *(
@@ -127,6 +180,17 @@ CASES = [
     Case(GroupedQueryAttention, {**sizes(3), "sinks": True}, x=(2, 7, 11), mask=RAGGED),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11)),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11), mask=DOCUMENTS),
+    Case(GroupedQueryAttention, **chunked(), dtypes=("float64",), x=(2, 7, 11)),
+    Case(GroupedQueryAttention, **prefixed(), dtypes=("float64",), x=(2, 7, 11)),
+    Case(
+        GroupedQueryAttention,
+        **tempered(),
+        witness_config=sizes(3),
+        torch_call=by_temperature,
+        name="score=temperature",
+        dtypes=("float64",),
+        x=(2, 7, 11),
+    ),
     Case(GroupedQueryAttention, **scored("scale=0.3", {"scale": 0.3}, scale=0.3), x=(2, 7, 11)),
     Case(
         GroupedQueryAttention,

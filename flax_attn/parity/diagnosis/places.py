@@ -168,7 +168,7 @@ def _missed(local: Local, free: Local, scores: str) -> bool:
     if judge.same_function(own, forced, fill=True).ok:
         return False
     seen = np.isfinite(forced) & np.isfinite(own) & np.isfinite(want)
-    made, lacks = (own - forced)[seen], (want - forced)[seen]
+    made, lacks = own[seen] - forced[seen], want[seen] - forced[seen]
     return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
 
 

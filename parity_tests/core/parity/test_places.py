@@ -1,0 +1,21 @@
+"""Where another way through a module is told from a fault."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from flax_attn.parity.diagnosis.places import _missed
+
+
+def found(scores, want):
+    """A run as `_missed` reads it."""
+    taps, force = {"scores": scores}, {"scores": SimpleNamespace(value=want)}
+    return SimpleNamespace(run=SimpleNamespace(taps=taps), force=force)
+
+
+def test_scores_that_are_hidden_are_left_out():
+    want = np.asarray([1.0, 2.0, -np.inf])
+    forced, own = np.asarray([1.0, 1.5, -np.inf]), np.asarray([1.0, 1.9, -np.inf])
+    with np.errstate(invalid="raise"):  # which -inf less -inf would be
+        assert _missed(found(forced, want), found(own, want), "scores")
+        assert not _missed(found(own, want), found(own, want), "scores")
