@@ -121,6 +121,7 @@ class DisentangledAttention(nnx.Module):
         """
         width = self.query_proj.in_features
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        rel_embeddings = self._checked(rel_embeddings)  # R D
         q = split_heads(self.query_proj(x), self.head_dim)  # *B T N H
         k = split_heads(self.key_proj(x), self.head_dim)  # *B T N H
         v = split_heads(self.value_proj(x), self.head_dim)  # *B T N H
@@ -130,23 +131,27 @@ class DisentangledAttention(nnx.Module):
         o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
         return zero_absent(merge_heads(o), valid)  # *B T D
 
-    def _by_distance(self, q: Array, k: Array, rel_embeddings: Array) -> Float[Array, "*B N T T"]:
-        """What the distance of query and key adds to their product."""
+    def _checked(self, rel_embeddings: Any) -> Float[Array, "R D"]:
+        """The embeddings, if they have a row for each bucket."""
         width = self.query_proj.in_features
-        embeddings = check_input("rel_embeddings", rel_embeddings, width)
-        if embeddings.shape != (self.embeddings, width):
+        given = check_input("rel_embeddings", rel_embeddings, width)
+        if given.shape != (self.embeddings, width):
             raise ValueError(
                 f"rel_embeddings must have shape {(self.embeddings, width)}, two rows for each of "
-                f"{self.embeddings // 2} buckets; got {embeddings.shape}."
+                f"{self.embeddings // 2} buckets; got {given.shape}."
             )
+        return given
+
+    def _by_distance(self, q: Array, k: Array, rel_embeddings: Array) -> Float[Array, "*B N T T"]:
+        """What the distance of query and key adds to their product."""
         rows, parts = self.rows(q.shape[-3], k.shape[-3]), []
         if "c2p" in self.terms:
             project = self.key_proj if self.share else self.pos_key_proj
-            pos_k = split_heads(project(embeddings), self.head_dim)  # R N H
+            pos_k = split_heads(project(rel_embeddings), self.head_dim)  # R N H
             parts.append(_picked(jnp.einsum("...tnh,rnh->...ntr", q, pos_k), rows))
         if "p2c" in self.terms:
             project = self.query_proj if self.share else self.pos_query_proj
-            pos_q = split_heads(project(embeddings), self.head_dim)  # R N H
+            pos_q = split_heads(project(rel_embeddings), self.head_dim)  # R N H
             by_key = _picked(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.T)
             parts.append(jnp.swapaxes(by_key, -1, -2))
         return sum(parts[1:], start=parts[0])
