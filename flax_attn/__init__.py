@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .layers import ExclusiveAttention as ExclusiveAttention
     from .layers import GatedQueryAttention as GatedQueryAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
+    from .layers import IndexedSparseAttention as IndexedSparseAttention
     from .layers import LatentAttention as LatentAttention
     from .layers import LinearAttention as LinearAttention
     from .layers import LongformerAttention as LongformerAttention
@@ -137,6 +138,7 @@ _HOMES = {
     "GatedQueryAttention": ".layers",
     "CrossCovarianceAttention": ".layers",
     "GroupedQueryAttention": ".layers",
+    "IndexedSparseAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",
     "LuongAttention": ".layers",

@@ -15,6 +15,7 @@ from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
 from .gated_query import GatedQueryAttention as GatedQueryAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
+from .indexed_sparse import IndexedSparseAttention as IndexedSparseAttention
 from .latent import LatentAttention as LatentAttention
 from .linear import LinearAttention as LinearAttention
 from .longformer import LongformerAttention as LongformerAttention

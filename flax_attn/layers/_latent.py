@@ -5,7 +5,7 @@ of width rotary_dim that all heads share and that alone is turned by its positio
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,7 +19,25 @@ from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
 from ._common import split_heads, torch_linears
-from ._heads import Heads, Turn
+from ._heads import Heads, Turn, keywords_of
+
+
+class Latent(TypedDict, total=False):
+    """The keywords of `LatentHeads`, for a layer that takes them too and hands them on."""
+
+    q_rank: int | None
+    rotary: Turn | None
+    mask: Mask | Array
+    rules: Rules
+    absorbed: bool
+    qkv_bias: bool
+    out_bias: bool
+    dropout: float
+    kernel_init: Initializer | None
+    bias_init: Initializer | None
+    rngs: Required[nnx.Rngs]
+    dtype: Any
+    param_dtype: Any
 
 
 class LatentHeads(Heads):
@@ -137,6 +155,10 @@ class LatentHeads(Heads):
             o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
             o = jnp.einsum("...nl,lnh->...nh", o, to_value)  # *B T N h
         return super().output(o, valid)
+
+
+# Of a constructor that takes `**latent`: `help` and `inspect` show all of its keywords.
+latent_signature = keywords_of(LatentHeads)
 
 
 def _check_sizes(

@@ -86,9 +86,9 @@ class SharedKeyValueAttention(GroupedHeads):
         """
         check_choice("empty", empty, *get_args(Empty))
         x, seen = self.tokens(x, mask, valid)
+        k, v = self._made_or_given(x, positions, valid, keys_and_values)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         q = self.placed(q, self.q_norm, positions)  # *B T N H
-        k, v = self._made_or_given(x, positions, valid, keys_and_values)  # *B T K H
         o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
         return self.output(o, valid)  # *B T D
 

@@ -55,6 +55,7 @@ COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout")  # shape no equation, so are not counted
 MOST = {
     "GroupedQueryAttention": 11,
+    "IndexedSparseAttention": 10,
     "LatentAttention": 11,
 }  # arguments that shape an equation; others have 8 at most
 # What a twin in plain torch takes in place of an object of the library.

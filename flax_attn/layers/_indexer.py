@@ -1,0 +1,70 @@
+"""The lightning indexer of DeepSeek's sparse attention: which keys a query looks at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from .._types import wide
+from ..masks import Mask
+from ..norms import LayerNorm
+from ._common import split_heads, visible
+from ._heads import Turn
+
+
+class Indexer(nnx.Module):
+    """The top_k keys of `sum_h w_h relu(q_h . k)` for each query, one choice for all heads.
+
+    Args:
+      linear: makes the projections.
+      widths: of what queries are made of, and of a token.
+      sizes: index_heads, index_dim and how many components of a head are turned.
+      top_k: how many keys a query looks at.
+      param_dtype: of the norm.
+    """
+
+    def __init__(
+        self,
+        linear: Callable[..., nnx.Linear],
+        widths: tuple[int, int],
+        sizes: tuple[int, int, int],
+        top_k: int,
+        param_dtype: Any,
+    ):
+        (latent, width), (heads, dim, self.turned_dim) = widths, sizes
+        self.heads, self.dim, self.top_k = heads, dim, top_k
+        self.wq_b = linear(latent, heads * dim, use_bias=False)
+        self.wk = linear(width, dim, use_bias=False)
+        self.k_norm = LayerNorm(dim, eps=1e-6, use_bias=True, param_dtype=param_dtype)
+        self.weights_proj = linear(width, heads, use_bias=False)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        latent: Float[Array, "*B T R"],
+        seen: Mask | Array,
+        turn: Turn | None,
+        positions: Int[Array, "... T"] | None,
+    ) -> Bool[Array, "*B T S"]:
+        """True for the keys that are chosen among those that a query may look at."""
+        q = self._placed(split_heads(self.wq_b(latent), self.dim), turn, positions)  # *B T I H
+        k = self._placed(self.k_norm(self.wk(x)[..., None, :]), turn, positions)  # *B T 1 H
+        q, k = (y.astype(wide(y.dtype)) for y in (q, k))
+        scores = jnp.einsum("...tih,...sh->...its", q, k[..., 0, :]) * self.dim**-0.5
+        weights = self.weights_proj(x).astype(scores.dtype) * self.heads**-0.5  # *B T I
+        scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
+        may = visible(seen, x, x)  # *B T S
+        scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
+        _, best = jax.lax.top_k(scores, min(self.top_k, x.shape[-2]))  # of equals the first
+        chosen = jnp.put_along_axis(jnp.zeros_like(may), best, True, axis=-1, inplace=False)
+        return chosen & may
+
+    def _placed(self, x: Array, turn: Turn | None, positions: Array | None) -> Array:
+        """Heads, of which the first components are turned."""
+        if turn is None:
+            return x
+        first, rest = jnp.split(x, [self.turned_dim], axis=-1)
+        return jnp.concatenate([turn(first, positions), rest], axis=-1)
