@@ -88,7 +88,8 @@ class ClassAttention(nnx.Module):
             token a sequence gives zeros.
           deterministic: overrules `train()` and `eval()`.
         """
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (self.q.in_features,) * 2)
+        width = self.q.in_features
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
         _check_class_token(x)
         q = split_heads(self.q(x[..., :1, :]), self.head_dim)  # *B 1 N H
         k = split_heads(self.k(x), self.head_dim)  # *B T N H

@@ -118,8 +118,8 @@ class SpatialReductionAttention(nnx.Module):
             )
         if self.sequence_reduction is None or self.layer_norm is None:
             return x.reshape(*batch, rows * columns, width)
-        z = self.sequence_reduction(x)  # *B Y' X' D
-        return self.layer_norm(z.reshape(*batch, z.shape[-3] * z.shape[-2], width))  # *B S D
+        z = self.layer_norm(self.sequence_reduction(x))  # *B Y' X' D
+        return z.reshape(*batch, z.shape[-3] * z.shape[-2], width)  # *B S D
 
 
 def _of_squares(

@@ -17,13 +17,18 @@ from ._sources import tokens, zero_absent
 
 
 def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
-    """`linear` over the axis of heads: each new head is a sum of the old ones.
+    """`linear` over the axis of heads, in the dtype of x: each new head is a sum of the old ones.
 
     >>> twice = nnx.Linear(3, 3, kernel_init=nnx.initializers.constant(2.0), rngs=nnx.Rngs(0))
     >>> over_heads(twice, jnp.ones((1, 3, 1, 1))).ravel().tolist()
     [6.0, 6.0, 6.0]
     """
     return jnp.moveaxis(linear(jnp.moveaxis(x, 1, -1)), -1, 1)
+
+
+def in_dtype_of_first(arrays: tuple[Any, ...], **_: Any) -> tuple[Any, ...]:
+    """The arrays in the dtype of the first: scores are float32 or wider, whatever mixes them."""
+    return tuple(None if x is None else x.astype(arrays[0].dtype) for x in arrays)
 
 
 class TalkingHeadsAttention(nnx.Module):
@@ -90,6 +95,7 @@ class TalkingHeadsAttention(nnx.Module):
         self.qkv = linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
         self.proj_l = linear(num_heads, num_heads, use_bias=mix_bias)
         self.proj_w = linear(num_heads, num_heads, use_bias=mix_bias)
+        self.proj_l.promote_dtype = self.proj_w.promote_dtype = in_dtype_of_first
         self.proj = linear(num_heads * head_dim, dim)
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
@@ -110,7 +116,8 @@ class TalkingHeadsAttention(nnx.Module):
             are zero.
           deterministic: overrules `train()` and `eval()`.
         """
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (self.qkv.in_features,) * 2)
+        width = self.qkv.in_features
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H
         q, k, v = jnp.moveaxis(qkv, -3, 0)  # *B T N H each
         o = attend_by_weights(

@@ -49,7 +49,7 @@ def test_jit_and_vmap_change_nothing(name):
 
 @of_all
 def test_16_bits_stay_16_bits(name):
-    layer, x = build(name, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    layer, x = build(name, param_dtype=jnp.bfloat16)  # promotion is strict in tests
     out, gradient = jax.value_and_grad(lambda x: layer(x).astype(jnp.float32).sum())(
         jnp.asarray(x, jnp.bfloat16)
     )
