@@ -26,7 +26,7 @@ def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "
     return jnp.moveaxis(linear(jnp.moveaxis(x, 1, -1)), -1, 1)
 
 
-def in_dtype_of_first(arrays: tuple[Any, ...], **_: Any) -> tuple[Any, ...]:
+def in_dtype_of_first(arrays: Any, **_: Any) -> Any:
     """The arrays in the dtype of the first: scores are float32 or wider, whatever mixes them."""
     return tuple(None if x is None else x.astype(arrays[0].dtype) for x in arrays)
 
