@@ -246,7 +246,7 @@ class Yarn(Scaling):
         low, high = (width * math.log(x) / (2 * math.log(base)) for x in longest)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
+        low, high = max(float(low), 0.0), min(float(high), width - 1.0)
         return low, high + 0.001 * (low == high)
 
 
