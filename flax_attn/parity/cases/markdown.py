@@ -180,7 +180,20 @@ def _short_row(row: Sequence[str]) -> list[str]:
     cells = dict(zip(HEADINGS, row, strict=True))
     errors = [cells[name] for name in ("float64", "grads") if cells[name] != "-"]
     worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
-    return [cells["layer"], cells["equal to"], worst, cells["verdict"]]
+    equal_to = "; ".join(map(_short_name, cells["equal to"].split("; ")))
+    return [cells["layer"], equal_to, worst, cells["verdict"]]
+
+
+def _short_name(witness: str) -> str:
+    """A witness without the modules between its package and its class; torch's paths stay whole.
+
+    >>> _short_name("transformers.models.t5.modeling_t5.T5Attention")
+    'transformers.T5Attention'
+    >>> _short_name("torch.nn.functional.scaled_dot_product_attention")
+    'torch.nn.functional.scaled_dot_product_attention'
+    """
+    parts = witness.split(".")
+    return witness if parts[0] == "torch" or len(parts) < 4 else f"{parts[0]}.{parts[-1]}"
 
 
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
