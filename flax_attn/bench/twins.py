@@ -24,10 +24,18 @@ PROVEN = 2**20  # weights: more are proven on fewer
 
 
 def variants() -> dict[str, type[nnx.Module]]:
-    """Every layer of this library, by the name of its file."""
+    """Every layer of this library that the sizes of a workload can build, by the name of its file.
+
+    Others, such as those for images, need sizes that a workload does not have.
+    """
     found = (getattr(own, name) for name in vars(own))
     modules = [x for x in found if isinstance(x, type) and issubclass(x, nnx.Module)]
-    return {module.__module__.rsplit(".", 1)[1]: module for module in modules}
+    known = {*_arguments(Workload(length=1)), "rngs"}
+    return {
+        module.__module__.rsplit(".", 1)[1]: module
+        for module in modules
+        if {*_required(module)} <= known
+    }
 
 
 def contenders(variant: str) -> list[Contender]:
@@ -69,15 +77,24 @@ def _inputs(w: Workload) -> int:
 
 def config(w: Workload) -> dict[str, Any]:
     """What the constructor must be given, by the sizes of the workload."""
+    known = _arguments(w)
+    return {name: known[name] for name in _required(_kind(w)) if name in known}
+
+
+def _required(kind: type[nnx.Module]) -> list[str]:
+    """The arguments without which a layer cannot be built."""
+    given = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [p.name for p in named if p.default is p.empty]
+
+
+def _arguments(w: Workload) -> dict[str, Any]:
+    """The arguments of layers that a workload's sizes tell."""
     width, halves = w.features, w.heads // 2 if w.heads % 2 == 0 else w.heads
     known = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
     known |= dict.fromkeys(("d_decoder", "units", "head_size"), width)
     known |= {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads}
-    known |= {"num_kv_heads": halves, "head_dim": w.width}
-    given = inspect.signature(_kind(w).__init__).parameters
-    return {
-        name: known[name] for name, p in given.items() if name in known and p.default is p.empty
-    }
+    return known | {"num_kv_heads": halves, "head_dim": w.width, "dim": width}
 
 
 def layer(w: Workload) -> nnx.Module:

@@ -116,7 +116,8 @@ class LatentHeads(Heads):
         if self.absorbed:
             return self._absorbed(*q, *kv)
         (plain, turned), (latent, shared) = q, kv
-        both = self.kv_b_proj(latent).reshape(*plain.shape[:-1], -1)  # *B T N (M + h)
+        width = self.kv_b_proj.out_features // plain.shape[-2]
+        both = split_heads(self.kv_b_proj(latent), width)  # *B T N (M + h)
         k, v = jnp.split(both, [self.nope_dim], axis=-1)
         shared = jnp.broadcast_to(shared, turned.shape)  # *B T N P
         return _joined(plain, turned), _joined(k, shared), v

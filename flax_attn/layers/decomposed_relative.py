@@ -94,8 +94,9 @@ class DecomposedRelativeAttention(nnx.Module):
         if valid is not None:
             there = check_tokens("valid", valid, x)  # *B Y X
             x = jnp.where(there[..., None], x, 0)
-            seen = Dense(there.reshape(*there.shape[:-2], 1, 1, -1))
-        made = self.qkv(x).reshape(*x.shape[:-3], -1, self.qkv.out_features)  # *B T 3C
+            seen = Dense(there.reshape(*there.shape[:-2], 1, 1, there.shape[-2] * there.shape[-1]))
+        tokens = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T C
+        made = self.qkv(tokens)  # *B T 3C
         q, k, v = (split_heads(y, self.head_dim) for y in jnp.split(made, 3, axis=-1))
         rows = resized_rows(self.rel_pos_h[...].astype(q.dtype), *x.shape[-3:-2] * 2)  # Y Y H
         columns = resized_rows(self.rel_pos_w[...].astype(q.dtype), *x.shape[-2:-1] * 2)  # X X H

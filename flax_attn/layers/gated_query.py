@@ -100,6 +100,7 @@ class GatedQueryAttention(GroupedHeads):
         if self.g_proj is None:
             q, gate = jnp.split(q, 2, axis=-1)  # *B T N H
         else:
-            gate = self.g_proj(x).reshape(*q.shape[:-1], -1)  # *B T N X
+            parts = self.g_proj.out_features // q.shape[-2]
+            gate = split_heads(self.g_proj(x), parts)  # *B T N X
         activation = nnx.sigmoid if self.activation == "sigmoid" else nnx.softplus
         return q, activation(gate.astype(wide(gate.dtype)))

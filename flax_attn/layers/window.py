@@ -32,7 +32,7 @@ def to_windows(x: Shaped[Array, "*B Y X C"], window: Sides) -> Shaped[Array, "*B
     """
     (*batch, Y, X, C), (y, x_) = x.shape, window
     x = x.reshape(*batch, Y // y, y, X // x_, x_, C)
-    return jnp.swapaxes(x, -4, -3).reshape(*batch, -1, y * x_, C)
+    return jnp.swapaxes(x, -4, -3).reshape(*batch, (Y // y) * (X // x_), y * x_, C)
 
 
 def from_windows(

@@ -267,7 +267,7 @@ def decomposed_bias(
     by_row = jnp.einsum("...yxnh,ykh->...nyxk", image, rows)
     by_column = jnp.einsum("...yxnh,xkh->...nyxk", image, columns)
     bias = by_row[..., :, None] + by_column[..., None, :]  # *B N Y X U V
-    return bias.reshape(*bias.shape[:-4], height * width, -1)
+    return bias.reshape(*bias.shape[:-4], height * width, bias.shape[-2] * bias.shape[-1])
 
 
 def sinusoids(
