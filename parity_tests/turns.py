@@ -16,7 +16,7 @@ import pytest
 
 from flax_attn.parity import Case
 
-EVERY, OF_CASES = 10, 8
+EVERY, OF_CASES = 14, 12
 
 
 def case_of(item: pytest.Item) -> Case | None:
