@@ -28,7 +28,7 @@ def sigmoid(scores: Float[Array, "*B T S"]) -> Float[Array, "*B T S"]:
     return jax.nn.sigmoid(scores.astype(wide(scores.dtype))).astype(scores.dtype)
 
 
-def entmax(scores: Float[Array, "*B T S"], alpha: float = 1.5) -> Float[Array, "*B T S"]:
+def entmax(scores: Float[Array, "*B T S"], alpha: float | int = 1.5) -> Float[Array, "*B T S"]:
     """`max(0, (alpha - 1) scores - tau) ** (1 / (alpha - 1))`, with the tau that gives sum one.
 
     Small scores have weight zero exactly: any that lies 1 / (alpha - 1) or more below the largest.

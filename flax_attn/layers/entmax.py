@@ -45,7 +45,7 @@ class EntmaxAttention(GroupedHeads):
         num_kv_heads: int,
         head_dim: int,
         *,
-        alpha: float = 1.5,
+        alpha: float | int = 1.5,
         **grouped: Unpack[Grouped],
     ):
         check_choice("alpha", alpha, 1.5, 2)

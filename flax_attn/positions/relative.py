@@ -56,7 +56,7 @@ def t5_buckets(
     xp = _xp(distance)
     far = abs(distance) if bidirectional else xp.maximum(-distance, 0)
     found = _bucket(far, single, _edges(single, max_distance, rows - single, False))
-    return found + xp.where(distance > 0, rows, 0) if bidirectional else found
+    return xp.asarray(found + xp.where(distance > 0, rows, 0) if bidirectional else found)
 
 
 def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> Indices:

@@ -58,7 +58,7 @@ def test_every_layer_is_here():
 @of_all
 def test_counts_are_whole_numbers_from_one(kind):
     for name in arguments(kind, int):
-        for count in (0, -1, 2.5, True):
+        for count in (0, -1, 2.5, True)[name == "depth" :]:  # which counts layers from zero
             if GIVEN[kind].config.get(name) is not None:
                 with refused(ValueError, name, repr(count)):
                     build(kind, **{name: count})
