@@ -67,6 +67,11 @@ def numbers_in_lists(node: Any, *names: str) -> None:
             object.__setattr__(node, name, np.asarray(getattr(node, name)))
 
 
+def aligned(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x` in the dtype of `like` and with its rank, its axes the last ones."""
+    return x.astype(like.dtype).reshape((1,) * (like.ndim - x.ndim) + x.shape)
+
+
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:
     """`array[indices]`, where an axis of length one answers for every index."""
     return jnp.asarray(array)[

@@ -11,6 +11,7 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Float
 
+from ._arrays import aligned
 from ._checks import check_choice, check_positive
 from ._types import wide
 
@@ -51,7 +52,7 @@ def rms_norm(
     if scale is None:
         return z.astype(x.dtype)
     z = z.astype(x.dtype) if cast == "before" else z
-    gain = _along(scale, z)
+    gain = aligned(scale, z)
     return (z * (1 + gain if plus_one else gain)).astype(x.dtype)
 
 
@@ -81,8 +82,8 @@ def layer_norm(
     z = x.astype(wide(x.dtype))
     z = z - z.mean(-1, keepdims=True)
     z = z * jnp.reciprocal(jnp.sqrt((z**2).mean(-1, keepdims=True) + eps))
-    z = z if scale is None else z * _along(scale, z)
-    return (z if bias is None else z + _along(bias, z)).astype(x.dtype)
+    z = z if scale is None else z * aligned(scale, z)
+    return (z if bias is None else z + aligned(bias, z)).astype(x.dtype)
 
 
 def l2_norm(x: Float[Array, "*X H"], *, eps: float, floor: bool = False) -> Float[Array, "*X H"]:
@@ -216,11 +217,6 @@ class LayerNorm(nnx.Module):
         assert self.scale is not None
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, _fits(self.scale[...], x), bias, eps=self.eps)
-
-
-def _along(gain: Array, z: Array) -> Array:
-    """A gain in the dtype and with the rank of what it is multiplied with."""
-    return gain.astype(z.dtype).reshape((1,) * (z.ndim - gain.ndim) + gain.shape)
 
 
 def _shape(features: int | tuple[int, ...]) -> tuple[int, ...]:

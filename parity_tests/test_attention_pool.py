@@ -10,21 +10,6 @@ ONE = {"dtypes": ("float64",)}
 VALID = np.asarray([[True] * 3 + [False] * 4, [False] * 7])
 
 
-class AttentionOnly(Case):
-    """A case of SigLIP's head without the MLP that follows its attention."""
-
-    def torch_module(self):
-        from torch.nn import Identity, Module
-
-        class Nothing(Module):
-            def forward(self, x):
-                return 0 * x
-
-        module = super().torch_module()
-        module.layernorm, module.mlp = Identity(), Nothing()
-        return module
-
-
 def siglip():
     from transformers import SiglipVisionConfig
 
@@ -38,11 +23,12 @@ CASES = [
     Case(AttentionPool, SIZES, x=(7, 12), **ONE),
     Case(AttentionPool, {**SIZES, "bias": False}, x=(2, 7, 12), valid=VALID, **ONE),
     Case(AttentionPool, {**SIZES, "dropout": 0.3}, x=(2, 7, 12), train=True, **ONE),
-    AttentionOnly(
+    Case(
         AttentionPool,
         {**SIZES, "queries": 1},
         x=(2, 7, 12),
         witness="transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead",
+        made_by="parity_tests.witnesses.cut.siglip_pooling_attention",
         witness_config=siglip,
         torch_call=lambda head, x: head(x)[:, None],
         rules=[

@@ -22,17 +22,6 @@ RAGGED = np.random.RandomState(0).rand(2, 1, 7, 7) < 0.6
 RAGGED[1, 0, 3] = True
 
 
-class WithoutNorm(Case):
-    """A case of XLNet's layer without the norm that follows its attention."""
-
-    def torch_module(self):
-        from torch.nn import Identity
-
-        module = super().torch_module()
-        module.layer_norm = Identity()
-        return module
-
-
 def sines(distance, width, halves):
     """The sinusoids of these distances in float64."""
     import torch
@@ -68,6 +57,7 @@ def xlnet():
     rules = [Rule(f"{x} -> {x}_proj.kernel", "d n h -> d (n h)", n=3) for x in "qkvr"]
     return {
         "witness": "transformers.models.xlnet.modeling_xlnet.XLNetRelativeAttention",
+        "made_by": "parity_tests.witnesses.cut.xlnet_attention",
         "witness_config": config,
         "torch_call": xlnet_call,
         "rules": [*rules, Rule("o -> o_proj.kernel", "d n h -> (n h) d", n=3)],
@@ -119,8 +109,8 @@ CASES = [
     Case(RelativeShiftAttention, SIZES, x=(2, 7, 10), valid=VALID, **ONE),
     Case(RelativeShiftAttention, SEGMENT, x=(2, 7, 10), segments=IDS, mask=RAGGED, **ONE),
     Case(RelativeShiftAttention, {**SEGMENT, "dropout": 0.3}, x=(2, 7, 10), train=True, **ONE),
-    WithoutNorm(RelativeShiftAttention, XLNET, x=(2, 7, 12), segments=IDS, **xlnet()),
-    WithoutNorm(RelativeShiftAttention, XLNET, x=(2, 7, 12), mask=RAGGED, segments=IDS, **xlnet()),
+    Case(RelativeShiftAttention, XLNET, x=(2, 7, 12), segments=IDS, **xlnet()),
+    Case(RelativeShiftAttention, XLNET, x=(2, 7, 12), mask=RAGGED, segments=IDS, **xlnet()),
     Case(RelativeShiftAttention, SPEECH, x=(2, 7, 12), **speech()),
     Case(RelativeShiftAttention, SPEECH, x=(2, 7, 12), mask=RAGGED, **speech()),
 ]

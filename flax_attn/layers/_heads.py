@@ -6,15 +6,14 @@ from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_input
 from ..dropout import AttentionDropout
-from ..masks import Dense, Mask, as_mask
+from ..masks import Mask, as_mask
 from ..rules import Rules
-from ._common import as_attribute, check_tokens, merge_heads
+from ._common import as_attribute, merge_heads
+from ._sources import tokens, zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -45,12 +44,9 @@ class Heads(nnx.Module):
         valid: Bool[Array, "*#B T"] | None,
     ) -> tuple[Float[Array, "*B T D"], Mask]:
         """x with zeros for the tokens that are not there, and who may look at whom."""
-        x = check_input("x", x, self.o_proj.out_features)
-        seen = self.mask if mask is None else as_mask(mask)
-        if valid is None:
-            return x, seen
-        there = check_tokens("valid", valid, x)  # *B T
-        return jnp.where(there[..., None], x, 0), seen & Dense(there[..., None, None, :])
+        width = self.o_proj.out_features
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        return x, seen
 
     def turned(
         self, x: Float[Array, "*B T N H"], positions: Int[Array, "... T"] | None
@@ -80,8 +76,7 @@ class Heads(nnx.Module):
         self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
     ) -> Float[Array, "*B T D"]:
         """The output projection, and zeros for the tokens that are not there."""
-        y = self.o_proj(merge_heads(o))  # *B T D
-        return y if valid is None else jnp.where(check_tokens("valid", valid, y)[..., None], y, 0)
+        return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
 
 
 def keywords_of(base: type) -> Callable[[Init], Init]:

@@ -1,4 +1,4 @@
-"""What self and cross attention of encoders share: where keys come from, and which tokens exist."""
+"""What self and cross attention share: where keys come from, and which tokens are there."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

@@ -7,11 +7,12 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_divides, check_input, check_positive
+from .._checks import check_divides, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
-from ..masks import FULL, Dense
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ..masks import FULL
+from ._common import merge_heads, split_heads, torch_linears
+from ._sources import tokens
 
 
 class AttentionPool(nnx.Module):
@@ -86,11 +87,8 @@ class AttentionPool(nnx.Module):
           valid: which tokens are there. The others are neither read nor seen.
           deterministic: overrules `train()` and `eval()`.
         """
-        x, seen = check_input("x", x, self.k_proj.in_features), FULL
-        if valid is not None:
-            there = check_tokens("valid", valid, x)  # *B S
-            x = jnp.where(there[..., None], x, 0)
-            seen = Dense(there[..., None, None, :])
+        width = self.k_proj.in_features
+        x, _, seen = tokens(x, None, FULL, None, valid, (width, width))
         probe = self.probe[...].astype(x.dtype)  # Q D
         probe = jnp.broadcast_to(probe, (*x.shape[:-2], *probe.shape))  # *B Q D
         q = split_heads(self.q_proj(probe), self.head_dim)  # *B Q N H

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import aligned
 from .._checks import check_choice
 from ..attend import Empty, attend
 from ..masks import Mask
@@ -19,8 +20,7 @@ def without_direction(
     """`o - share * (o . u) u`, u the direction of the same token's value; head n has v n // G."""
     u = jnp.repeat(l2_norm(v, eps=1e-12, floor=True), o.shape[-2] // v.shape[-2], axis=-2)
     along = jnp.sum(o * u, axis=-1, keepdims=True)  # *B T N 1
-    share = share.astype(o.dtype).reshape((1,) * (o.ndim - 2) + (-1, 1))
-    return o - share * along * u
+    return o - aligned(share[:, None], o) * along * u
 
 
 class ExclusiveAttention(GroupedHeads):

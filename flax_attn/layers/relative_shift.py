@@ -7,6 +7,7 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import aligned
 from .._checks import check_choice, check_positive
 from .._types import wide
 from ..attend import attend
@@ -124,7 +125,7 @@ class RelativeShiftAttention(nnx.Module):
         scale = self.head_dim**-0.5
         bias = Additive(scale * (self._by_distance(q) + self._by_segment(q, other)))
         drop = None if self.dropout is None else self.dropout(deterministic)
-        q = q + _along(self.r_w_bias, q)  # *B T N H
+        q = q + aligned(self.r_w_bias[...], q)  # *B T N H
         o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
         return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
 
@@ -134,7 +135,7 @@ class RelativeShiftAttention(nnx.Module):
         distance = jnp.arange(T - 1, -T, -1)  # R, from key far behind to key far ahead
         near = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
         r = split_heads(self.r_proj(near.astype(q.dtype)), self.head_dim)  # R N H
-        scores = jnp.einsum("...tnh,rnh->...ntr", q + _along(self.r_r_bias, q), r)
+        scores = jnp.einsum("...tnh,rnh->...ntr", q + aligned(self.r_r_bias[...], q), r)
         return relative_shift(scores, T, pad=True)
 
     def _by_segment(self, q: Float[Array, "*B T N H"], other: Array | None) -> Any:
@@ -142,7 +143,7 @@ class RelativeShiftAttention(nnx.Module):
         if other is None:
             return jnp.zeros((), q.dtype)
         segment = self.seg_embed[...].astype(q.dtype)  # 2 N H
-        both = jnp.einsum("...tnh,snh->...snt", q + _along(self.r_s_bias, q), segment)
+        both = jnp.einsum("...tnh,snh->...snt", q + aligned(self.r_s_bias[...], q), segment)
         same, different = both[..., 0, :, :, None], both[..., 1, :, :, None]  # *B N T 1
         return jnp.where(other, different, same)
 
@@ -162,12 +163,6 @@ class RelativeShiftAttention(nnx.Module):
             raise ValueError(f"segments must be *B T = {x.shape[:-1]}; got shape {ids.shape}.")
         ids = jnp.broadcast_to(ids, x.shape[:-1])[..., None, :]  # *B 1 T
         return ids[..., :, None] != ids[..., None, :]
-
-
-def _along(vectors: nnx.Param, q: Float[Array, "*B T N H"]) -> Array:
-    """Vectors `N H` in the rank and dtype of q."""
-    value = vectors[...].astype(q.dtype)
-    return value.reshape((1,) * (q.ndim - 2) + value.shape)
 
 
 def _check(in_features: int, num_heads: int, head_dim: int, biases: str, layout: str) -> None:

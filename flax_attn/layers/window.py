@@ -10,12 +10,12 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .._arrays import is_count
+from .._arrays import aligned, is_count
 from .._checks import check_choice, check_divides, check_image, check_positive
-from .._types import wide
 from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import FULL, Dense, Mask, Segments
+from ..norms import l2_norm
 from ..positions.relative import window_coordinates, window_rows
 from ..scores import Additive
 from ._common import check_tokens, merge_heads, split_heads, torch_linears
@@ -65,19 +65,6 @@ def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int
         height // window[0], window[0], width // window[1], window[1]
     )
     return regions.swapaxes(1, 2).reshape(-1, window[0] * window[1])
-
-
-def unit(x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
-    """`x / max(|x|, 1e-12)`, whose gradient at zero is finite.
-
-    >>> unit(jnp.asarray([0.0, -2.0])).tolist()
-    [0.0, -1.0]
-    """
-    z = x.astype(wide(x.dtype))
-    squares = (z * z).sum(-1, keepdims=True)
-    some = squares > 0
-    length = jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1)), 0)
-    return (z / jnp.maximum(length, 1e-12)).astype(x.dtype)
 
 
 class WindowAttention(nnx.Module):
@@ -201,8 +188,8 @@ class WindowAttention(nnx.Module):
         if self.version == 1:
             return q, k, self.head_dim**-0.5
         by_head = jnp.exp(jnp.minimum(self.logit_scale[...], log(100)))[..., 0]  # N 1
-        by_head = by_head.astype(q.dtype).reshape((1,) * (q.ndim - 2) + by_head.shape)
-        return unit(q) * by_head, unit(k), 1.0
+        q, k = (l2_norm(x, eps=1e-12, floor=True) for x in (q, k))
+        return q * aligned(by_head, q), k, 1.0
 
     def _windows(
         self, x: Float[Array, "*B Y X C"], valid: Array | None

@@ -58,6 +58,16 @@ MOST = {
     "IndexedSparseAttention": 10,
     "LatentAttention": 11,
 }  # arguments that shape an equation; others have 8 at most
+# Layers whose witnesses take other steps inside, such as components of a head in another order.
+REORDERED = {
+    "DifferentialAttention",
+    "DisentangledAttention",
+    "IndexedSparseAttention",
+    "LatentAttention",
+    "LongformerAttention",
+    "SharedKeyValueAttention",
+    "WindowAttention",
+}
 # What a twin in plain torch takes in place of an object of the library.
 PLAIN = {
     ("mask", "keyword, = CAUSAL"): {"mask": "keyword, = None"},
@@ -166,7 +176,8 @@ def test_no_row_of_the_certificate_was_forgotten(layer):
     should = " and ".join(sorted(witnesses))
     told = f"The row of {name} in {CERTIFICATE}"
     assert {*row["equal to"].split("; ")} == witnesses, f"{told} should name {should}: {again}."
-    assert row["verdict"] in (EQUAL, ANOTHER_WAY), f"{told} says {row['verdict']!r}: {again}."
+    verdict = ANOTHER_WAY if row["layer"] in REORDERED else EQUAL
+    assert row["verdict"] == verdict, f"{told} says {row['verdict']!r}: {again}."
 
 
 def test_every_row_of_the_certificate_is_of_a_layer():

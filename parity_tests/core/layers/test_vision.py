@@ -8,6 +8,7 @@ from flax import nnx
 
 from flax_attn import (
     CAUSAL,
+    AttentionPool,
     ClassAttention,
     CrossCovarianceAttention,
     SpatialReductionAttention,
@@ -90,3 +91,9 @@ def test_talking_heads_do_not_look_ahead():
     later = x.copy()
     later[:, 4:] = 9.0
     assert judge.exact(np.asarray(layer(x)[:, :4]), np.asarray(layer(later)[:, :4])).ok
+
+
+def test_a_pool_of_no_tokens_gives_its_bias():
+    layer = AttentionPool(12, 3, 2, rngs=nnx.Rngs(0))
+    y = layer(jnp.zeros((4, 0, 12), jnp.float32))
+    assert judge.exact(np.asarray(y), np.broadcast_to(layer.out_proj.bias[...], (4, 2, 12))).ok
