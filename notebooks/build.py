@@ -1,9 +1,11 @@
 """Makes the .ipynb of chapters from their .py: `python notebooks/build.py 01 05`, or of all.
 
-Runs each from top to bottom and keeps the outputs; names of cells and metadata are the same each
-time, so that a diff shows what changed. An error in a cell stops it, and the old file stays.
+Runs each from top to bottom and keeps the outputs. The folded answers of the exercises are run
+behind the last cell, and not kept. Names of cells and metadata are the same each time, so that a
+diff shows what changed. An error in a cell stops it, and the old file stays.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,12 +20,21 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 def build(path: Path) -> None:
     """Writes the notebook beside `path`."""
     book = jupytext.read(path)
+    written = len(book.cells)
+    book.cells += [nbformat.v4.new_code_cell(answer) for answer in answers(book)]
     NotebookClient(book, timeout=600, record_timing=False).execute(cwd=str(HERE))
+    del book.cells[written:]
     book.metadata = {"kernelspec": KERNEL}
     for number, cell in enumerate(book.cells):
         cell["id"], cell["metadata"] = f"cell-{number:02d}", {}
         cell.update({"outputs": joined(cell["outputs"])} if "outputs" in cell else {})
     nbformat.write(book, path.with_suffix(".ipynb"))
+
+
+def answers(book: nbformat.NotebookNode) -> list[str]:
+    """The blocks of Python in the text: what the exercises have as answers."""
+    text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def joined(outputs: list) -> list:

@@ -7,7 +7,9 @@ import ast
 import json
 import re
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import pytest
 
 import flax_attn
@@ -25,6 +27,10 @@ PUBLIC = {
     "flax_attn.taps": vars(taps),
 }
 of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+SHORT = [path for path in CHAPTERS if path.stem.startswith("00")]
+EXPLAINED = [path for path in CHAPTERS if path.stem[:2] in ("00",)]
 
 
 def cells(path):
@@ -74,4 +80,35 @@ def test_it_stands_on_the_public_surface(path):
 @of_all_chapters
 def test_it_claims_what_it_checks(path):
     code = "\n".join(source for kind, source in cells(path) if kind == "code")
-    assert len(re.findall(r"^\s*(assert |np\.testing\.assert_)", code, re.MULTILINE)) > 5
+    checks = r"^\s*(assert |np\.testing\.assert_|same\(|as_printed\()"
+    assert len(re.findall(checks, code, re.MULTILINE)) > 5
+
+
+@of_all_chapters
+def test_its_links_lead_somewhere(path):
+    text = "\n".join(source for kind, source in cells(path) if kind == "markdown")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    inside = re.findall(r"\]\(#(.*?)\)", text)
+    assert {*inside} <= {heading.replace(" ", "-") for heading in headings}
+    for file in re.findall(r"\]\((?!http)([^#)]+)\)", text):
+        assert (FOLDER / file).exists(), file
+
+
+@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
+def test_a_cell_is_one_idea(path):
+    lengths = [len(source.splitlines()) for kind, source in cells(path) if kind == "code"]
+    assert median(lengths) <= 6 and max(lengths) <= 30
+
+
+def test_a_new_name_is_explained_where_it_first_comes():
+    """Names of jax, nnx and optax that numpy has not; in the text of that cell or before it."""
+    text = ""
+    for path in EXPLAINED:
+        for kind, source in cells(path):
+            if kind == "markdown":
+                text += source
+                continue
+            for home, name in re.findall(r"\b(jax|jnp|nnx|optax)((?:\.\w+)+)", source):
+                if (home == "jnp" and hasattr(np, name.split(".")[1])) or name == ".numpy":
+                    continue
+                assert f"{home}{name}" in text, f"{path.stem} uses {home}{name} without a word."
