@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, overload
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._arrays import check_number
@@ -17,7 +18,7 @@ from .backends.choice import Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, bound, none_empty, weights_locally
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
-from .places import Places
+from .places import Places, Positions
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .sharding import attend_sharded, weights_sharded
@@ -44,6 +45,8 @@ def attend(
     dropout: Drop | None = ...,
     empty: Empty = ...,
     places: Places | None = ...,
+    q_positions: ArrayLike | None = ...,
+    kv_positions: ArrayLike | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = False,
 ) -> Float[Array, "*B T N h"]: ...
@@ -60,6 +63,8 @@ def attend(
     dropout: Drop | None = ...,
     empty: Empty = ...,
     places: Places | None = ...,
+    q_positions: ArrayLike | None = ...,
+    kv_positions: ArrayLike | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]: ...
@@ -75,6 +80,8 @@ def attend(
     dropout: Drop | None = None,
     empty: Empty = "zero",
     places: Places | None = None,
+    q_positions: ArrayLike | None = None,
+    kv_positions: ArrayLike | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Float[Array, "*B T N h"] | tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]:
@@ -108,6 +115,13 @@ def attend(
         stand in the whole, so that dropout and functions of b and n are those of the whole.
         Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
         device asks another for any.
+      q_positions, kv_positions: where queries and keys stand, integers that broadcast to `*B T` and
+        `*B S`; None means 0, 1, 2, ... A cache needs them, whose slots hold keys in any order. The
+        mask, the score and the dropout are asked at these in place of the indices, so that
+        CAUSAL and Window mean the same in every cache; what has an array along T or S (Dense,
+        Segments, Additive, DropoutMask, a class of yours whose AXES name q or k) is read by index.
+        A key at a negative position is never seen, be it by `~mask`, and a query there sees
+        nothing. With `empty="mean"` the mean is then of the keys that are present.
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
@@ -122,9 +136,11 @@ def attend(
       or wider.
 
     Raises:
-      ValueError: for ranks, sizes, a backend name or a word for `empty` that do not fit.
-      TypeError: for integer or mixed dtypes, a mask that is not boolean, a score or dropout that
-        is none; for forward mode through a backend other than "reference".
+      ValueError: for ranks, sizes, positions, a backend name or a word for `empty` that do not fit;
+        for `offset="end"` beside positions.
+      TypeError: for integer or mixed dtypes, positions that are no integers, a mask that is not
+        boolean, a score or dropout that is none; for forward mode through a backend other than
+        "reference".
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.
@@ -140,10 +156,13 @@ def attend(
     [0.0, 1.0, 3.0]
     >>> attend(0 * v, v, v, mask=left_padded, empty="mean").ravel().tolist()
     [2.0, 1.0, 3.0]
+    >>> at, slots = jnp.asarray([4]), jnp.asarray([5, 4, -1])  # of three slots, one is free
+    >>> attend(v[:1], v, v, mask=CAUSAL, q_positions=at, kv_positions=slots).ravel().tolist()
+    [1.0]
     """
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check_choice("empty", empty, *get_args(Empty))
-    rules = rules_of(mask, score, scale, sinks, dropout)
+    rules = rules_of(mask, score, scale, sinks, dropout, q_positions, kv_positions)
     whole = bound_rules(q, k, v, rules, places)
     name = _choose(backend, q, k, v, whole)
     attention = BACKENDS[name].attention
@@ -167,6 +186,8 @@ def attention_weights(
     score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
+    q_positions: ArrayLike | None = None,
+    kv_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B N T S"]:
     """The weights that `attend` gives the values, before dropout, by the plain formula.
 
@@ -175,7 +196,7 @@ def attention_weights(
 
     Args:
       q, k: queries `*B T N H` and keys `*B S K H`.
-      mask, score, scale, sinks: as of `attend`.
+      mask, score, scale, sinks, q_positions, kv_positions: as of `attend`.
 
     Raises:
       ValueError, TypeError: as `attend` does.
@@ -188,7 +209,7 @@ def attention_weights(
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
     q, k = jnp.asarray(q), jnp.asarray(k)
-    rules = rules_of(mask, score, scale, sinks, None)
+    rules = rules_of(mask, score, scale, sinks, None, q_positions, kv_positions)
     whole, found = bound_rules(q, k, k, rules), weights_sharded(q, k, rules)
     return weights_locally(q, k, whole) if found is None else found
 
@@ -228,6 +249,8 @@ def explain(
     sinks: Float[Array, " N"] | None = None,
     dropout: Drop | None = None,
     empty: Empty = "zero",
+    q_positions: Any = None,
+    kv_positions: Any = None,
 ) -> Explanation:
     """Every backend's verdict on a request: accepted, or why it refuses or is passed over.
 
@@ -240,6 +263,7 @@ def explain(
       mask, score, scale, sinks, dropout: as of `attend`; `jax.ShapeDtypeStruct`s in place of arrays
         stand for values that are known when the program runs, as under jit.
       empty: as of `attend`; every backend serves both, so that no verdict depends on it.
+      q_positions, kv_positions: as of `attend`; `jax.ShapeDtypeStruct`s too.
 
     Raises:
       ValueError, TypeError: as `attend` does; a backend that refuses is no error here.
@@ -256,7 +280,7 @@ def explain(
     """
     q, k, v = (x if _is_shape(x) else jnp.asarray(x) for x in (q, k, v))
     check_choice("empty", empty, *get_args(Empty))
-    asked = (mask, score, scale, sinks, dropout)
+    asked = (mask, score, scale, sinks, dropout, q_positions, kv_positions)
     leaves, structure = jax.tree.flatten(asked, is_leaf=_is_shape)
     found: list[Explanation] = []
 
@@ -303,12 +327,22 @@ def _check_backend(name: str) -> None:
         raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
 
 
-def rules_of(mask: Any, score: Any, scale: Any, sinks: Any, dropout: Any) -> Rules:
+def rules_of(
+    mask: Any,
+    score: Any,
+    scale: Any,
+    sinks: Any,
+    dropout: Any,
+    q_positions: Any = None,
+    kv_positions: Any = None,
+) -> Rules:
     """What was asked in one object; None stands for what leaves everything as it is."""
     mask = FULL if mask is None else as_mask(mask)
     score = IDENTITY if score is None else score
     scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
-    rules = Rules(mask, score, scale, sinks, dropout)
+    given = q_positions is not None or kv_positions is not None
+    positions = Positions(q_positions, kv_positions) if given else None
+    rules = Rules(mask, score, scale, sinks, dropout, positions)
     _check_rules(rules)
     return rules
 

@@ -11,7 +11,7 @@ from jax.extend.random import threefry2x32_p
 from ._arrays import check_boolean, look_up, to_grid, varying_alike
 from ._checks import check_rate
 from ._types import Sizes, frozen
-from .places import Places, in_whole
+from .places import Places, Positions, in_whole
 
 
 class Drop:
@@ -25,6 +25,10 @@ class Drop:
 
     def at(self, places: Places) -> "Drop":
         """This dropout for a shard whose batch entries and heads stand at `places` in the whole."""
+        return self
+
+    def at_positions(self, positions: Positions) -> "Drop":
+        """This dropout, asked at bound positions; by slot if it is an array."""
         return self
 
     def keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
@@ -56,6 +60,8 @@ class Dropout(Drop):
       rate: from 0 to 1.
       key: a `jax.random.key`.
       places: where batch entries and heads stand in the whole; `attend` sets it for shards.
+      positions: where queries and keys stand; `attend` sets it from its `q_positions` and
+        `kv_positions`.
 
     Raises:
       TypeError: if `key` is no random key.
@@ -71,6 +77,7 @@ class Dropout(Drop):
     rate: float
     key: Any
     places: Places | None = None
+    positions: Positions | None = None
 
     def __post_init__(self):
         check_rate("Dropout.rate", self.rate)
@@ -82,9 +89,14 @@ class Dropout(Drop):
         return None if self.rate == 0 else self
 
     def at(self, places):
-        return Dropout(self.rate, self.key, places)
+        return Dropout(self.rate, self.key, places, self.positions)
+
+    def at_positions(self, positions):
+        return Dropout(self.rate, self.key, self.places, positions)
 
     def keep(self, b, n, q, k):
+        if self.positions is not None:
+            q, k = self.positions.of(b, q, k)
         b, n = in_whole(self.places, b, n)
         words = jax.random.bits(self.key, (2,), jnp.uint32)
         one, two = _threefry(words[0], words[1], b, n)

@@ -1,14 +1,20 @@
-"""Places: where the batch entries and heads of a shard stand in the whole.
+"""Places and positions: where batch entries, heads, queries and keys stand in the whole.
 
 A shard numbers its rows and heads from 0. Whatever is asked by number (dropout, and functions of
 masks and scores) is asked at the places instead, so that every mesh gives what one device gives.
+A cache holds its keys in slots. Whatever is asked by the index of a query or a key (masks, scores
+and dropout) is asked at their positions instead, so that it means the same in every cache.
 """
 
+from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ._types import Sizes, frozen
+from ._arrays import check_integers, look_up, near, numbers_in_lists
+from ._types import Sizes, frozen, is_frozen, leaf_axes
 
 
 @frozen
@@ -73,3 +79,73 @@ def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:
     """Batch entries and heads of a shard by their numbers in the whole; bound places."""
     return (b, n) if places is None else (places.b[b], places.n[n])
+
+
+FURTHEST = 2**28  # positions lie below, so that a position, an offset and a window add up in int32
+
+
+@frozen
+class Positions:
+    """Positions of the queries, `*B T`, and of the keys, `*B S`; None stands for 0, 1, 2, ...
+
+    What is absent has a negative position. Bound, both are arrays: `B T` and `B S`, or with one row
+    that all batch entries share.
+    """
+
+    q: Any = None
+    k: Any = None
+
+    AXES: ClassVar = {"q": "bq", "k": "bk"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "q", "k")
+        check_integers("attend", q_positions=self.q, kv_positions=self.k)
+
+    def bind(self, sizes: Sizes) -> "Positions":
+        """One position for each query and each key."""
+        return Positions(
+            _rows("q_positions", self.q, sizes, sizes.T),
+            _rows("kv_positions", self.k, sizes, sizes.S),
+        )
+
+    def of(self, b: Any, q: Any, k: Any) -> tuple[Any, Any]:
+        """The positions of queries and keys of batch entry b, which are given by their slots."""
+        return look_up(self.q, b, q), look_up(self.k, b, k)
+
+    @property
+    def grid(self) -> tuple[jax.Array, jax.Array]:
+        """All positions as arrays that broadcast to B N T S."""
+        return self.q[:, None, :, None], self.k[:, None, None, :]
+
+
+def _rows(name: str, given: Any, sizes: Sizes, length: Any) -> jax.Array:
+    if given is None:
+        return jnp.arange(length, dtype=jnp.int32)[None]
+    known = np.asarray(() if isinstance(given, jax.Array) else given)
+    far, whole = known[known >= FURTHEST], (*sizes.batch, length)
+    if far.size:
+        raise ValueError(f"{name} must be less than {FURTHEST}; got {far[0]}.")
+    if not _fits(jnp.shape(given), whole):
+        raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(given)}.")
+    at = jnp.clip(jnp.asarray(near(given)), -1, FURTHEST - 1)
+    if all(n == 1 for n in at.shape[:-1]):
+        return jnp.broadcast_to(at.reshape(-1), (length,))[None]
+    return jnp.broadcast_to(at, whole).reshape(sizes.B, length)
+
+
+def goes_by_slot(node: Any) -> bool:
+    """Whether a mask or a score has an array along the queries or the keys, as its AXES say."""
+    return any("q" in axes or "k" in axes for axes in leaf_axes(node))
+
+
+def check_no_end(node: Any) -> None:
+    """ValueError for a mask or a score with `offset="end"`, which counts slots."""
+    if isinstance(getattr(node, "offset", None), str):
+        name = type(node).__name__
+        instead = "Causal(), which is CAUSAL" if name == "Causal" else f"{name} with offset=0"
+        raise ValueError(
+            f'{name}(offset="end") counts from the last slot, and q_positions and kv_positions say '
+            f"where queries and keys stand in its place; take {instead}."
+        )
+    for part in vars(node).values() if is_dataclass(node) and is_frozen(type(node)) else ():
+        check_no_end(part)

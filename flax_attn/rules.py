@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from ._types import Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask
-from .places import Places
+from .masks.at_positions import at_positions
+from .places import Places, Positions
 from .scores import IDENTITY, Score
 
 
@@ -25,6 +26,8 @@ class Rules:
       scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
       sinks: one logit a query head that joins the softmax's denominator, shape N, or None.
       dropout: `Dropout`, `DropoutMask` or None.
+      positions: where queries and keys stand, or None where index and position are one. `bind`
+        hands them to the mask, the score and the dropout, which backends then ask by slot.
 
     Raises:
       ValueError: by `bind`, where a part does not fit the sizes.
@@ -39,6 +42,7 @@ class Rules:
     scale: Any = None
     sinks: Any = None
     dropout: Drop | None = None
+    positions: Positions | None = None
 
     AXES: ClassVar = {"sinks": "n"}
 
@@ -54,12 +58,18 @@ class Rules:
                 f"sinks needs one logit a query head, shape ({sizes.N},); "
                 f"got shape {jnp.shape(self.sinks)}."
             )
+        mask, score, drop = self.mask, self.score, self.dropout
+        positions = None if self.positions is None else self.positions.bind(sizes)
+        if positions is not None:
+            mask, score = at_positions(mask, positions), score.at_positions(positions)
+            drop = None if drop is None else drop.at_positions(positions)
         return Rules(
-            mask=self.mask.bind(sizes),
-            score=self.score.bind(sizes),
+            mask=mask.bind(sizes),
+            score=score.bind(sizes),
             scale=width**-0.5 if self.scale is None else self.scale,
             sinks=None if self.sinks is None else jnp.asarray(self.sinks),
-            dropout=None if self.dropout is None else self.dropout.bind(sizes),
+            dropout=None if drop is None else drop.bind(sizes),
+            positions=positions,
         )
 
 

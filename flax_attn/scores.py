@@ -27,7 +27,7 @@ from ._arrays import (
     to_grid,
 )
 from ._types import Sizes, frozen, is_frozen
-from .places import Places, in_whole
+from .places import Places, Positions, check_no_end, goes_by_slot, in_whole
 from .positions.relative import t5_buckets
 
 
@@ -70,6 +70,13 @@ class Score:
         """
         return self if hasattr(self, "AXES") else Placed(self, places)
 
+    def at_positions(self, positions: Positions) -> "Score":
+        """This score, asked at bound positions; by slot if it has an array along q or k."""
+        if goes_by_slot(self):
+            return self
+        check_no_end(self)
+        return AtPositions(self, positions)
+
     def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
         """All logits, B N T S, changed. The score must be bound."""
         return self(logits, *sizes.iotas())
@@ -96,6 +103,31 @@ class Placed(Score):
 
 
 @frozen
+class AtPositions(Score):
+    """A score that is asked at positions in place of slots; at 0 for what is absent."""
+
+    score: Score
+    positions: Positions
+
+    def at(self, places):
+        return AtPositions(self.score.at(places), self.positions)
+
+    def bind(self, sizes):
+        return AtPositions(self.score.bind(sizes), self.positions)
+
+    def __call__(self, logits, b, n, q, k):
+        return self.asked(logits, b, n, *self.positions.of(b, q, k))
+
+    def grid(self, logits, sizes):
+        b, n, _, _ = sizes.iotas()
+        return self.asked(logits, b, n, *self.positions.grid)
+
+    def asked(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
+        """The logits at these positions, changed."""
+        return self.score(logits, b, n, jnp.maximum(q, 0), jnp.maximum(k, 0))
+
+
+@frozen
 class Identity(Score):
     """The logit as it is; `IDENTITY` is one. Raises nothing.
 
@@ -106,6 +138,9 @@ class Identity(Score):
     """
 
     AXES: ClassVar = {}
+
+    def at_positions(self, positions):
+        return self
 
     def __call__(self, logits, b, n, q, k):
         return logits
@@ -130,6 +165,9 @@ class Chain(Score):
 
     def at(self, places):
         return Chain(self.first.at(places), self.then.at(places))
+
+    def at_positions(self, positions):
+        return Chain(self.first.at_positions(positions), self.then.at_positions(positions))
 
     def __call__(self, logits, b, n, q, k):
         return self.then(self.first(logits, b, n, q, k), b, n, q, k)

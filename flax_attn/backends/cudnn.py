@@ -21,6 +21,7 @@ from ..rules import Rules, sizes_of
 from ..scores import Identity
 from .platform import capability_of, platform_of
 from .protocol import (
+    NO_POSITIONS,
     Grads,
     blank,
     is_number,
@@ -122,6 +123,8 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
 
 
 def _of_rules(rules: Rules, T: int, S: int) -> str | None:
+    if rules.positions is not None:
+        return NO_POSITIONS
     if rules.dropout is not None:
         return "drops other elements than Dropout says; blockwise and reference drop those"
     if not isinstance(rules.score, Identity):

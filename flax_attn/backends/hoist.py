@@ -165,11 +165,17 @@ class _OnBlock:
 def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array:
     """`run` on every (n, q, k) of a block, or (b, n, q, k) of all.
 
-    The index arrays are open: each is long along its own axis alone. `given` are the parameters of
-    a score and its logits; a mask has neither.
+    The index arrays are open, each long along its own axis alone, but for positions, which may also
+    be long along the batch entries. `given` are the parameters of a score and its logits; a mask
+    has neither.
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
-    flat = [jnp.asarray(x).reshape(-1 if i in axes else ()) for i, x in enumerate(index)]
+    index = tuple(jnp.asarray(x) for x in index)
+    by_entry = [i > 1 and 0 in axes and x.shape[0] > 1 for i, x in enumerate(index)]
+    flat = [
+        x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
+        for i, (x, deep) in enumerate(zip(index, by_entry, strict=True))
+    ]
     consts, given, flat = jax.tree.map(
         lambda x: varying(x, run.axes), varying_alike((consts, given, flat))
     )
@@ -178,5 +184,6 @@ def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array
         return run(consts, *given[:1], *logits, *index)
 
     for axis in axes:
-        one = jax.vmap(one, ([0 if i == axis else None for i in range(4)], *(0,) * len(given[1:])))
+        along = [0 if i == axis or (axis == 0 and by_entry[i]) else None for i in range(4)]
+        one = jax.vmap(one, (along, *(0,) * len(given[1:])))
     return one(flat, *given[1:])

@@ -11,6 +11,7 @@ import numpy as np
 from .._arrays import varying_alike
 from .._types import Sizes, wide
 from ..masks import FULL
+from ..masks.at_positions import presence_in
 from ..places import Places
 from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
 from ..rules import Rules, sizes_of
@@ -59,13 +60,16 @@ def mean_where_empty(
     """`o` with the mean of v over all S keys in rows whose lse is -inf; any batch axes.
 
     The mean is the attention whose logits are all equal. `attention` computes it as such where
-    there is dropout, so that the same elements are dropped.
+    there is dropout, so that the same elements are dropped, and at positions, so that what is
+    absent stays out of it.
     """
     dead = jnp.swapaxes(stats.lse == -jnp.inf, -2, -1)[..., None]  # *B T N 1
-    if rules.dropout is None:
+    if rules.dropout is None and rules.positions is None:
         mean = _over_heads(jnp.mean(v, axis=-3, dtype=wide(v.dtype)), q.shape[-2])
     else:
-        equal = replace(rules, mask=FULL, score=IDENTITY, scale=1.0, sinks=None)
+        present = presence_in(rules.mask)  # rules that are not bound come by it when they are
+        mask = FULL if present is None else present
+        equal = replace(rules, mask=mask, score=IDENTITY, scale=1.0, sinks=None)
         # Who listens hears one attention; where nobody does, nothing of T x S is made to be heard.
         with listen(lambda name, value: None) if listening() else nullcontext():
             mean, _ = attention(jnp.zeros_like(q), jnp.zeros_like(k), v, equal)

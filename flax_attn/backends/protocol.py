@@ -31,6 +31,7 @@ from .sinks import gradient, joined, share
 PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
 COPIED = 2**20  # bytes of keys and values a query, which the plain formula copies
 ROWS = 256  # queries that are asked at once what they see
+NO_POSITIONS = "takes no q_positions and kv_positions; blockwise and reference do"
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
 

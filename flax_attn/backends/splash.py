@@ -21,7 +21,7 @@ from ..masks.algebra import parts_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import alive_in, blank, is_number, of_lse, of_mesh, serve
+from .protocol import NO_POSITIONS, alive_in, blank, is_number, of_lse, of_mesh, serve
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
 NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
@@ -271,6 +271,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
     """Why it cannot serve a request wherever it runs, or None."""
     if q.dtype not in KINDS:
         return f"needs float32 or bfloat16; q is {q.dtype}"
+    if rules.positions is not None:
+        return NO_POSITIONS
     if rules.dropout is not None:
         return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
     if not isinstance(rules.score, Identity | Softcap):

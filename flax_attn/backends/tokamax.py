@@ -24,7 +24,7 @@ from ..masks.algebra import parts_of
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
-from .protocol import Stats, blank, is_number, of_mesh, serve, with_dlse
+from .protocol import NO_POSITIONS, Stats, blank, is_number, of_mesh, serve, with_dlse
 
 HOME = "tokamax._src.ops.attention."
 OLDEST = (0, 0, 12)
@@ -164,6 +164,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
             f"needs widths that are multiples of 8 and at most {WIDEST}; "
             f"keys are {q.shape[-1]} and values {v.shape[-1]} wide"
         )
+    if rules.positions is not None:
+        return NO_POSITIONS
     if rules.dropout is not None:
         return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
     if not is_number(rules.scale):

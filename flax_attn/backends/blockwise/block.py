@@ -14,7 +14,10 @@ from jaxtyping import Array, Bool, Float
 
 from ...dropout import Drop, DropoutMask
 from ...masks import And, Dense, Mask, Not, Or
+from ...masks.at_positions import AtPositions
+from ...places import Positions
 from ...scores import Additive, Chain, Score
+from ...scores import AtPositions as ScoreAtPositions
 
 
 class Block(NamedTuple):
@@ -41,6 +44,11 @@ class Block(NamedTuple):
             (jnp.arange(count, dtype=jnp.int32) + jnp.asarray(start, jnp.int32)).reshape(shape)
             for count, start, shape in zip(counts, starts, shapes, strict=True)
         )
+
+    def asked_at(self, positions: Positions) -> tuple[Any, ...]:
+        """The same, with the positions of queries and keys in place of their slots."""
+        b, n, _, _ = self.indices()
+        return b, n, *(self.cut(x) for x in positions.grid)
 
     def corner(self, array: jax.Array) -> tuple[list[Any], list[int]]:
         """Where the block's part of an array `B|1 N|1 T|1 S|1` starts, and its size there."""
@@ -69,6 +77,11 @@ def seen(mask: Mask, at: Block) -> Any:
 @seen.register
 def _(mask: Dense, at: Block):
     return at.cut(mask.array)
+
+
+@seen.register
+def _(mask: AtPositions, at: Block):
+    return mask.mask(*at.asked_at(mask.positions))
 
 
 @seen.register
@@ -135,6 +148,8 @@ def scored(
     """The logits changed by a `local` score."""
     if isinstance(score, Local):
         return logits + score.array.astype(logits.dtype)
+    if isinstance(score, ScoreAtPositions):
+        return score.asked(logits, *at.asked_at(score.positions))
     if isinstance(score, Score):
         return score(logits, *at.indices())
     for part in score:

@@ -1,0 +1,128 @@
+"""Masks asked at the positions of queries and keys, which slots of a cache hold in any order."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import pick
+from .._types import Sizes, frozen
+from ..places import FURTHEST, Positions, check_no_end, goes_by_slot
+from .algebra import And, Full, Mask, Not, Or, Range, Rows, within
+
+
+def at_positions(mask: Mask, positions: Positions) -> Mask:
+    """`mask`, asked at bound positions, and nothing that is absent.
+
+    What has an array along the queries or the keys goes on by slot. Presence is joined last, so
+    that `~` shows no absent key.
+    """
+    present = AtPositions(Present(), positions)
+    return present if isinstance(mask, Full) else present & _moved(mask, positions)
+
+
+def presence_in(mask: Mask) -> Mask | None:
+    """The part of a mask from `at_positions` that hides what is absent; None in other masks."""
+    if isinstance(mask, And):
+        return presence_in(mask.a)
+    return mask if isinstance(mask, AtPositions) and isinstance(mask.mask, Present) else None
+
+
+def _moved(mask: Mask, positions: Positions) -> Mask:
+    if isinstance(mask, And | Or):
+        return type(mask)(_moved(mask.a, positions), _moved(mask.b, positions))
+    if isinstance(mask, Not):
+        return Not(_moved(mask.a, positions))
+    if isinstance(mask, Full) or goes_by_slot(mask):
+        return mask
+    check_no_end(mask)
+    return AtPositions(mask, positions)
+
+
+@frozen
+class Present(Mask):
+    """Queries and keys whose positions are not negative."""
+
+    AXES: ClassVar = {}
+
+    def __call__(self, b, n, q, k):
+        return (q >= 0) & (k >= 0)
+
+    def seen_range(self, b, n, q, sizes):
+        return 0, sizes.S
+
+
+@frozen
+class AtPositions(Mask):
+    """A mask that is asked at positions in place of slots.
+
+    Its ranges hold for queries and keys that are present, and for no others.
+    """
+
+    mask: Mask
+    positions: Positions
+
+    @property
+    def is_static(self):
+        return False
+
+    def at(self, places):
+        return AtPositions(self.mask.at(places), self.positions)
+
+    def bind(self, sizes):
+        return AtPositions(self.mask.bind(_endless(sizes)), self.positions)
+
+    def __call__(self, b, n, q, k):
+        return self.mask(b, n, *self.positions.of(b, q, k))
+
+    def grid(self, sizes):
+        b, n, _, _ = sizes.iotas()
+        return jnp.asarray(self.mask(b, n, *self.positions.grid))
+
+    def key_range(self, b, n, q, sizes):
+        """From the first to the last slot whose position the mask may show to these queries."""
+        if not isinstance(q, Rows):  # how many they are is not known
+            return 0, sizes.S
+        rows = self._row(self.positions.q, b, q)
+        asked = _ends(rows)
+        found = within(self.mask.key_range(b, n, asked, _endless(sizes)), _endless(sizes))
+        lo, hi, _ = self._slots(b, found, sizes)
+        some = asked[0] < asked[1]
+        return pick(some, lo, sizes.S), pick(some, hi, 0)
+
+    def seen_range(self, b, n, q, sizes):
+        """The slots whose positions all queries see, if they stand together and all are present."""
+        if not isinstance(q, Rows):
+            return 0, 0
+        rows = self._row(self.positions.q, b, q)
+        found = self.mask.seen_range(b, n, _ends(rows), _endless(sizes))
+        lo, hi, count = self._slots(b, within(found, _endless(sizes)), sizes)
+        whole = (rows >= 0).all() & (count == hi - lo)
+        return pick(whole, lo, 0), pick(whole, hi, 0)
+
+    def _row(self, positions: jax.Array, b: Any, rows: Rows | None = None) -> jax.Array:
+        """The positions of one batch entry, of the queries `rows` alone if they are given."""
+        row = positions[b if positions.shape[0] > 1 else 0]
+        return row if rows is None else jax.lax.dynamic_slice_in_dim(row, rows[0], rows.size)
+
+    def _slots(self, b: Any, found: Range, sizes: Sizes) -> tuple[Any, Any, Any]:
+        """The first slot with a position in a range, the end of the last, and how many there are.
+
+        Positions from 0 on alone lie in a range, so that absent keys do not.
+        """
+        keys, slots = self._row(self.positions.k, b), jnp.arange(sizes.S, dtype=jnp.int32)
+        inside = (keys >= found[0]) & (keys < found[1])
+        lo = jnp.min(jnp.where(inside, slots, sizes.S))
+        hi = jnp.max(jnp.where(inside, slots + 1, 0))
+        return lo.astype(jnp.int32), hi.astype(jnp.int32), inside.sum(dtype=jnp.int32)
+
+
+def _endless(sizes: Sizes) -> Sizes:
+    """The sizes as a mask at positions is told them: queries and keys may stand anywhere."""
+    return sizes._replace(T=FURTHEST, S=FURTHEST)
+
+
+def _ends(rows: jax.Array) -> Range:
+    """The least of the positions that are present, and one after the most of them."""
+    least = jnp.min(jnp.where(rows >= 0, rows, FURTHEST))
+    return least, jnp.max(rows) + 1
