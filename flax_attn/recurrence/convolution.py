@@ -1,0 +1,118 @@
+"""The short causal convolution that stands before many recurrences, with a state of its own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._types import wide
+from .documents import begins, check_segments, check_valid
+
+
+def causal_convolution(
+    x: Float[Array, "*B T D"],
+    weight: Float[Array, "D W"],
+    bias: Float[Array, " D"] | None = None,
+    *,
+    segments: Int[Array, "*#B T"] | None = None,
+    valid: Bool[Array, "*#B T"] | None = None,
+    state: Float[Array, "*B V D"] | None = None,
+) -> tuple[Float[Array, "*B T D"], Float[Array, "*B V D"]]:
+    """`y_t = sum_(i < W) weight[:, W - 1 - i] x_(t - i) + bias`; outputs and the last V = W - 1 x.
+
+    Each component is by itself. Sums run in float32 or wider; outputs and state have the dtype
+    of x.
+
+    Args:
+      x: the tokens.
+      weight: the last column meets the token itself, as in torch's `Conv1d(D, D, W, groups=D,
+        padding=W - 1)`, cut to T.
+      bias: added at the end, or None.
+      segments: ids of packed documents; what came before a document is zero for it.
+      valid: False for a token that is not there: the tokens around it are neighbours, its output
+        is zero, and what it holds, NaN included, reaches nothing.
+      state: the V tokens before the first; None for zeros.
+
+    Raises:
+      ValueError: for shapes that do not fit.
+      TypeError: for ids that are no integers, or a `valid` that is not boolean.
+
+    Source: the short convolutions of Mamba (Gu and Dao, 2023).
+
+    >>> y, state = causal_convolution(jnp.asarray([[1.0], [2.0]]), jnp.asarray([[10.0, 1.0]]))
+    >>> y.ravel().tolist(), state.tolist()
+    ([1.0, 12.0], [[2.0]])
+    """
+    _check(x, weight, bias, state)
+    there = None if valid is None else check_valid(valid, x.shape[:-1])
+    documents = _documents(segments, there, x.shape[:-1])
+    if there is None:
+        count = jnp.full((*x.shape[:-2], 1), x.shape[-2], jnp.int32)
+        return _convolved(x, documents, count, weight, bias, state)
+    order = jnp.argsort(~there, axis=-1, stable=True)  # *B T: the tokens that are there come first
+    x = jnp.take_along_axis(jnp.where(there[..., None], x, 0), order[..., None], axis=-2)
+    documents = jnp.take_along_axis(documents, order, axis=-1)
+    count = there.sum(axis=-1, keepdims=True, dtype=jnp.int32)
+    y, last = _convolved(x, documents, count, weight, bias, state)
+    rank = jnp.maximum(jnp.cumsum(there, axis=-1, dtype=jnp.int32) - 1, 0)  # *B T
+    return jnp.where(there[..., None], jnp.take_along_axis(y, rank[..., None], axis=-2), 0), last
+
+
+def _convolved(
+    x: jax.Array, documents: jax.Array, count: jax.Array, weight: Any, bias: Any, state: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Outputs, and the tokens before the next one, where `count` of each row are there."""
+    before = (*x.shape[:-2], weight.shape[-1] - 1)
+    start = jnp.zeros((*before, x.shape[-1]), x.dtype) if state is None else state.astype(x.dtype)
+    whole = jnp.concatenate([start, x], axis=-2)  # *B V+T D
+    documents = jnp.concatenate([jnp.zeros(before, documents.dtype), documents], axis=-1)
+    y = jax.checkpoint(_taps)(whole, documents, weight, bias)
+    return y, _last(whole, documents, before[-1], count)
+
+
+def _taps(
+    whole: jax.Array, documents: jax.Array, weight: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """The sum over the W tokens up to each, those of its own document."""
+    width, length = weight.shape[-1], whole.shape[-2] - weight.shape[-1] + 1
+    kind = max(wide(whole.dtype), wide(weight.dtype), key=lambda dtype: dtype.itemsize)
+    own = documents[..., width - 1 :]
+    y = jnp.zeros((1,) * whole.ndim, kind)
+    for i in range(width):
+        same = documents[..., i : i + length] == own
+        x = jnp.where(same[..., None], whole[..., i : i + length, :], 0).astype(kind)
+        y = y + x * _beside(weight[:, i], x)
+    y = y if bias is None else y + _beside(bias, y)
+    return y.astype(whole.dtype)
+
+
+def _last(whole: jax.Array, documents: jax.Array, most: int, count: jax.Array) -> jax.Array:
+    """The V tokens before the next one, zero where they are of another document than the last."""
+    index = count + jnp.arange(most, dtype=jnp.int32).reshape((1,) * (count.ndim - 1) + (-1,))
+    own = jnp.take_along_axis(documents, jnp.maximum(count + most - 1, 0), axis=-1)
+    same = jnp.take_along_axis(documents, index, axis=-1) == own
+    return jnp.where(same[..., None], jnp.take_along_axis(whole, index[..., None], axis=-2), 0)
+
+
+def _documents(segments: Any, there: Any, tokens: tuple[int, ...]) -> jax.Array:
+    """The number of the document that a token belongs to, `*B T`, counted from 0."""
+    if segments is None:
+        return jnp.zeros(tokens, jnp.int32)
+    first = begins(check_segments(segments, tokens), there)
+    return jnp.cumsum(first, axis=-1, dtype=jnp.int32)
+
+
+def _beside(x: jax.Array, like: jax.Array) -> jax.Array:
+    return x.astype(like.dtype).reshape((1,) * (like.ndim - 1) + x.shape)
+
+
+def _check(x: Any, weight: Any, bias: Any, state: Any) -> None:
+    width = x.shape[-1]
+    if weight.ndim != 2 or weight.shape[0] != width or weight.shape[1] < 1:
+        raise ValueError(f"weight must be D W with D={width}; got {weight.shape}.")
+    if bias is not None and bias.shape != (width,):
+        raise ValueError(f"bias must be of shape ({width},); got {bias.shape}.")
+    before = (*x.shape[:-2], weight.shape[1] - 1, width)
+    if state is not None and state.shape != before:
+        raise ValueError(f"state must hold W - 1 tokens, {before}; got {state.shape}.")

@@ -1,0 +1,98 @@
+"""The recurrence of each component by itself, `h_t = a_t h_(t-1) + x_t`: an associative scan."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._types import wide
+from .documents import begins, check_segments, check_valid
+
+
+def elementwise_recurrence(
+    x: Float[Array, "*B T D"],
+    log_decay: Float[Array, "*B T D"],
+    *,
+    segments: Int[Array, "*#B T"] | None = None,
+    valid: Bool[Array, "*#B T"] | None = None,
+    state: Float[Array, "*B D"] | None = None,
+) -> tuple[Float[Array, "*B T D"], Float[Array, "*B D"]]:
+    """`h_t = exp(log_decay_t) h_(t-1) + x_t` for each component; all h and the last one.
+
+    Computed in float32 or wider by an associative scan, so in about log T steps. The backward pass
+    is another such scan, and keeps h and the decay. Outputs have the dtype of x, the state is
+    float32 or wider.
+
+    Args:
+      x: what is added.
+      log_decay: at most 0; -inf empties the state.
+      segments, valid, state: as of `linear_recurrence`.
+
+    Raises:
+      ValueError: for shapes that do not fit.
+      TypeError: for ids that are no integers, or a `valid` that is not boolean.
+
+    Source: Blelloch, "Prefix Sums and Their Applications", 1990; De et al., "Griffin: Mixing Gated
+    Linear Recurrences with Local Attention for Efficient Language Models", 2024.
+
+    >>> h, last = elementwise_recurrence(jnp.ones((3, 1)), jnp.zeros((3, 1)))
+    >>> h.ravel().tolist(), last.tolist()
+    ([1.0, 2.0, 3.0], [3.0])
+    """
+    whole = (*x.shape[:-2], x.shape[-1])
+    if log_decay.shape != x.shape or x.ndim < 2:
+        raise ValueError(
+            f"x and log_decay must have one shape *B T D; got {x.shape} and {log_decay.shape}."
+        )
+    if state is not None and state.shape != whole:
+        raise ValueError(f"state must be *B D = {whole}; got {state.shape}.")
+    kinds = [wide(a.dtype) for a in (x, log_decay, state) if a is not None]
+    kind = max(kinds, key=lambda dtype: dtype.itemsize)
+    there = None if valid is None else check_valid(valid, x.shape[:-1])
+    g, added = log_decay.astype(kind), x.astype(kind)
+    if there is not None:
+        g, added = (jnp.where(there[..., None], a, 0) for a in (g, added))
+    if segments is not None:
+        first = begins(check_segments(segments, x.shape[:-1]), there)
+        g = jnp.where(first[..., None], -jnp.inf, g)
+    start = jnp.zeros(whole, kind) if state is None else state.astype(kind)
+    h = _recur(added, jnp.exp(g), start)
+    last = h[..., -1, :] if x.shape[-2] else start
+    h = h if there is None else jnp.where(there[..., None], h, 0)
+    return h.astype(x.dtype), last
+
+
+@jax.custom_vjp
+def _recur(x: jax.Array, a: jax.Array, start: jax.Array) -> jax.Array:
+    """`h_t = a_t h_(t-1) + x_t` from `start`, over the axis before the last."""
+    return _scan(x, a, start, reverse=False)
+
+
+def _scan(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Array:
+    if not x.shape[-2]:
+        return x
+    first = -1 if reverse else 0
+    x = x.at[..., first, :].add(a[..., first, :] * start)
+
+    def then(one: Any, two: Any) -> Any:
+        return two[0] * one[0], two[0] * one[1] + two[1]
+
+    return jax.lax.associative_scan(then, (a, x), reverse=reverse, axis=x.ndim - 2)[1]
+
+
+def _forward(x: jax.Array, a: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+    h = _recur(x, a, start)
+    return h, (a, h, start)
+
+
+def _backward(kept: Any, dh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`dx_t = dh_t + a_(t+1) dx_(t+1)`, and `da_t = dx_t h_(t-1)`."""
+    a, h, start = kept
+    after = jnp.concatenate([a[..., 1:, :], jnp.zeros_like(a[..., :1, :])], axis=-2)
+    dx = _scan(dh, after, jnp.zeros_like(start), reverse=True)
+    before = jnp.concatenate([start[..., None, :], h[..., :-1, :]], axis=-2)
+    return dx, dx * before, (a[..., :1, :] * dx[..., :1, :]).sum(axis=-2)
+
+
+_recur.defvjp(_forward, _backward)

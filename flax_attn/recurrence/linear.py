@@ -1,0 +1,128 @@
+"""The linear recurrence behind linear attention, the delta rule and state-space models."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from .._types import wide
+from .chunks import BLOCK, by_chunks
+from .documents import begins, check_segments, check_valid
+from .steps import Tokens, by_steps
+
+
+def linear_recurrence(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B T N H"],
+    v: Float[Array, "*B T N h"],
+    *,
+    log_decay: Float[Array, "*B T N"] | Float[Array, "*B T N H"] | None = None,
+    beta: Float[Array, "*B T N"] | None = None,
+    delta: bool = False,
+    segments: Int[Array, "*#B T"] | None = None,
+    valid: Bool[Array, "*#B T"] | None = None,
+    state: Float[Array, "*B N H h"] | None = None,
+    chunk: int | None = 64,
+) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B N H h"]]:
+    """`S_t = exp(log_decay_t) S_(t-1) + k_t u_t'` and `o_t = S_t' q_t`; outputs and the last state.
+
+    u_t is `beta_t v_t`; with the delta rule `beta_t (v_t - k_t' exp(log_decay_t) S_(t-1))`, which
+    replaces what the state holds for k_t. Sums run in float32 or wider. Outputs have the dtype of
+    v, the state is float32 or wider.
+
+    Args:
+      q, k, v: queries, keys and values; scale and norm them before.
+      log_decay: of each head or of each channel of k, at most 0; -inf empties the state, None
+        leaves it as it is.
+      beta: how strongly a token writes; None for 1.
+      delta: whether a token writes what the state lacks, not all of v.
+      segments: ids of packed documents. A token whose id is not that of the token before starts
+        from an empty state, and no gradient passes there. The first token goes on from `state`.
+      valid: False for a token that is not there: it changes nothing, its output is zero, and what
+        it holds, NaN included, reaches nothing.
+      state: from which the first token goes on; None for an empty one.
+      chunk: how many tokens are taken at once, in products of matrices. The backward pass keeps
+        the states at their borders alone. None takes them one by one, by a scan, which also has
+        forward-mode derivatives.
+
+    Raises:
+      ValueError: for shapes that do not fit, or a chunk below 1.
+      TypeError: for ids that are no integers, or a `valid` that is not boolean.
+
+    Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence
+    Length", 2024; Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024.
+
+    >>> q = k = jnp.ones((3, 1, 1))
+    >>> o, state = linear_recurrence(q, k, jnp.asarray([1.0, 2.0, 3.0]).reshape(3, 1, 1))
+    >>> o.ravel().tolist(), state.ravel().tolist()
+    ([1.0, 3.0, 6.0], [6.0])
+    """
+    _check(q, k, v, log_decay, beta, state)
+    kinds = [wide(x.dtype) for x in (q, k, v, log_decay, beta, state) if x is not None]
+    kind = max(kinds, key=lambda dtype: dtype.itemsize)
+    there = None if valid is None else check_valid(valid, q.shape[:-2])
+    if there is not None:
+        q, k, v, log_decay, beta = (_zeroed(x, there) for x in (q, k, v, log_decay, beta))
+    tokens = _tokens(q, k, v, log_decay, beta, delta)
+    if segments is not None:
+        tokens = _reset(tokens, begins(check_segments(segments, q.shape[:-2]), there))
+    shape = (*k.shape[:-3], *k.shape[-2:], v.shape[-1])
+    start = jnp.zeros(shape, kind) if state is None else state.astype(kind)
+    if chunk is None:
+        o, last = by_steps(tokens, start)
+        return o.astype(v.dtype), last
+    check_positive(chunk=chunk)
+    if q.shape[-3] == 1:
+        o, last = by_steps(tokens, start)
+    else:
+        length = -(-q.shape[-3] // BLOCK) * BLOCK
+        o, last = by_chunks(tokens, start, min(chunk, max(length, 1)))
+    return o.astype(v.dtype), last
+
+
+def _tokens(q: jax.Array, k: jax.Array, v: jax.Array, g: Any, beta: Any, delta: bool) -> Tokens:
+    """All that the tokens bring, with one rank; beta is part of v but for the delta rule."""
+    g = g if g is None or g.ndim == k.ndim else g[..., None]
+    if delta:
+        beta = jnp.ones((*k.shape[:-1], 1), v.dtype) if beta is None else beta[..., None]
+        return Tokens(q, k, v, g, beta)
+    if beta is not None:
+        kind = max(v.dtype, beta.dtype, key=lambda dtype: dtype.itemsize)
+        v = v.astype(kind) * beta.astype(kind)[..., None]
+    return Tokens(q, k, v, g, None)
+
+
+def _zeroed(x: Any, there: jax.Array) -> Any:
+    """Zeros for tokens that are not there, so that they neither write nor decay."""
+    if x is None:
+        return None
+    return jnp.where(there.reshape(*there.shape, *[1] * (x.ndim - there.ndim)), x, 0)
+
+
+def _reset(tokens: Tokens, first: jax.Array) -> Tokens:
+    """The tokens, of which the first of each document empty the state."""
+    first, g = first[..., None, None], tokens.log_decay  # *B T 1 1
+    g = jnp.zeros(first.shape, wide(tokens.k.dtype)) if g is None else g
+    return tokens._replace(log_decay=jnp.where(first, -jnp.inf, g))
+
+
+def _check(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> None:
+    """One sentence for shapes that do not fit."""
+    axes = k.shape[:-1]
+    fits = k.ndim > 2 and q.shape == k.shape and v.shape[:-1] == axes
+    if not fits:
+        raise ValueError(
+            "q and k must have one shape *B T N H, and v *B T N h; "
+            f"got q {q.shape}, k {k.shape}, v {v.shape}."
+        )
+    if g is not None and g.shape not in (axes, k.shape):
+        raise ValueError(
+            f"log_decay must be *B T N = {axes} or *B T N H = {k.shape}; got {g.shape}."
+        )
+    if beta is not None and beta.shape != axes:
+        raise ValueError(f"beta must be *B T N = {axes}; got {beta.shape}.")
+    whole = (*axes[:-2], axes[-1], k.shape[-1], v.shape[-1])
+    if state is not None and state.shape != whole:
+        raise ValueError(f"state must be *B N H h = {whole}; got {state.shape}.")
