@@ -52,13 +52,14 @@ def handed(x):
     return {"position_embeddings": turns, "attention_mask": mask}
 
 
-def gemma(across_layers):
+def gemma(across_layers=False, own_values=False):
     """The layer as Gemma has it: logits unscaled, values normed without a gain."""
 
     def made():
         sizes = {"in_features": 18, "num_heads": 6, "num_kv_heads": 2, "head_dim": 4}
         parts = {"rotary": Rotary(), "rules": Rules(scale=1.0), "qkv_bias": True, "out_bias": True}
         parts |= {"q_norm": RMSNorm(4, eps=1e-2), "across_layers": across_layers}
+        parts["own_values"] = own_values
         if not across_layers:
             parts |= {"k_norm": RMSNorm(4, eps=1e-2), "v_norm": RMSNorm(None, eps=1e-2)}
         return {**sizes, **parts}
@@ -66,13 +67,16 @@ def gemma(across_layers):
     return made
 
 
-def gemma4():
-    from transformers import Gemma4TextConfig
+def gemma4(shared):
+    def made():
+        from transformers import Gemma4TextConfig
 
-    own = {"global_head_dim": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
-    own |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_kv_shared_layers": 0}
-    config = Gemma4TextConfig(**{**GEMMA, **FOUR, **own}, attn_implementation="eager")
-    return {"config": config, "layer_idx": 0}
+        own = {"global_head_dim": 4, "attention_k_eq_v": shared, "num_global_key_value_heads": 2}
+        own |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        config = Gemma4TextConfig(**{**GEMMA, **FOUR, **own}, attn_implementation="eager")
+        return {"config": config, "layer_idx": 0}
+
+    return made
 
 
 def gemma3n():
@@ -89,6 +93,11 @@ def reuse(module, x, k, v):
     return module(x, **handed(x), shared_kv_states=shared)[0]
 
 
+def alone(module, x):
+    return module(x, **handed(x), shared_kv_states={})[0]
+
+
+GEMMA4 = "transformers.models.gemma4.modeling_gemma4.Gemma4TextAttention"
 KV = {"k": (2, 7, 3, 4), "v": (2, 7, 3, 4)}
 CASES = [
     Case(SharedKeyValueAttention, SIZES, x=(2, 7, 11)),
@@ -96,6 +105,13 @@ CASES = [
     Case(
         SharedKeyValueAttention,
         {**SIZES, "qkv_bias": True, "sinks": True},
+        **FLOAT64,
+        x=(2, 7, 11),
+        valid=VALID,
+    ),
+    Case(
+        SharedKeyValueAttention,
+        {**SIZES, "own_values": True},
         **FLOAT64,
         x=(2, 7, 11),
         valid=VALID,
@@ -112,17 +128,27 @@ CASES = [
     ),
     Case(
         SharedKeyValueAttention,
-        gemma(False),
-        witness="transformers.models.gemma4.modeling_gemma4.Gemma4TextAttention",
-        witness_config=gemma4,
-        torch_call=lambda module, x: module(x, **handed(x), shared_kv_states={})[0],
+        gemma(),
+        witness=GEMMA4,
+        witness_config=gemma4(True),
+        torch_call=alone,
         name="scale=1.0",
         **FLOAT64,
         x=(2, 7, 18),
     ),
     Case(
         SharedKeyValueAttention,
-        gemma(True),
+        gemma(own_values=True),
+        witness=GEMMA4,
+        witness_config=gemma4(False),
+        torch_call=alone,
+        name="own_values=True,scale=1.0",
+        **FLOAT64,
+        x=(2, 7, 18),
+    ),
+    Case(
+        SharedKeyValueAttention,
+        gemma(across_layers=True),
         witness="transformers.models.gemma3n.modeling_gemma3n.Gemma3nTextAttention",
         witness_config=gemma3n,
         torch_call=reuse,

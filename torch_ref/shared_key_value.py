@@ -1,10 +1,10 @@
-"""Grouped-query attention whose keys are its values too, as on a whiteboard."""
+"""Grouped-query attention whose keys are its values too, or another layer's, on a whiteboard."""
 
 from torch_ref.grouped_query import GroupedQueryAttention
 
 
 class SharedKeyValueAttention(GroupedQueryAttention):
-    """Values are the keys before norm and rotary; or both are handed in."""
+    """Values are the keys before norm and rotary, or their own; or both are handed in."""
 
     def __init__(
         self,
@@ -14,12 +14,14 @@ class SharedKeyValueAttention(GroupedQueryAttention):
         head_dim,
         *,
         v_norm=None,
+        own_values=False,
         across_layers=False,
         **grouped,
     ):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.v_norm, self.given = v_norm, None
-        del self.v_proj
+        if not own_values:
+            del self.v_proj
         if across_layers:
             del self.k_proj
 
@@ -29,7 +31,8 @@ class SharedKeyValueAttention(GroupedQueryAttention):
     def valued(self, x):
         if self.given is not None:
             return self.given[1]  # *B T K H
-        v = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
+        project = getattr(self, "v_proj", self.k_proj)
+        v = project(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
         return v if self.v_norm is None else self.v_norm(v)  # *B T K H
 
     def forward(self, x, keys_and_values=None, **given):

@@ -1,4 +1,4 @@
-"""Grouped-query attention whose keys are its values too, or are those of an earlier layer."""
+"""Grouped-query attention whose keys are its values too, or are shared with other layers."""
 
 from typing import Unpack, get_args
 
@@ -17,9 +17,9 @@ Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 class SharedKeyValueAttention(GroupedHeads):
     """`o_proj(attend(q, rotary(k_norm(k)), v_norm(k)))`, `k = k_proj(x)`: there is no `v_proj`.
 
-    The values are the keys before norm and rotary. With `across_layers` there is no `k_proj`
-    either: the layer reads keys and values of an earlier layer, which has made them by
-    `earlier.keys_and_values_of(x)`.
+    The values are the keys before norm and rotary, or `v_norm(v_proj(x))` with `own_values`. With
+    `across_layers` there is no `k_proj` either: the layer reads keys and values of an earlier
+    layer, which has made them by `earlier.keys_and_values_of(x)`.
 
     Gemma leaves the logits as they are: hand in `rules=Rules(scale=1.0)`.
 
@@ -28,11 +28,12 @@ class SharedKeyValueAttention(GroupedHeads):
     Args:
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       v_norm: a norm of the values, such as `RMSNorm(None, eps=1e-6)`; None for none.
+      own_values: whether there is a `v_proj`.
       across_layers: whether keys and values are handed in at the call.
       grouped: the keywords of `GroupedQueryAttention`.
 
     Raises:
-      ValueError: for a k_norm or v_norm beside across_layers; in the call, if keys and values are
+      ValueError: for a k_norm, v_norm or own_values beside across_layers; in the call, if keys and values are
         handed in and not expected, or the other way round, or not `*B T K H`; and as
         `GroupedQueryAttention` does.
       TypeError: as `GroupedQueryAttention` does.
@@ -57,6 +58,7 @@ class SharedKeyValueAttention(GroupedHeads):
         head_dim: int,
         *,
         v_norm: Norm | None = None,
+        own_values: bool = False,
         across_layers: bool = False,
         **grouped: Unpack[Grouped],
     ):
@@ -65,7 +67,12 @@ class SharedKeyValueAttention(GroupedHeads):
                 "across_layers=True reads keys and values that another layer has normed; leave "
                 "k_norm and v_norm out."
             )
-        self.kv_projections = () if across_layers else ("k_proj",)
+        if across_layers and own_values:
+            raise ValueError(
+                "across_layers=True reads the values of another layer; leave own_values=True out."
+            )
+        made = ("k_proj", "v_proj") if own_values else ("k_proj",)
+        self.kv_projections = () if across_layers else made
         self.v_norm, self.num_kv_heads = v_norm, num_kv_heads
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
 
@@ -105,14 +112,16 @@ class SharedKeyValueAttention(GroupedHeads):
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
     ) -> Pair:
-        """Keys, normed and turned, and the same projection as values."""
+        """Keys, normed and turned, and values: the same projection, unless there are two."""
         if not self.kv_projections:
             raise ValueError(
                 "The layer was built with across_layers=True and makes no keys and values; hand in "
                 "keys_and_values=, of an earlier layer."
             )
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
-        v = k if self.v_norm is None else self.v_norm(k)  # *B T K H
+        own = "v_proj" in self.kv_projections
+        v = split_heads(self.v_proj(x), self.head_dim) if own else k  # *B T K H
+        v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
         return self.placed(k, self.k_norm, positions), v
 
     def _made_or_given(
