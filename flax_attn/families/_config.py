@@ -39,6 +39,10 @@ class Config:
         value = self._given.get(name, self.defaults.get(name))
         return self[value] if isinstance(value, As) else value
 
+    def replaced(self, **fields: Any) -> "Config":
+        """The same with these fields."""
+        return Config({**self._given, **fields}, self.defaults, self._names)
+
     def given(self, name: str) -> Any:
         """A field that the config itself has, else None."""
         return self._given.get(self.name(name))

@@ -29,7 +29,7 @@ from ..positions.scaling import exponents
 from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
-SHARE, SECTIONS = "partial_rotary_factor", "mrope_section"
+SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -40,6 +40,7 @@ def rotary(
     partial: bool = False,
     renamed: Mapping[str, str] = MappingProxyType({}),
     sections: Sequence[int] | None = None,
+    interleaved: bool = False,
 ) -> Rotary:
     """The rotary of a config whose layers all have the same.
 
@@ -50,18 +51,33 @@ def rotary(
       renamed: kinds of scaling that older files of this family call otherwise.
       sections: the default of `mrope_section`, how many pairs each of a token's positions turns;
         None where a token has one position.
+      interleaved: whether the sections take turns.
+
+    Raises:
+      ValueError: for mrope_interleaved=False where they do.
     """
     new = config.given("rope_parameters")
     new = config.defaults.get("rope_parameters") if new is None else new
     old = config.given("rope_scaling")
     if old and config.given("rope_parameters") is None:
         new = None  # a default of the class, which the older spelling replaces
-    known = KEYS if sections is None else (*KEYS, SECTIONS)
+    known = KEYS if sections is None else (*KEYS, SECTIONS, *([TURNS] if interleaved else []))
     rope = parameters(config, new, old, known=known)
     kind = rope.get("rope_type", "default")
     rope["rope_type"] = renamed.get(kind, kind)
     found = rotary_of(config, rope, layout=layout, partial=partial)
-    return found if sections is None else replace(found, axes=_sections(rope, config, sections))
+    if rope.get(TURNS, True) is not True:
+        raise ValueError(
+            f"{TURNS}={rope[TURNS]!r} is not served: transformers ignores it in this model_type, "
+            "whose sections take turns."
+        )
+    if sections is None:
+        return found
+    pairs = (config.query_heads()[1] if found.width is None else found.width) // 2
+    if isinstance(found.scaling, Frequencies):
+        pairs = len(found.scaling.values)
+    sizes = _sections(rope, pairs, sections)
+    return replace(found, axes=Sections(sizes, interleaved))
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
@@ -95,6 +111,27 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
             "truncate=False is not served: transformers ignores it in this model_type."
         )
     return rotary_of(config, rope)
+
+
+def rotary_by_kind(config: Config, kind: str) -> Rotary:
+    """The rotary of one kind of layers, in a model_type that has no older spelling.
+
+    Raises:
+      ValueError: for the older spelling, and unless rope_parameters are by kind.
+    """
+    for name in ("rope_theta", "rope_scaling", SHARE):
+        if config.given(name) is not None:
+            raise ValueError(
+                f"{name} is not served: transformers ignores it in this model_type; say it in "
+                f"rope_parameters, which have a dict for each of {', '.join(KINDS)}."
+            )
+    new = config["rope_parameters"]
+    if not isinstance(new, Mapping) or kind not in new or not {*new} <= {*KINDS}:
+        raise ValueError(
+            f"rope_parameters of a {config.given('model_type')} have a dict for each of "
+            f"{', '.join(KINDS)}; got {new!r}."
+        )
+    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS))
 
 
 def parameters(
@@ -170,7 +207,7 @@ def rotary_of(
     kind, head_dim = rope.get("rope_type", "default"), config.query_heads()[1]
     if kind not in SCALINGS:
         raise ValueError(f"rope_type must be one of {', '.join(SCALINGS)}; got {kind!r}.")
-    base = above_zero("rope_theta", rope["rope_theta"])
+    base = above_zero("rope_theta", rope.get("rope_theta"))
     width = None if kind == "proportional" else _width(rope, head_dim, partial)
     scaling = SCALINGS[kind](rope, config)
     if width is not None and width % 2:
@@ -186,16 +223,16 @@ def rotary_of(
     return Rotary(base, layout, width, scaling)
 
 
-def _sections(rope: Rope, config: Config, default: Sequence[int]) -> Sections:
-    """Which of a token's three positions turns which pairs."""
-    sizes, pairs = rope.get(SECTIONS, default), config.query_heads()[1] // 2
+def _sections(rope: Rope, pairs: int, default: Sequence[int]) -> tuple[int, ...]:
+    """How many pairs each of a token's positions turns."""
+    sizes = rope.get(SECTIONS, default)
     whole = isinstance(sizes, list | tuple) and all(is_count(size, 0) for size in sizes)
     if not whole or len(sizes) != len(default) or sum(sizes) != pairs:
         raise ValueError(
-            f"{SECTIONS} must be {len(default)} whole numbers whose sum is the number of pairs of "
-            f"a head, {pairs}; got {sizes!r}."
+            f"{SECTIONS} must be {len(default)} whole numbers whose sum is the number of pairs "
+            f"that turn by head_dim and {SHARE}, {pairs}; got {sizes!r}."
         )
-    return Sections(tuple(sizes))
+    return tuple(sizes)
 
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:
@@ -205,7 +242,8 @@ def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:
         raise ValueError(f"partial_rotary_factor is a share, from 0 to 1; got {share!r}.")
     if share != 1 and not partial:
         raise ValueError(
-            f"partial_rotary_factor={share} is not served: this model_type turns whole heads."
+            f"partial_rotary_factor={share} is not served: this model_type turns whole heads where "
+            f"rope_type={rope.get('rope_type', 'default')!r}."
         )
     if share == 1 and head_dim % 2:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..layers import GatedQueryAttention
 from ..norms import RMSNorm
+from ..positions import Rotary
 from ._config import Config, Family
 from ._decoder import check_causal
 from ._rope import rotary
@@ -31,6 +32,17 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQueryAttention:
     """`self_attn` of a layer of Qwen3NextForCausalLM that has full attention."""
+    return gated(config, index, house, rotary(config, partial=True))
+
+
+def gated(
+    config: Config, index: int, house: Mapping[str, Any], turn: Rotary
+) -> GatedQueryAttention:
+    """The layer, with this rotary.
+
+    Raises:
+      ValueError: for a layer of linear attention.
+    """
     check_causal(config)
     _check_full(config, index)
     sizes, dtype = (config.count("hidden_size"), *config.heads()), house["param_dtype"]
@@ -39,7 +51,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQuer
     return GatedQueryAttention(
         *sizes,
         fused=True,
-        rotary=rotary(config, partial=True),
+        rotary=turn,
         q_norm=RMSNorm(sizes[-1], **norm),
         k_norm=RMSNorm(sizes[-1], **norm),
         qkv_bias=bias,

@@ -33,8 +33,8 @@ class SharedKeyValueAttention(GroupedHeads):
       grouped: the keywords of `GroupedQueryAttention`.
 
     Raises:
-      ValueError: for a k_norm, v_norm or own_values beside across_layers; in the call, if keys and values are
-        handed in and not expected, or the other way round, or not `*B T K H`; and as
+      ValueError: for a k_norm, v_norm or own_values beside across_layers; in the call, if keys and
+        values are handed in and not expected, or the other way round, or not `*B T K H`; and as
         `GroupedQueryAttention` does.
       TypeError: as `GroupedQueryAttention` does.
 

@@ -29,6 +29,8 @@ class Small:
         first = {"model_type": self.model_type, **sizes, **self.fields}
         if not self.rope:
             return first
+        if self.name in LATEST:
+            spelling = "new"
         scaling = {k: v for k, v in self.rope.items() if k not in ("rope_theta", *BESIDE)}
         if spelling == "new":
             full = {"rope_type": "default", **self.rope}
@@ -44,6 +46,7 @@ class Small:
         return {**first, **beside, **local}
 
 
+LATEST = ("gemma4_text",)  # which never had the older spelling
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
 OLD_NAMES = {
     ("gpt_neox", "rope_theta"): "rotary_emb_base",
@@ -88,6 +91,7 @@ SIZES = {
     "bloom": BLOOM_SIZES,
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
     "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
@@ -103,6 +107,14 @@ QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 QWEN_MOE = {"num_experts": 1, "moe_intermediate_size": 9}
 EVERY_SECOND = {"full_attention_interval": 2}
 THREE = {"mrope_section": [1, 1, 2]}
+QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+# Without output_hidden_states the whole model leaves tokens out where keys are shared.
+SHARING = {
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    **{"num_kv_shared_layers": 2, "output_hidden_states": True},
+}
+TWELVE = {"head_dim": 12, "global_head_dim": 16}
+SHARED = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 ODD = {"partial_rotary_factor": 0.7}
 PLAIN = {"rope_theta": 500.0}
 QUARTER = {**PLAIN, "partial_rotary_factor": 0.25}
@@ -255,6 +267,41 @@ CONFIGS = [
         {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25}
         | {"layer_types": ["full_attention", "linear_attention"]},
         {**YARN, **PLAIN, "partial_rotary_factor": 0.5},
+    ),
+    # Qwen3.5 in the layers with full attention
+    Small(
+        "qwen3_5_text",
+        {"head_dim": 16, "rms_norm_eps": 1e-2, **EVERY_SECOND},
+        {
+            **PLAIN,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+        index=1,
+    ),
+    Small(
+        "qwen3_5_text",
+        {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25}
+        | {"layer_types": ["full_attention", "linear_attention"]},
+        {**YARN, **PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]},
+    ),
+    # Gemma 4 26B, where keys are values too; a layer with a window; E2B, whose last ones share keys
+    Small(
+        "gemma4_text", {**TWELVE, **SHARED, "rms_norm_eps": 1e-2}, {**QUARTERS, **PLAIN}, 1, 100.0
+    ),
+    Small(
+        "gemma4_text",
+        {**OTHERS, **WINDOWS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25},
+        {**QUARTERS, **PLAIN},
+        local=100.0,
+    ),
+    Small(
+        "gemma4_text",
+        {**TWELVE, **SHARING, "sliding_window": 3, "use_bidirectional_attention": "vision"},
+        {**LINEAR, **PLAIN},
+        index=1,
+        local=100.0,
     ),
     # OLMo 3, whose rotary is stretched where there is no window
     Small("olmo3", {"rms_norm_eps": 1e-2, **WINDOWS}, {**YARN, **PLAIN}, index=1, local=5e5),

@@ -4,6 +4,7 @@ import copy
 import inspect
 from importlib import import_module
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ PLACES = {
     "gemma": Place("gemma", "Gemma"),
     "gemma2": Place("gemma2", "Gemma2"),
     "gemma3_text": Place("gemma3", "Gemma3", "Text"),
+    "gemma4_text": Place("gemma4", "Gemma4", "Text"),
     "glm4": Place("glm4", "Glm4"),
     "gpt2": Place("gpt2", "GPT2", block="Block"),
     "gpt_bigcode": Place("gpt_bigcode", "GPTBigCode", block="Block"),
@@ -36,6 +38,7 @@ PLACES = {
     "qwen2_5_vl_text": Place("qwen2_5_vl", "Qwen2_5_VL", "Text"),
     "qwen2_moe": Place("qwen2_moe", "Qwen2Moe"),
     "qwen3": Place("qwen3", "Qwen3"),
+    "qwen3_5_text": Place("qwen3_5", "Qwen3_5", "Text"),
     "qwen3_moe": Place("qwen3_moe", "Qwen3Moe"),
     "qwen3_next": Place("qwen3_next", "Qwen3Next"),
     "siglip_text_model": Place("siglip", "Siglip", "Text", whole=False),
@@ -44,7 +47,7 @@ PLACES = {
     "vit": Place("vit", "ViT", whole=False),
     **OTHERS,
 }
-HANDED = ("position_embeddings", "attention_mask", "alibi")
+HANDED = ("position_embeddings", "attention_mask", "alibi", "shared_kv_states")
 
 
 def library() -> Any:
@@ -98,6 +101,9 @@ def handed(
         def __init__(self, *_: Any, **__: Any):
             super().__init__()
             self.place = next(places)
+            # The whole model of Gemma 4 looks at these when it is built.
+            self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
+            self.layer_scalar = torch.nn.Buffer(torch.ones(1))
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments

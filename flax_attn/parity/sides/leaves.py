@@ -37,11 +37,19 @@ def parts(value: Any) -> Parts | None:
     if isinstance(value, list | tuple | deque | range):
         return [(f"[{i}]", part) for i, part in enumerate(value)]
     if is_dataclass(value):
-        return [(f".{field.name}", getattr(value, field.name, None)) for field in fields(value)]
+        return [(f".{field.name}", _read(value, field.name)) for field in fields(value)]
     if isinstance(value, SimpleNamespace | nnx.Pytree):
         return [(f".{key}", x) for key, x in vars(value).items() if not key.startswith("_pytree__")]
     found = _jax_parts(value)
     return _torch_parts(value) if found is None else found
+
+
+def _read(value: Any, name: str) -> Any:
+    """A field, or None where it is missing or may not be read (a config by layers refuses it)."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def _jax_parts(value: Any) -> Parts | None:

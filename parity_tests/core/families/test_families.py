@@ -125,6 +125,7 @@ def test_every_family_is_proven():
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "rope_theta": 500.0}
+APART = {"rope_theta": 500.0, "mrope_section": [11, 11, 10], "mrope_interleaved": False}
 SCALED = {"rope_type": "linear", "factor": 2.0}
 FULL_LAYERS = ["full_attention"] * 26
 MSCALE = {"rope_type": "yarn", "mscale_all_dim": 1.0}
@@ -142,7 +143,7 @@ def other(name, **fields):
 
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
-    "no model_type": ({"hidden_size": 8}, "model_type must be one of bert, .*; got None"),
+    "no model_type": ({"hidden_size": 8}, "model_type must be one of bart, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
     "no decoder": (
@@ -206,6 +207,43 @@ WRONG = {
     "a layer that is not built": (
         other("qwen3_next"),
         "Layer 0 has linear_attention, .* full_attention_interval=4",
+    ),
+    "another layer that is not built": (
+        other("qwen3_5_text"),
+        "Layer 0 has linear_attention, .* full_attention_interval=4",
+    ),
+    "sections that take turns": (
+        other("qwen3_5_text", rope_parameters=APART, layer_types=FULL_LAYERS, num_hidden_layers=26),
+        "mrope_interleaved=False is not served",
+    ),
+    "sections of a part": (
+        other("qwen3_5_text", partial_rotary_factor=0.5, full_attention_interval=1),
+        "pairs that turn by head_dim and partial_rotary_factor, 64; got .11, 11, 10",
+    ),
+    "rotaries of Gemma 4": (
+        other("gemma4_text", rope_scaling=SCALED),
+        "rope_scaling is not served: .* say it in rope_parameters",
+    ),
+    "a rotary of one kind alone": (
+        other("gemma4_text", rope_parameters={"full_attention": SCALED}),
+        "of a gemma4_text have a dict for each of full_attention, sliding_attention; got",
+    ),
+    "all layers sharing keys": (other("gemma4_text", num_kv_shared_layers=30), "from 0 to 29, "),
+    "a type of layers without keys": (
+        other("gemma4_text", num_kv_shared_layers=25),
+        "num_kv_shared_layers=25 leaves no layer of one of layer_types",
+    ),
+    "a layer with fields of its own": (
+        other("gemma4_text", per_layer_config={"0": {"head_dim": 8, "sliding_window": 9}}),
+        r"per_layer_config.0. has sliding_window; .* it may have head_dim",
+    ),
+    "layers of one type with two widths": (
+        other("gemma4_text", per_layer_config={"1": {"head_dim": 8}}),
+        "the same head_dim and .* got {} for layer 0, {'head_dim': 8} for layer 1",
+    ),
+    "Gemma 4 in both directions": (
+        other("gemma4_text", use_bidirectional_attention="all"),
+        "use_bidirectional_attention must be .vision. or None; got 'all'",
     ),
     "keys of fewer heads": (
         other("deepseek_v2"),
@@ -281,3 +319,29 @@ def test_what_is_asked_for_is_checked():
 def test_equal_spellings_may_stand_side_by_side():
     both = llama(rope_parameters={**SCALED, "rope_theta": 500.0}, rope_scaling=SCALED)
     assert described(built(both)) == described(built(llama(rope_scaling=SCALED)))
+
+
+def test_layers_of_gemma4_that_share_keys_read_those_of_their_type(transformers):
+    small = next(x for x in CONFIGS if x.fields.get("num_kv_shared_layers"))
+    config = witness.config_of(small.spelt("new"), small.name)
+    given = config.to_dict()
+
+    def theirs(layer, x, k, v):
+        handed = witness.handed(config, small.name, 2, x)
+        shared = {"sliding_attention": (k.transpose(1, 2), v.transpose(1, 2))}
+        return layer(x, **{**handed, "shared_kv_states": shared})[0]
+
+    pair = np.random.RandomState(1).standard_normal((2, 2, 7, 3, 12))
+    assert_parity(
+        witness.attention(config, small.name, 2),
+        built(given, 2),
+        X,
+        *pair,
+        torch_call=theirs,
+        flax_call=lambda layer, x, k, v: layer(x, keys_and_values=(k, v)),
+        dtypes=("float64",),
+        eager=False,
+        taps=False,
+    )
+    pairs = [built(given, i).keys_and_values_of(X.astype(np.float32)) for i in (0, 1)]
+    assert [k.shape[-1] for k, _ in pairs] == [12, 16]  # of the same type, and of the other

@@ -1,0 +1,150 @@
+"""Gemma 4: wide heads of which a quarter turns where a layer sees everything, and shared keys.
+
+Logits are unscaled and values are normed. With `attention_k_eq_v` the keys of layers that see
+everything are their values too. The last `num_kv_shared_layers` make no keys and values: such a
+layer is called as `layer(x, keys_and_values=pair)`, where the pair is `earlier.keys_and_values_of`
+of the last layer of the same type that makes them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import SharedKeyValueAttention
+from ..masks import Mask
+from ..norms import RMSNorm
+from ..rules import Rules
+from ._config import Config, Family
+from ._decoder import check_causal, mask_of
+from ._rope import KINDS, rotary_by_kind
+
+WIDE = ("head_dim", "num_key_value_heads")
+DEFAULTS = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {
+            **{"rope_type": "proportional", "rope_theta": 1_000_000.0},
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "layer_types": None,
+    "use_bidirectional_attention": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> SharedKeyValueAttention:
+    """`self_attn` of Gemma4ForCausalLM."""
+    kind = kind_of(config, index)
+    reuses = _reuses(config, index)
+    wide = config.replaced(**_wide(config, index, kind))
+    h, eps, dtype = wide.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
+    shared = config.flag("attention_k_eq_v") and kind == "full_attention"
+    bias = config.flag("attention_bias")
+    made: dict[str, Any] = {"across_layers": True}
+    if not reuses:
+        made = {"own_values": not shared, "v_norm": RMSNorm(None, eps=eps)}
+        made["k_norm"] = RMSNorm(h, eps=eps, param_dtype=dtype)
+    return SharedKeyValueAttention(
+        *(config.count("hidden_size"), *wide.heads()),
+        rotary=rotary_by_kind(wide, kind),
+        q_norm=RMSNorm(h, eps=eps, param_dtype=dtype),
+        mask=_mask(config, kind),
+        rules=Rules(scale=1.0),
+        qkv_bias=bias,
+        out_bias=bias,
+        dropout=config.rate("attention_dropout"),
+        **made,
+        **house,
+    )
+
+
+def kind_of(config: Config, index: int) -> str:
+    """The type of a layer; the last one sees everything, whatever layer_types say of it."""
+    kind = config.layer_type(index, lambda i: KINDS[(i + 1) % 6 != 0], "sliding_attention")
+    return KINDS[0] if index == config["num_hidden_layers"] - 1 else kind
+
+
+def _reuses(config: Config, index: int) -> bool:
+    """Whether a layer reads keys and values of an earlier one.
+
+    Raises:
+      ValueError: unless each type of layers has one that makes them.
+    """
+    layers, shared = config.count("num_hidden_layers"), config["num_kv_shared_layers"]
+    if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared < layers:
+        raise ValueError(
+            "num_kv_shared_layers must leave a layer that makes keys and values, from 0 to "
+            f"{layers - 1}, since num_hidden_layers={layers}; got {shared!r}."
+        )
+    kinds = [kind_of(config, i) for i in range(layers)]
+    if {*kinds[: layers - shared]} != {*kinds}:
+        raise ValueError(
+            f"num_kv_shared_layers={shared} leaves no layer of one of layer_types that makes keys "
+            f"and values; the types are {', '.join(kinds)}."
+        )
+    return index >= layers - shared
+
+
+def _wide(config: Config, index: int, kind: str) -> Mapping[str, Any]:
+    """The width and the number of key heads where a layer has its own.
+
+    Published files have two fields for all layers that see everything, `to_dict()` has a
+    per_layer_config instead.
+    """
+    own = config.given("per_layer_config")
+    if own is not None:
+        return _own(config, kind, {int(key): value for key, value in own.items()}, index)
+    if kind != "full_attention":
+        return {}
+    k = config["num_global_key_value_heads"] if config.flag("attention_k_eq_v") else None
+    wide = {"head_dim": config.count("global_head_dim")}
+    return wide if k is None else {**wide, "num_key_value_heads": k}
+
+
+def _own(
+    config: Config, kind: str, own: Mapping[int, Mapping[str, Any]], index: int
+) -> Mapping[str, Any]:
+    """What per_layer_config says of a layer, and of all others of its type."""
+    alike = [i for i in range(config["num_hidden_layers"]) if kind_of(config, i) == kind]
+    found = own.get(index, {})
+    for i in alike:
+        other = own.get(i, {})
+        if {*other} - {*WIDE}:
+            raise ValueError(
+                f"per_layer_config[{i}] has {', '.join(sorted({*other} - {*WIDE}))}; of the "
+                f"attention it may have {', '.join(WIDE)}."
+            )
+        if any(other.get(name) != found.get(name) for name in WIDE):
+            raise ValueError(
+                f"per_layer_config must have the same {' and '.join(WIDE)} for all layers of "
+                f"type {kind!r}; got {dict(found)} for layer {index}, {dict(other)} for layer {i}."
+            )
+    return found
+
+
+def _mask(config: Config, kind: str) -> Mask:
+    """Causal; "vision" is of tokens of images, which the model around the text marks."""
+    check_causal(config)
+    direction = config["use_bidirectional_attention"]
+    if direction not in (None, "vision"):
+        raise ValueError(
+            f'use_bidirectional_attention must be "vision" or None; got {direction!r}. How far '
+            '"all" looks depends in transformers on the implementation that is chosen there.'
+        )
+    return mask_of(config, kind)
+
+
+FAMILY = Family(DEFAULTS, attention)
