@@ -9,60 +9,71 @@
 # %% [markdown]
 # # 1. Attention without weights
 #
-# A word means little alone. *Step* is a stair, a dance move or a measure taken; the words around it
-# decide. **Self-attention** lets every word look at every other one and take home a mixture of what
-# it saw.
+# *20 minutes to read, 15 seconds to run.*
+# [Six words](#Six-words,-three-numbers-each) ·
+# [Scores](#Scores-by-a-dot-product) ·
+# [Weights](#From-scores-to-weights) ·
+# [Softmax](#Softmax) ·
+# [Context](#One-context-vector) ·
+# [All words at once](#All-scores-at-once) ·
+# [As a layer](#The-same-as-a-layer) ·
+# [Exercises](#Exercises)
+#
+# A single word says little. *Step* is a stair, a dance move or a measure taken, and the words
+# around it decide which. **Self-attention** lets every word look at every other word and take a
+# mixture of what it saw.
 #
 # At the end of this chapter you will
 #
 # * compute attention by hand, for one word and then for all of them, in three lines;
-# * know why a dot product measures likeness, and what it measures besides;
+# * know why a dot product measures similarity, and what it measures besides;
 # * know why the softmax is there, over which axis it runs, and where the textbook formula breaks;
 # * have checked a library layer against your own numbers.
 #
-# Nothing is trained here and there is not one parameter. You need numpy's `@`, no more.
+# Nothing is trained here, and there are no parameters. If a name of JAX is new to you, see
+# [chapter 0](00_jax_for_numpy_readers.ipynb).
+#
+# > **Where this comes from.** The six words, their numbers and the way from chapter 1 to 4 follow
+# > Sebastian Raschka, *Build a Large Language Model (From Scratch)*, chapter 3, and his article
+# > [Understanding and coding self-attention](https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention).
+# > The average of the past and the unscaled head in chapter 3 follow Andrej Karpathy,
+# > [Let's build GPT](https://www.youtube.com/watch?v=kCc8FmEb1nY). A good overview to read beside
+# > these pages is Lilian Weng,
+# > [Attention? Attention!](https://lilianweng.github.io/posts/2018-06-24-attention/).
 
 # %%
-import importlib.util
 import timeit
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from climb import HAS_TORCH, as_printed, diagram, heat, same
 
 from flax_attn import SimplifiedSelfAttention, attention_weights
 from flax_attn.parity import Case, compare
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     from torch_ref.simplified_self_attention import SimplifiedSelfAttention as Original
 
-print("Checked against", "PyTorch itself." if HAS_TORCH else "numbers that PyTorch gave before.")
-
-# %%
-jax.config.update("jax_default_matmul_precision", "float32")  # all digits, on every device
-np.set_printoptions(precision=4, suppress=True)
-plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
-
-
-def heat(ax, table, rows, columns, title, cmap="Blues", top=None):
-    """A table as colours and numbers, with words on its axes."""
-    image = ax.imshow(np.asarray(table), cmap=cmap, vmin=0, vmax=top)
-    ax.set_xticks(range(len(columns)), columns, rotation=40)
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set_title(title)
-    for (i, j), value in np.ndenumerate(np.asarray(table)):
-        color = "white" if image.norm(value) > 0.65 else "black"
-        ax.text(j, i, f"{value:.2f}", ha="center", va="center", color=color)
-
-
 # %% [markdown]
+# `climb` is a small file beside these notebooks. `heat` and `diagram` draw. `same(a, b)` checks
+# that two arrays are equal and prints their largest difference, and `as_printed` does so for a
+# table that shows four decimals.
+#
 # ## Six words, three numbers each
 #
-# The sentence is *Your journey starts with one step*. A computer needs numbers, so each word gets a
-# vector, its **embedding**. Real models use hundreds or thousands of numbers a word and learn them;
-# three made-up ones can be printed, and drawn.
+# The sentence is *Your journey starts with one step*. Four words are used for the way from text to
+# numbers:
+#
+# * A **token** is a piece of text that the model reads at once. Here every word is a token. Real
+#   models also cut long words into pieces.
+# * The **vocabulary** lists all tokens that a model knows, and the **id** of a token is its number
+#   in that list.
+# * The **embedding** of a token is a vector of numbers, a row of a table with one row for each id.
+#
+# Real models use hundreds or thousands of numbers for each token, and learn them. Three made-up
+# ones can be printed, and drawn.
 #
 # $$X \in \mathbb{R}^{T \times D}, \qquad T = 6 \text{ tokens}, \quad D = 3 \text{ numbers each}$$
 
@@ -78,16 +89,16 @@ x = jnp.array(
         [0.05, 0.80, 0.55],
     ]
 )  # T D
-assert x.shape == (6, 3)
+print(x)
 
 # %%
 fig = plt.figure(figsize=(8.4, 3.7))
-heat(fig.add_subplot(1, 2, 1), x, tokens, ["0", "1", "2"], "The embeddings, a row each")
+heat(fig.add_subplot(1, 2, 1), x, "The embeddings, a row each", columns=["0", "1", "2"])
 ax = fig.add_subplot(1, 2, 2, projection="3d")
-lift = {"journey": 0.1, "with": -0.16}  # of labels that would lie on an arrow
+place = {"journey": 0.1, "with": -0.16}  # moves labels that would lie on an arrow
 for token, (a, b, c), color in zip(tokens, np.asarray(x), plt.cm.tab10.colors, strict=False):
     ax.quiver(0, 0, 0, a, b, c, color=color, arrow_length_ratio=0.08)
-    ax.text(a, b, c + lift.get(token, 0.02), token, color=color)
+    ax.text(a, b, c + place.get(token, 0.02), token, color=color)
 ax.set(xlim=(0, 1), ylim=(0, 1), zlim=(0, 1), title="The same six as arrows")
 ax.view_init(elev=22, azim=-42)
 fig.tight_layout()
@@ -96,50 +107,61 @@ plt.show()
 # %% [markdown]
 # *Journey* and *starts* point almost the same way. *One* points elsewhere. Attention will notice.
 #
-# ## The plan
-#
-# For each word we want a **context vector** $z$: a mixture of all embeddings, with more of those
-# that matter. Three steps lead there, and the rest of the chapter only walks them.
-#
-# | step | what it is | for one word | for all |
-# | --- | --- | --- | --- |
-# | **scores** | how much does each word matter to this one? any number | 6 numbers | 6 x 6 |
-# | **weights** | the same, made positive and adding up to one | 6 numbers | 6 x 6 |
-# | **context** | the mixture, by these weights | 3 numbers | 6 x 3 |
+# For each word we want a **context vector** $c$: a mixture of all embeddings, with more of those
+# that matter. Three steps lead there, and the rest of the chapter takes them one by one.
+
+# %%
+row = {
+    "embeddings\nT D": (0, 0, "lightsteelblue"),
+    "scores s\nT T": (2, 0, "navajowhite"),
+    "weights w\nT T": (4, 0, "navajowhite"),
+    "context c\nT D": (6, 0, "lightsteelblue"),
+}
+start, scores_box, weights_box, end = row
+arrows = [
+    (start, scores_box, "dot products"),
+    (scores_box, weights_box, "softmax"),
+    (weights_box, end, "mix embeddings"),
+]
+diagram(row, arrows, size=(8.4, 1.1))
 
 # %% [markdown]
-# ## Scores, by a dot product
+# | step | what it is | for one word | for all |
+# | --- | --- | --- | --- |
+# | **scores** | how much does each word matter to this one? Any number | 6 numbers | 6 x 6 |
+# | **weights** | the same, made positive and adding up to one | 6 numbers | 6 x 6 |
+# | **context** | the mixture with these weights | 3 numbers | 6 x 3 |
+#
+# ## Scores by a dot product
 #
 # We follow the second word, *journey*. It asks every word, itself included: how much do you matter
-# to me? The answer is a dot product: multiply number by number, add up.
+# to me? The answer is a dot product: multiply number by number, and add up.
 #
-# $$\omega_{s} = x_\text{journey} \cdot x_s = \sum_{i=1}^{D} x_{\text{journey},i} \; x_{s,i}$$
+# $$s_{j} = x_\text{journey} \cdot x_j = \sum_{i=1}^{D} x_{\text{journey},i} \; x_{j,i}$$
 #
 # With *Your*, by hand:
 
 # %%
 journey = x[1]
 by_hand = 0.55 * 0.43 + 0.87 * 0.15 + 0.66 * 0.89
-print(f"journey . Your = {by_hand:.4f}")
-np.testing.assert_allclose(jnp.dot(journey, x[0]), by_hand, rtol=1e-6)
+print(f"{by_hand:.4f}")
+same(jnp.dot(journey, x[0]), by_hand)
 
 # %% [markdown]
-# Now with all six, by a loop.
+# Now with all six, in a loop:
 
 # %%
-scores_journey = jnp.stack([jnp.dot(journey, x[s]) for s in range(6)])  # T
+scores_journey = jnp.stack([jnp.dot(journey, x[j]) for j in range(6)])  # T
 print(scores_journey)
-np.testing.assert_allclose(
-    np.round(scores_journey, 4), [0.9544, 1.495, 1.4754, 0.8434, 0.707, 1.0865], rtol=1e-6
-)
+as_printed(scores_journey, [0.9544, 1.4950, 1.4754, 0.8434, 0.7070, 1.0865])
 
 # %% [markdown]
-# ## Why a dot product measures likeness
+# ### Why a dot product measures similarity
 #
-# $$a \cdot b = |a| \, |b| \cos\theta$$
+# $$a \cdot b = |a| \, |b| \cos\theta,$$
 #
 # where $\theta$ is the angle between the two. Arrows that point the same way have a large product,
-# arrows at a right angle have zero, opposite ones a negative number.
+# arrows at a right angle have zero, opposite ones have a negative number.
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(8.4, 2.2))
@@ -160,9 +182,9 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
-# The formula says one thing more: a dot product is likeness **times both lengths**. Divide the
-# lengths out and the cosine remains. *With* points more the way of *journey* than *step* does, but
-# it is a short arrow, and so its score is the lower one.
+# The formula says one thing more: a dot product is similarity of direction **times both lengths**.
+# Divide by the lengths, and the cosine remains. *With* points more in the direction of *journey*
+# than *step* does. But it is a short arrow, and so its score is lower.
 
 # %%
 lengths = jnp.linalg.norm(x, axis=-1)  # T
@@ -172,110 +194,108 @@ for row in zip(tokens, lengths, cosines, scores_journey, strict=True):
     print("{:8s}  {:6.2f}  {:6.2f}  {:5.2f}".format(*row))
 
 WITH, STEP = 3, 5
-assert cosines[WITH] > cosines[STEP]  # more alike ...
-assert scores_journey[WITH] < scores_journey[STEP]  # ... and yet the lower score
+assert cosines[WITH] > cosines[STEP] and scores_journey[WITH] < scores_journey[STEP]
 
 # %% [markdown]
-# That is no mistake. A model that learns its embeddings may use the length as loudness.
+# That is no mistake. A model that learns its embeddings may use the length to say how important a
+# word is.
+#
+# > **Try it.** Follow *one* instead of *journey*. Which word gets its highest score?
 #
 # ## From scores to weights
 #
-# Weights must be positive and add up to one, so that the mixture is an average and not a pile. The
-# simplest idea is to divide by the sum:
+# Weights must be positive and add up to one, so that the mixture is an average. The simplest idea
+# is to divide by the sum:
 #
-# $$\alpha_s = \frac{\omega_s}{\sum_r \omega_r}$$
+# $$w_j = \frac{s_j}{\sum_i s_i}$$
 
 # %%
 weights_by_sum = scores_journey / scores_journey.sum()
 print(weights_by_sum, "sum", weights_by_sum.sum())
-np.testing.assert_allclose(
-    np.round(weights_by_sum, 4), [0.1455, 0.2278, 0.2249, 0.1285, 0.1077, 0.1656], rtol=1e-6
-)
+as_printed(weights_by_sum, [0.1455, 0.2278, 0.2249, 0.1285, 0.1077, 0.1656])
 
 # %% [markdown]
-# It works here, because all our numbers happen to be positive. A score may be negative, and then
-# the sum may come close to zero, and the "weights" run away:
+# It works here, because all our numbers happen to be positive. But a score may be negative. Then
+# the sum may come close to zero, and the "weights" become huge or negative:
 
 # %%
 unlucky = jnp.array([1.0, -1.0, 0.1])
 print(unlucky / unlucky.sum())
-np.testing.assert_allclose(unlucky / unlucky.sum(), [10, -10, 1], rtol=1e-5)
 
 # %% [markdown]
 # ## Softmax
 #
-# The cure is to make every score positive first. The exponential does it, and keeps their order:
+# The cure is to make every score positive first. The exponential does that, and it keeps their
+# order:
 #
-# $$\alpha_s = \operatorname{softmax}(\omega)_s = \frac{e^{\omega_s}}{\sum_r e^{\omega_r}}$$
+# $$w_j = \operatorname{softmax}(s)_j = \frac{e^{s_j}}{\sum_i e^{s_i}}$$
 
 
 # %%
 def naive_softmax(scores):
-    """The formula, word for word."""
     return jnp.exp(scores) / jnp.exp(scores).sum()
 
 
-weights_journey = naive_softmax(scores_journey)
+weights_journey = naive_softmax(scores_journey)  # T
 print(weights_journey, "sum", weights_journey.sum())
-np.testing.assert_allclose(
-    np.round(weights_journey, 4), [0.1385, 0.2379, 0.2333, 0.124, 0.1082, 0.1581], rtol=1e-6
-)
+as_printed(weights_journey, [0.1385, 0.2379, 0.2333, 0.1240, 0.1082, 0.1581])
 
 # %% [markdown]
-# What counts is a *difference* of scores: a word whose score is larger by one gets $e = 2.718$
-# times the weight, wherever both stand. So unlucky scores are no trouble any more.
+# Only *differences* of scores count: a word whose score is larger by one gets $e = 2.718$ times the
+# weight. So adding 5 to every score changes nothing, and the unlucky scores are no problem any
+# more.
 
 # %%
 print(naive_softmax(unlucky))
-assert (naive_softmax(unlucky) > 0).all()
-np.testing.assert_allclose(naive_softmax(unlucky).sum(), 1, rtol=1e-6)
-np.testing.assert_allclose(naive_softmax(unlucky + 5), naive_softmax(unlucky), rtol=1e-5)
+same(naive_softmax(unlucky + 5), naive_softmax(unlucky))
 
 # %% [markdown]
-# ## Where the formula breaks
+# ### Where the formula breaks
 #
-# $e^{89}$ is larger than the largest number that float32 can hold, which is about $3.4 \cdot
-# 10^{38}$. The result is infinity over infinity, `nan`. Far below zero all exponentials vanish, and
-# it is zero over zero. One such row, and the whole training run is lost.
+# The largest number that float32 can hold is about $3.4 \cdot 10^{38}$, and $e^{89}$ is larger. The
+# result is infinity over infinity, which is `nan` ("not a number"). Far below zero, all
+# exponentials become zero, and it is zero over zero. One such row spoils a whole training run.
 
 # %%
-print("scores of 0 and 80:     ", naive_softmax(jnp.array([0.0, 80.0])))
-print("scores of 0 and 89:     ", naive_softmax(jnp.array([0.0, 89.0])))
-print("scores of -200 and -201:", naive_softmax(jnp.array([-200.0, -201.0])))
-assert jnp.isnan(naive_softmax(jnp.array([0.0, 89.0]))[1])
+for scores in ([0.0, 80.0], [0.0, 89.0], [-200.0, -201.0]):
+    print(scores, naive_softmax(jnp.array(scores)))
+
 assert jnp.isnan(naive_softmax(jnp.array([-200.0, -201.0]))).all()
 
 # %% [markdown]
-# Since only differences count, subtract the largest score first. Nothing changes on paper:
+# Since only differences count, subtract the largest score $m$ first. On paper nothing changes:
 #
-# $$\frac{e^{\omega_s - m}}{\sum_r e^{\omega_r - m}}
-#   = \frac{e^{-m} \, e^{\omega_s}}{e^{-m} \sum_r e^{\omega_r}}, \qquad m = \max_r \omega_r$$
+# $$\frac{e^{s_j - m}}{\sum_i e^{s_i - m}}
+#   = \frac{e^{-m} \, e^{s_j}}{e^{-m} \sum_i e^{s_i}}, \qquad m = \max_i s_i$$
 #
-# but now no exponent is above zero and the largest term is exactly one. Nothing overflows, and no
+# But now no exponent is above zero, and the largest term is exactly one. Nothing overflows, and no
 # sum is zero. This is what `jax.nn.softmax`, `torch.softmax` and this library compute.
 
 
 # %%
 def softmax(scores, axis=-1):
-    """The formula, with the largest score taken off first."""
     powers = jnp.exp(scores - scores.max(axis=axis, keepdims=True))
     return powers / powers.sum(axis=axis, keepdims=True)
 
 
-print("scores of 0 and 80:     ", softmax(jnp.array([0.0, 80.0])))
-print("scores of 0 and 89:     ", softmax(jnp.array([0.0, 89.0])))
-print("scores of -200 and -201:", softmax(jnp.array([-200.0, -201.0])))
-np.testing.assert_allclose(softmax(scores_journey), naive_softmax(scores_journey), rtol=1e-5)
-np.testing.assert_allclose(softmax(scores_journey), jax.nn.softmax(scores_journey), rtol=1e-5)
-assert not jnp.isnan(softmax(jnp.array([[0.0, 89.0], [-200.0, -201.0]]))).any()
+for scores in ([0.0, 80.0], [0.0, 89.0], [-200.0, -201.0]):
+    print(scores, softmax(jnp.array(scores)))
+
+same(softmax(scores_journey), jax.nn.softmax(scores_journey))
+
+# %% [markdown]
+# Here is the weight of the second of two words, as its score grows. (`jax.vmap` runs a function on
+# every row.)
 
 # %%
 second = jnp.linspace(80, 100, 201)
-pairs = jnp.stack([jnp.zeros_like(second), second], axis=1)
-naive = jax.vmap(naive_softmax)(pairs)[:, 1]
+two_scores = jnp.stack([jnp.zeros_like(second), second], axis=1)  # 201 2
+naive = jax.vmap(naive_softmax)(two_scores)[:, 1]
+
+# %%
 fig, ax = plt.subplots(figsize=(6, 2.3))
-ax.plot(second, softmax(pairs)[:, 1], color="tab:blue", lw=5, alpha=0.35, label="largest taken off")
-ax.plot(second, naive, color="tab:red", label="word for word")
+ax.plot(second, softmax(two_scores)[:, 1], lw=5, alpha=0.35, label="largest subtracted first")
+ax.plot(second, naive, color="tab:red", label="the textbook formula")
 ax.axvline(np.log(np.finfo(np.float32).max), color="gray", ls=":", label="log of float32's largest")
 ax.set(xlabel="score of the second of two words; the first has 0", ylabel="its weight")
 ax.set(ylim=(0, 1.1), title="The thick line is right, the red one fails")
@@ -285,31 +305,29 @@ assert jnp.isnan(naive[-1])
 
 # %% [markdown]
 # The red line may even drop to zero a little before it ends. Nothing says `nan` there, and the
-# answer is wrong all the same: the device multiplies by one over the sum, and that has become too
-# small a number to be held.
-
-# %% [markdown]
+# answer is wrong all the same: the device multiplies by one over the sum, and one over such a large
+# sum rounds to zero.
+#
+# > **Try it.** `softmax(jnp.array([1e9, 1e9 + 1]))` gives two equal weights. Is that the softmax's
+# > fault? Print `jnp.array([1e9, 1e9 + 1])`.
+#
 # ## One context vector
 #
-# $$z_\text{journey} = \sum_s \alpha_s \, x_s$$
+# $$c_\text{journey} = \sum_j w_j \, x_j$$
 #
-# Each embedding is scaled by its weight, and all are added.
+# Each embedding is multiplied by its weight, and all are added. This loop over words is a matrix
+# product.
 
 # %%
-context_journey = jnp.zeros(3)
-for s in range(6):
-    context_journey += weights_journey[s] * x[s]
-
+context_journey = sum(weights_journey[j] * x[j] for j in range(6))  # D
 print(context_journey)
-np.testing.assert_allclose(np.round(context_journey, 4), [0.4419, 0.6515, 0.5683], rtol=1e-6)
-np.testing.assert_allclose(context_journey, weights_journey @ x, rtol=1e-6)  # the loop is a product
+as_printed(context_journey, [0.4419, 0.6515, 0.5683])
+same(weights_journey @ x, context_journey)
 
 # %%
 fig, ax = plt.subplots(figsize=(7, 2.2))
-left = np.zeros(3)
-for token, part, color in zip(
-    tokens, weights_journey[:, None] * x, plt.cm.tab10.colors, strict=False
-):
+left, colors = np.zeros(3), plt.cm.tab10.colors
+for token, part, color in zip(tokens, weights_journey[:, None] * x, colors, strict=False):
     ax.barh(range(3), part, left=left, color=color, label=token)
     left += np.asarray(part)
 ax.set(yticks=range(3), ylabel="number", title="What the context vector of journey is made of")
@@ -321,32 +339,30 @@ plt.show()
 # %% [markdown]
 # ## All scores at once
 #
-# Nothing is special about *journey*. Every word asks, every word answers: 36 dot products.
+# Nothing is special about *journey*. Every word asks and every word answers, which makes 36 dot
+# products. They are the numbers of one matrix product:
 #
-# $$\omega_{ts} = x_t \cdot x_s \qquad\Longleftrightarrow\qquad \Omega = X X^\top$$
-#
-# Row $t$ of the matrix product holds what word $t$ gave to each of the others. Two loops and one
-# product give the same table.
+# $$s_{tj} = x_t \cdot x_j \qquad\Longleftrightarrow\qquad S = X X^\top$$
+
+# %%
+scores = x @ x.T  # T T
+print(scores)
+same(scores[1], scores_journey)
+
+# %% [markdown]
+# Row $t$ holds the scores that word $t$ gives to each word. Two loops give the same table.
 
 
 # %%
 def by_loops(x):
-    """Every dot product, one after the other."""
-    scores = np.empty((len(x), len(x)), x.dtype)
-    for t in range(len(x)):
-        for s in range(len(x)):
-            scores[t, s] = x[t] @ x[s]
-    return scores
+    return np.array([[x[t] @ x[j] for j in range(len(x))] for t in range(len(x))])
 
 
-scores = x @ x.T  # T T
-np.testing.assert_allclose(by_loops(np.asarray(x)), scores, rtol=1e-6)
-np.testing.assert_allclose(scores[1], scores_journey, rtol=1e-6)
-print(scores)
+same(by_loops(np.asarray(x)), scores)
 
 # %% [markdown]
-# The table is the same, the time is not. A loop in Python spends its time on Python; a product is
-# one call, and whoever wrote it has thought about caches and many cores. With 200 words:
+# The table is the same, the time is not. A loop in Python spends its time on Python. A product is
+# one call, written by people who thought about caches and many cores. With 200 words:
 
 # %%
 many = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
@@ -355,7 +371,7 @@ product_time = min(timeit.repeat(lambda: many @ many.T, number=100, repeat=3)) /
 print(f"Here the loops took about {loop_time / product_time:,.0f} times as long as the product.")
 
 # %% [markdown]
-# ## All weights at once, and which axis
+# ### All weights at once and which axis
 #
 # A row of scores belongs to the word that asks. Its weights must add up to one, so the softmax runs
 # along the row, over the words that are looked at: the **last axis**.
@@ -363,49 +379,41 @@ print(f"Here the loops took about {loop_time / product_time:,.0f} times as long 
 # %%
 weights = softmax(scores, axis=-1)  # T T
 print(weights)
-np.testing.assert_allclose(weights.sum(axis=-1), np.ones(6), rtol=1e-6)
-np.testing.assert_allclose(weights[1], weights_journey, rtol=1e-5)
-np.testing.assert_allclose(
-    np.round(weights[0], 4), [0.2098, 0.2006, 0.1981, 0.1242, 0.122, 0.1452], rtol=1e-6
-)
+same(weights.sum(axis=-1), np.ones(6))
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(8.8, 3.9))
-heat(axes[0], scores, tokens, tokens, "scores: symmetric")
-heat(axes[1], weights, tokens, tokens, "weights: every row adds up to 1", "Greens", top=0.3)
+fig, axes = plt.subplots(1, 2, figsize=(8.8, 3.9), layout="constrained")
+heat(axes[0], scores, "scores: symmetric")
+heat(axes[1], weights, "weights: every row adds up to 1", cmap="Greens", most=0.3)
 for ax in axes:
-    ax.set(xlabel="looked at", ylabel="the word that asks")
-fig.tight_layout()
+    ax.set(xlabel="the word looked at", ylabel="the word that asks")
 plt.show()
 
 # %% [markdown]
 # The scores are symmetric: *journey* gives *step* what *step* gives *journey*. The weights are not,
-# since each row is divided by a sum of its own.
+# because each row is divided by a sum of its own.
 #
-# Over the other axis the columns would add up to one instead, and a word's row would be no average
-# any more. In this one table that mistake even looks tidy: since the scores are symmetric, it gives
-# the right weights, transposed.
+# Over the other axis, the columns would add up to one instead, and no row would be an average.
 
 # %%
 wrong = softmax(scores, axis=0)
 print("rows of the wrong one add up to", wrong.sum(axis=-1))
-np.testing.assert_allclose(wrong, weights.T, rtol=1e-5)
 assert jnp.abs(wrong.sum(axis=-1) - 1).max() > 0.1
 
 # %% [markdown]
-# Say `axis=-1`, not `axis=1`. On one sentence they are the same axis. On a batch of sentences,
-# of shape `(batch, T, T)`, axis 1 is the word that asks.
+# Say `axis=-1`, not `axis=1`. On one sentence they are the same axis. On a batch of sentences, of
+# shape `(batch, T, T)`, axis 1 is the word that asks.
 
 # %%
 batch = jnp.stack([x, x[::-1]])  # 2 T D
 batch_scores = batch @ batch.mT  # 2 T T
-np.testing.assert_allclose(softmax(batch_scores, axis=-1)[0], weights, rtol=1e-5)
+same(softmax(batch_scores, axis=-1)[0], weights)
 assert jnp.abs(softmax(batch_scores, axis=1)[0] - weights).max() > 0.05
 
 # %% [markdown]
-# ## All context vectors at once
+# ### All context vectors at once
 #
-# $$Z = \operatorname{softmax}(X X^\top) \, X$$
+# $$C = \operatorname{softmax}(X X^\top) \, X$$
 #
 # That is the whole of attention without weights: three steps, three lines.
 
@@ -415,42 +423,31 @@ weights = softmax(scores)  # T T
 context = weights @ x  # T D
 
 print(context)
-np.testing.assert_allclose(
-    np.round(context, 4),
-    [
-        [0.4421, 0.5931, 0.5790],
-        [0.4419, 0.6515, 0.5683],
-        [0.4431, 0.6496, 0.5671],
-        [0.4304, 0.6298, 0.5510],
-        [0.4671, 0.5910, 0.5266],
-        [0.4177, 0.6503, 0.5645],
-    ],
-    rtol=1e-6,
-)
-np.testing.assert_allclose(context[1], context_journey, rtol=1e-5)
+same(context[1], context_journey)
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(9.2, 3.4), width_ratios=(6, 3, 3))
-heat(axes[0], weights, tokens, tokens, "weights, T x T", "Greens", top=0.3)
-heat(axes[1], x, tokens, ["0", "1", "2"], "embeddings, T x D", top=1)
-heat(axes[2], context, tokens, ["0", "1", "2"], "context vectors, T x D", top=1)
+heat(axes[0], weights, "weights, T x T", cmap="Greens", most=0.3)
+heat(axes[1], x, "embeddings, T x D", columns=["0", "1", "2"], most=1)
+heat(axes[2], context, "context vectors, T x D", columns=["0", "1", "2"], most=1)
 fig.tight_layout(w_pad=4)
 for ax, sign in ((axes[1], "@"), (axes[2], "=")):
     ax.text(-0.62, 0.5, sign, transform=ax.transAxes, fontsize=20, ha="center", va="center")
 plt.show()
 
 # %% [markdown]
-# ## Embedding against context vector
+# ### Embedding against context vector
 #
-# Both have three numbers a word. The **embedding** says what a word is, whatever stands around it.
-# The **context vector** says what it is *here*. The picture shows both on one plane, the two
-# directions in which the embeddings differ most; each arrow leads from a word to its context.
+# Both have three numbers for each word. The **embedding** says what a word is, whatever stands
+# around it. The **context vector** says what it is *here*. The picture shows both on one plane: the
+# two directions in which the embeddings differ most. Each arrow leads from a word to its context.
 
 # %%
 middle = x.mean(axis=0)
 plane = jnp.linalg.svd(x - middle)[2][:2]  # 2 D
 before, after = np.asarray((x - middle) @ plane.T), np.asarray((context - middle) @ plane.T)
 
+# %%
 fig, ax = plt.subplots(figsize=(6.6, 4))
 for token, p, z, color in zip(tokens, before, after, plt.cm.tab10.colors, strict=False):
     ax.annotate("", z, p, arrowprops={"arrowstyle": "->", "color": color, "alpha": 0.6})
@@ -466,45 +463,41 @@ ax.legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
-# The squares huddle together. An average with positive weights can never leave the space between
-# its parts, and these weights are nearly equal, so every word ends near the middle of the sentence.
+# The squares lie close together. An average with positive weights never leaves the space between
+# its parts. And these weights are nearly equal, so every word ends near the middle of the sentence.
 
 # %%
-assert (context > x.min(axis=0)).all() and (context < x.max(axis=0)).all()
-assert (context.std(axis=0) < x.std(axis=0)).all()
 print("spread of the embeddings:     ", x.std(axis=0))
 print("spread of the context vectors:", context.std(axis=0))
+assert (context.std(axis=0) < x.std(axis=0)).all()
 
 # %% [markdown]
 # ## The same as a layer
 #
-# `SimplifiedSelfAttention` is these three lines, and takes batches as well as one sentence. It has
-# no parameters. With `normalise="sum"` it divides by the sum, our first idea.
+# The library's `SimplifiedSelfAttention` is these three lines. It has no parameters, and it takes
+# batches as well as one sentence. With `normalise="sum"` it divides by the sum, our first idea.
 
 # %%
 layer = SimplifiedSelfAttention()
-np.testing.assert_allclose(layer(x), context, rtol=1e-6)
-np.testing.assert_allclose(layer(batch)[0], context, rtol=1e-6)
-
-by_sum = SimplifiedSelfAttention(normalise="sum")
-np.testing.assert_allclose(by_sum(x)[1], weights_by_sum @ x, rtol=1e-6)
-print(layer(batch).shape)
+same(layer(x), context)
+same(layer(batch)[0], context)
+same(SimplifiedSelfAttention(normalise="sum")(x)[1], weights_by_sum @ x)
 
 # %% [markdown]
-# Only want to see who looks at whom? `attention_weights` returns the table. It speaks of *queries*
-# and *keys*, the one who asks and the one who is looked at; here both are `x`. It expects an axis
-# of *heads* after the tokens, of which we have one, and it would scale the scores unless told not
-# to. The next chapters explain these words.
+# `attention_weights` returns only the table of weights. It takes *queries* and *keys*, the words
+# that ask and the words that are looked at. Here both are `x`. It expects an axis of *heads* after
+# the tokens, of which we have one, and it would scale the scores unless you say `scale=1.0`. The
+# next chapters explain these words.
 
 # %%
 one_head = x[:, None, :]  # T 1 D
-np.testing.assert_allclose(attention_weights(one_head, one_head, scale=1.0)[0], weights, rtol=1e-5)
+same(attention_weights(one_head, one_head, scale=1.0)[0], weights)
 
 # %% [markdown]
 # Is the layer the same function as a plain PyTorch one? Equal digits on one sentence would be weak
-# evidence. The parity harness compares outputs, scores, weights and gradients in float64, where two
-# ways to write one function differ by about $10^{-16}$ and a mistake by far more than $10^{-12}$.
-# Where torch is missing, what it gave is replayed from a recording.
+# evidence. `compare` checks outputs, scores, weights and gradients in float64. There, two ways to
+# write one function differ by about $10^{-16}$, and a mistake by far more than its limit,
+# $10^{-12}$. Where PyTorch is missing, a `Case` compares with recorded results of PyTorch.
 
 # %%
 if HAS_TORCH:
@@ -515,55 +508,76 @@ assert report.ok, report
 print(report)
 
 # %% [markdown]
-# ## What it cannot do
+# ### What it cannot do
 #
 # **It does not know the order.** Shuffle the words, and every word gets the same context vector as
-# before. To this layer a sentence is a bag of words; later chapters will tell it where each stands.
+# before. To this layer a sentence is a bag of words. Later chapters tell it where each word stands.
 
 # %%
 order = jnp.array([5, 2, 0, 4, 1, 3])
 print(" ".join(tokens[i] for i in order))
-np.testing.assert_allclose(layer(x[order]), layer(x)[order], rtol=1e-6)
+same(layer(x[order]), layer(x)[order])
 
 # %% [markdown]
-# **It cannot learn.** Who looks at whom follows from the embeddings alone. *Journey* cannot come to
-# look at *one* just because the task would gain by it: there is no number to turn. And since one
-# vector must ask, answer and be mixed, *journey* and *step* score each other the same. The next
-# chapter gives each role a vector of its own.
+# **It cannot learn.** Which word looks at which follows from the embeddings alone. *Journey* cannot
+# begin to look at *one* because that would help with some task: there is no number to adjust. And
+# since one vector is used for asking, for answering and for mixing, *journey* and *step* give each
+# other the same score. The next chapter gives each of these roles a vector of its own.
+#
+# > **Try it.** Add a seventh word, the same as *journey*. What happens to the weights that
+# > *journey* gave before?
 #
 # ## In a nutshell
 #
 # | word | formula | shape here |
 # | --- | --- | --- |
-# | attention scores | $\Omega = X X^\top$ | 6 x 6 |
-# | attention weights | $A = \operatorname{softmax}(\Omega)$, rows add up to one | 6 x 6 |
-# | context vectors | $Z = A X$ | 6 x 3 |
+# | attention scores | $S = X X^\top$ | 6 x 6 |
+# | attention weights | $W = \operatorname{softmax}(S)$, rows add up to one | 6 x 6 |
+# | context vectors | $C = W X$ | 6 x 3 |
 #
-# ## Exercise
+# ## Exercises
 #
-# Make every embedding ten times as long. What happens to the scores, and to the weights? Guess
-# first: does each word end up looking at itself alone? Then compute
-# `softmax((10 * x) @ (10 * x).T)`, and say what you see.
+# **1.** Make every embedding ten times as long. What happens to the scores, and to the weights?
+# Guess first: does each word end up looking at itself alone?
 #
 # <details>
 # <summary>Answer</summary>
 #
-# The scores grow a hundredfold, and so do the differences between them. The softmax turns a
-# difference of 5 into a ratio of 148, so that most rows become all 0 with one 1: a hard choice in
-# place of an average.
+# The scores become a hundred times as large, and so do the differences between them. The softmax
+# turns a difference of 5 into a ratio of 148, so most rows become a single 1 and zeros: a hard
+# choice in place of an average.
 #
-# The winner is the largest score of the row, and that need not be the word itself: length counts
-# too. *Starts*, *with* and *step* choose *journey*, the longest arrow; *one* chooses *starts*;
-# only *Your* and *journey* choose themselves.
+# The winner is the largest score of the row, and that need not be the word itself, since length
+# counts too. *Starts*, *with* and *step* choose *journey*, the longest arrow. *One* chooses
+# *starts*. Only *Your* and *journey* choose themselves.
 #
 # ```python
 # hard = softmax((10 * x) @ (10 * x).T)
-# print([tokens[i] for i in hard.argmax(axis=-1)])
-# # ['Your', 'journey', 'journey', 'journey', 'starts', 'journey']
+# choices = [tokens[i] for i in hard.argmax(axis=-1)]
+# assert choices == ["Your", "journey", "journey", "journey", "starts", "journey"]
 # assert (hard.max(axis=-1) > 0.69).all()
 # ```
 #
-# So the size of the scores decides how sharp attention is. The next chapter will take care of it.
+# So the size of the scores decides how sharp attention is. The next chapter takes care of it.
 # </details>
+#
+# **2.** Divide each embedding by its length, and compute scores and weights again. Which score is
+# now the largest of each row, and why?
+#
+# <details>
+# <summary>Answer</summary>
+#
+# ```python
+# unit = x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # T D
+# cosine_scores = unit @ unit.T  # T T
+# assert (cosine_scores.argmax(axis=-1) == jnp.arange(6)).all()
+# same(jnp.diagonal(cosine_scores), np.ones(6))
+# ```
+#
+# The scores are cosines now, and nothing is more similar to a word than the word itself. So the
+# diagonal wins, always with a score of one.
+# </details>
+#
+# **To read:** the three sources in the box above.
 #
 # Next: [2. Trainable weights](02_trainable_weights.ipynb)

@@ -120,6 +120,7 @@ for part, three in zip(wrapper.heads, heads, strict=True):
     for name, matrix in zip(NAMES, three, strict=True):
         getattr(part, name).kernel[...] = matrix
 
+# %%
 batch = jnp.stack([x, x])  # B T D
 print(wrapper(batch))
 same(wrapper(batch)[0], by_loop)
@@ -155,11 +156,13 @@ assert three_heads(batch).shape == (2, 6, 6)
 # %%
 q, k = (jnp.stack([x @ three[i] for three in heads], axis=1) for i in (0, 1))  # T N H each
 weights = attention_weights(q, k, mask=CAUSAL, scale=20 / 2**0.5)  # N T T
+assert int(weights[0, 5].argmax()) in (1, 2) and int(weights[1, 5].argmax()) == 4
+
+# %%
 fig, axes = plt.subplots(1, 2, figsize=(8, 3.7), layout="constrained")
 for n, ax in enumerate(axes):
     heat(ax, weights[n], f"weights of head {n + 1}, sharpened", most=1)
 plt.show()
-assert int(weights[0, 5].argmax()) in (1, 2) and int(weights[1, 5].argmax()) == 4
 
 # %% [markdown]
 # > **Try it.** Give both heads the same weights: `side_by_side(x, [heads[0], heads[0]])`. What do
@@ -372,6 +375,7 @@ for name, matrix in zip(NAMES, heads[0], strict=True):
 mine.out_proj.kernel[...] = jnp.array([[-0.16675779, 0.22697258], [0.50002599, 0.13173823]]).T
 mine.out_proj.bias[...] = jnp.array([0.19335887, 0.68254095])
 
+# %%
 print(mine(batch))
 as_printed(mine(batch)[0, :2], [[0.3190, 0.4858], [0.2943, 0.3897]])
 
@@ -538,6 +542,7 @@ def ratio(functions):
     return wrapper_time / split_time
 
 
+# %%
 print(f"eager: the wrapper takes {ratio(rivals.values()):.1f} times as long as the split")
 compiled = [jax.jit(layer) for layer in rivals.values()]
 print(f"jit:   the wrapper takes {ratio(compiled):.1f} times as long as the split")
@@ -574,6 +579,7 @@ def one_attention(D, num_heads):
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
+# %%
 print([one_attention(D, num_heads) for D, num_heads, _ in GPT2.values()])
 assert one_attention(768, 12) == 4 * 768**2 + 4 * 768
 
@@ -587,6 +593,7 @@ for name, (D, num_heads, layers) in GPT2.items():
     others = layers * (8 * D**2 + 9 * D) + 2 * D  # feed-forward and norms
     parts[name] = layers * one_attention(D, num_heads), others, (50_257 + 1_024) * D
 
+# %%
 for name, (attention, others, embeddings) in parts.items():
     total = attention + others + embeddings
     print(f"{name:>5}: attention {attention:11,} of {total:13,}, {attention / total:.0%}")
