@@ -43,6 +43,7 @@ from . import (
     siglip,
     smollm3,
     t5,
+    umt5,
     vit,
     whisper,
 )
@@ -85,6 +86,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "siglip_vision_model": siglip.FAMILY,
     "smollm3": smollm3.FAMILY,
     "t5": t5.FAMILY,
+    "umt5": umt5.FAMILY,
     "vit": vit.FAMILY,
     "whisper": whisper.FAMILY,
 }

@@ -1,6 +1,6 @@
 """Where the classes of aliases are."""
 
-from .place import Place
+from .place import Model, Place
 
 # Written by `python -m parity_tests.core.families.aliases`.
 PLACES = {
@@ -174,4 +174,15 @@ PLACES = {
         gives="tensor",
         whole=True,
     ),
+}
+MODELS = {
+    "blenderbot": Model(folder="blenderbot", prefix="Blenderbot"),
+    "blenderbot-small": Model(folder="blenderbot_small", prefix="BlenderbotSmall"),
+    "m2m_100": Model(folder="m2m_100", prefix="M2M100"),
+    "marian": Model(folder="marian", prefix="Marian"),
+    "mbart": Model(folder="mbart", prefix="MBart"),
+    "mt5": Model(folder="mt5", prefix="MT5"),
+    "pegasus": Model(folder="pegasus", prefix="Pegasus"),
+    "plbart": Model(folder="plbart", prefix="PLBart"),
+    "switch_transformers": Model(folder="switch_transformers", prefix="SwitchTransformers"),
 }

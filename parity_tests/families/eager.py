@@ -21,7 +21,7 @@ SHAPES = {"x": (2, 7), "memory": (2, 9)}  # of the tokens
 def config_of(given: dict[str, Any], small: Small | Part) -> Any:
     """The config of transformers."""
     if isinstance(small, Part):
-        return parts.config_of(given, small.name)
+        return parts.config_of(given, small.model_type)
     return witness.config_of(given, small.model_type)
 
 
@@ -46,7 +46,7 @@ def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray 
 def _of_transformers(config: Any, small: Small | Part) -> tuple[Any, Any]:
     """The layer, and how it is called."""
     if isinstance(small, Part):
-        layer = parts.attention(parts.model_of(config, small.name), small)
+        layer = parts.attention(parts.model_of(config, small.model_type), small)
         return layer, parts.call(config, small)
     name, index = small.model_type, small.index
     return witness.attention(config, name, index), witness.call(config, name, index)

@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from . import witness
+from .aliases import MODELS as OTHERS
+from .place import Model
 
 BART = {
     **{"d_model": 48, "encoder_attention_heads": 6, "decoder_attention_heads": 4},
@@ -19,8 +21,14 @@ T5 = {
     **{"relative_attention_max_distance": 6},
 }
 HEARD = {"num_mel_bins": 3, "max_source_positions": 9, "max_target_positions": 8}
-SIZES = {"bart": BART, "t5": T5, "whisper": {**BART, **HEARD}}
-CLASSES = {"bart": "Bart", "t5": "T5", "whisper": "Whisper"}
+SIZES = {"bart": BART, "t5": T5, "umt5": T5, "whisper": {**BART, **HEARD}}
+MODELS = {
+    "bart": Model("bart", "Bart"),
+    "t5": Model("t5", "T5"),
+    "umt5": Model("umt5", "UMT5"),
+    "whisper": Model("whisper", "Whisper"),
+    **OTHERS,
+}
 PATHS = {
     "encoder": "encoder.layers.{}.self_attn",
     "decoder": "decoder.layers.{}.self_attn",
@@ -41,11 +49,17 @@ class Part:
     part: str
     fields: dict[str, Any] = field(default_factory=dict)
     index: int = 0
+    alias: str = ""  # another model_type with the same attentions
+
+    @property
+    def model_type(self) -> str:
+        """Its own, or its alias."""
+        return self.alias or self.name
 
     @property
     def given(self) -> dict[str, Any]:
         """The config, as files have it."""
-        return {"model_type": self.name, **SIZES[self.name], **self.fields}
+        return {"model_type": self.model_type, **SIZES[self.name], **self.fields}
 
     def spelt(self, spelling: str) -> dict[str, Any]:
         """The same in every spelling, since there is no rotary."""
@@ -67,25 +81,29 @@ PARTS = [
     Part("t5", "decoder"),
     Part("t5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
     Part("t5", "cross", index=2),
+    Part("umt5", "encoder", index=1),
+    Part("umt5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
+    Part("umt5", "cross", {"dropout_rate": 0.0}, index=2),
 ]
 
 
 def config_of(given: dict[str, Any], name: str) -> Any:
-    """The config of a model, as `from_pretrained` makes it of a file's contents."""
-    config = getattr(witness.library(), f"{CLASSES[name]}Config").from_dict(dict(given))
+    """The config of a model_type, as `from_pretrained` makes it of a file's contents."""
+    config = getattr(witness.library(), f"{MODELS[name].prefix}Config").from_dict(dict(given))
     config._attn_implementation = "eager"
     return config
 
 
 def model_of(config: Any, name: str) -> Any:
-    """The whole model."""
-    module = import_module(f"transformers.models.{name}.modeling_{name}")
-    return getattr(module, f"{CLASSES[name]}Model")(config).eval()
+    """The whole model of a model_type."""
+    folder, prefix = MODELS[name]
+    module = import_module(f"transformers.models.{folder}.modeling_{folder}")
+    return getattr(module, f"{prefix}Model")(config).eval()
 
 
 def attention(model: Any, small: Part) -> Any:
     """The attention of one layer in a model."""
-    path = (T5_PATHS if small.name == "t5" else PATHS)[small.part].format(small.index)
+    path = (T5_PATHS if small.name in ("t5", "umt5") else PATHS)[small.part].format(small.index)
     return reduce(lambda held, name: getattr(held, name), path.split("."), model)
 
 
@@ -95,9 +113,10 @@ def call(config: Any, small: Part) -> Any:
     But for a bias that T5's first layer hands to the others.
     """
     of_mask = "mask" if small.name == "t5" else "attention_mask"
+    of_memory = "encoder_hidden_states" if small.name == "umt5" else "key_value_states"
 
     def called(layer: Any, x: Any, memory: Any = None) -> Any:
-        more = {} if memory is None else {"key_value_states": memory}
+        more = {} if memory is None else {of_memory: memory}
         return layer(x, **{of_mask: handed(config, small, x).get(of_mask)}, **more)[0]
 
     return called
@@ -109,7 +128,7 @@ def handed(config: Any, small: Part, x: Any) -> dict[str, Any]:
 
     kept: dict[str, Any] = {}
     with torch.no_grad():
-        model = model_of(config, small.name)
+        model = model_of(config, small.model_type)
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
         attention(model, small).register_forward_pre_hook(

@@ -3,6 +3,18 @@
 from typing import NamedTuple
 
 
+class Model(NamedTuple):
+    """Where the classes of an encoder with a decoder are.
+
+    Attributes:
+      folder: of `transformers.models`.
+      prefix: the beginning of the classes' names.
+    """
+
+    folder: str
+    prefix: str
+
+
 class Place(NamedTuple):
     """Where the classes of a family are.
 

@@ -4,15 +4,15 @@
 
 A candidate is a class whose source is that of a family's attention, but for the names of classes,
 docstrings and annotations. It becomes an alias if its outputs are equal, in both spellings of the
-family's first config, if its defaults are found, and if the walk over its fields passes. The others
-are printed with the reason. Without folders all are searched; else the others stay as they were.
-Run `ruff format` after it.
+family's first config, if its defaults are found, and if the walk over its fields passes; with an
+encoder and a decoder, all three attentions. The others are printed with the reason. Without folders
+all are searched; else the others stay as they were. Run `ruff format` after it.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,12 +25,13 @@ from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
 from flax_attn.families._choose import FAMILIES
 from flax_attn.parity import judge
-from parity_tests.families import witness
+from parity_tests.families import parts, witness
 from parity_tests.families.configs import CONFIGS
 from parity_tests.families.eager import ours, theirs
-from parity_tests.families.witness import Place
+from parity_tests.families.parts import PARTS
+from parity_tests.families.place import Model, Place
 
-from .described import described
+from .described import described, described_part
 from .walk import walk
 
 ROOT = Path(__file__).parents[3]
@@ -175,13 +176,72 @@ def gather(searched: Sequence[str]) -> None:
             del witness.PLACES[alias], ALIASES[alias], DEFAULTS[alias]
 
 
+def models(searched: Sequence[str]) -> Iterator[tuple[str, Model]]:
+    """Families with an encoder and a decoder, and models whose attention has the same source."""
+    sources = {}
+    for family in {small.name: None for small in PARTS}:
+        folder, prefix = parts.MODELS[family]
+        sources[bare(classes(folder)[f"{prefix}Attention"], prefix)] = family
+    for folder in searched:
+        for name, node in classes(folder).items():
+            prefix = prefix_of(name)
+            family = name.endswith("Attention") and sources.get(bare(node, prefix))
+            if family and f"{prefix}Model" in classes(folder):
+                yield family, Model(folder, prefix)
+
+
+def tried_parts(alias: str, family: str) -> str:
+    """Why a model is no alias of a family with an encoder and a decoder; "" if it is one."""
+    each = {small.part: replace(small, alias=alias) for small in PARTS if small.name == family}
+    whole = {**parts.config_of({}, alias).to_dict(), "model_type": alias}
+    for part, small in each.items():
+        layer, want = theirs(small.given, small)
+        if want is None:
+            return f"transformers: {layer}"
+        got = ours(small.given, small, layer)
+        if isinstance(got, ValueError) or not judge.same_function(got, want).ok:
+            return f"{part}: {got if isinstance(got, ValueError) else 'another function'}"
+        plain, full = (described_part(x, 0, part) for x in ({"model_type": alias}, whole))
+        if plain != full:
+            return f"defaults: {plain} and {full}"
+        walk(small, "new")
+    return ""
+
+
+def gather_models(searched: Sequence[str]) -> None:
+    """As `gather`, of models with an encoder and a decoder."""
+    for family, model in models(searched):
+        cls = getattr(witness.library(), f"{model.prefix}Config", None)
+        alias = cls and cls.model_type
+        if alias is None or alias in FAMILIES or alias in ALIASES:
+            continue
+        parts.MODELS[alias], ALIASES[alias] = model, family
+        try:
+            have, mine = {x.name: x.default for x in fields(cls)}, part_defaults(family)
+            differing = {k: have[k] for k in mine if k in have and have[k] != mine[k]}
+            DEFAULTS[alias] = {k: v for k, v in differing.items() if v is not None}
+            reason = tried_parts(alias, family)
+        except Exception as error:  # by whatever class: it is told
+            reason = f"{type(error).__name__}: {error}"
+        print(f"{alias}: {family} {model}: {reason[:300] or 'an alias'}", flush=True)
+        if reason:
+            del parts.MODELS[alias], ALIASES[alias], DEFAULTS[alias]
+
+
+def part_defaults(family: str) -> Mapping[str, object]:
+    """The defaults of a family with an encoder and a decoder, the same for all parts."""
+    return next(iter(FAMILIES[family].values())).defaults
+
+
 def main(searched: Sequence[str]) -> None:
     for held in (*ALIASES,):
-        if not searched or witness.PLACES[held].folder in searched:
-            del ALIASES[held], witness.PLACES[held]
+        places = witness.PLACES if held in witness.PLACES else parts.MODELS
+        if not searched or places[held].folder in searched:
+            del ALIASES[held], places[held]
             DEFAULTS.pop(held, None)
     with jax.enable_x64(True):
         gather(searched or folders())
+        gather_models(searched or folders())
     names = sorted(ALIASES)
     differing = {name: DEFAULTS[name] for name in names if DEFAULTS.get(name)}
     (ROOT / "flax_attn/families/_aliases.py").write_text(
@@ -193,8 +253,9 @@ def main(searched: Sequence[str]) -> None:
     )
     (ROOT / "parity_tests/families/aliases.py").write_text(
         '"""Where the classes of aliases are."""\n\n'
-        f"from .place import Place\n\n{MADE}"
-        f"PLACES = {pformat({x: witness.PLACES[x] for x in names})}\n"
+        f"from .place import Model, Place\n\n{MADE}"
+        f"PLACES = {pformat({x: witness.PLACES[x] for x in names if x in witness.PLACES})}\n"
+        f"MODELS = {pformat({x: parts.MODELS[x] for x in names if x in parts.MODELS})}\n"
     )
 
 

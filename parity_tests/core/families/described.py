@@ -3,6 +3,8 @@
 import jax
 from flax import nnx
 
+from flax_attn import families
+
 
 def described(layer):
     """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout."""
@@ -16,3 +18,11 @@ def described(layer):
     ]
     dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
     return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
+
+
+def described_part(given, index, part):
+    """The same of an attention of an encoder with a decoder."""
+    layer = nnx.eval_shape(lambda: families.attention(given, index, part=part, rngs=nnx.Rngs(0)))
+    shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
+    plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
+    return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate

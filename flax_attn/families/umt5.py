@@ -1,0 +1,30 @@
+"""UMT5: T5 whose layers all have a bias of their own, but for cross attention, which has none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import T5Attention
+from ..masks import CAUSAL
+from . import t5
+from ._config import Config, Family
+from ._decoder import check_causal
+
+DEFAULTS = {**t5.DEFAULTS, "num_heads": 6, "num_layers": 8}
+
+
+def encoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+    """`SelfAttention` of the encoder's blocks."""
+    return t5.layer(config, house)
+
+
+def decoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+    """`SelfAttention` of the decoder's blocks."""
+    check_causal(config)
+    return t5.layer(config, house, bidirectional=False, mask=CAUSAL)
+
+
+FAMILY = {
+    "encoder": Family(DEFAULTS, encoder, names=t5.ENCODER),
+    "decoder": Family(DEFAULTS, decoder, names=t5.DECODER),
+    "cross": Family(DEFAULTS, t5.cross, names=t5.DECODER),
+}
