@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .cases.case import Case as Case
     from .compare import assert_parity as assert_parity
     from .compare import compare as compare
+    from .decode import Decode as Decode
     from .port import plan as plan
     from .port import port as port
     from .port import suggest as suggest
@@ -33,6 +34,7 @@ _HOMES = {
     "Case": ".cases.case",
     "assert_parity": ".compare",
     "compare": ".compare",
+    "Decode": ".decode",
     "plan": ".port",
     "port": ".port",
     "suggest": ".port",

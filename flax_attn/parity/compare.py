@@ -14,9 +14,11 @@ from ..weights.mapping import some
 from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
 from . import draw, judge
+from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .port import flax_values, set_flax
 from .report import Report, Row
+from .rows import decoding
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
@@ -26,6 +28,7 @@ from .sides.leaves import leaves
 from .sides.match import counterparts
 from .sides.pair import Names, Pair, plain_call
 from .sides.run import Request, Run, checked_constants
+from .sides.steps import Decoded, check_decode, decoded
 from .torch_module import describe, read
 
 Weights = Literal["random", "given", "as_is"]
@@ -52,6 +55,7 @@ def compare(
     seed: int = 0,
     torch_call: Callable[..., Any] | None = None,
     flax_call: Callable[..., Any] | None = None,
+    decode: Decode | None = None,
     title: str = "",
     reproduce: str = "",
 ) -> Report:
@@ -83,6 +87,7 @@ def compare(
       rules: what names and types do not say about the mapping.
       seed: of weights and cotangents.
       torch_call, flax_call: called as `call(module, *inputs, **kwargs)` in place of the module.
+      decode: how both are also run step by step with their caches; in the first of `dtypes`.
       title, reproduce: for the report.
 
     Returns:
@@ -102,17 +107,16 @@ def compare(
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
     request = checked_constants(constants, request)
     calls = (torch_call or plain_call, flax_call or plain_call)
+    check_decode(decode, flax_module, calls[1], request)
     pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
     modes = _modes(eager, jit)
     seen = _Seen([*_exact(pair), *trained(pair)], _told_of_modes(torch_module, train), noise)
-    for dtype in dtypes:
-        for mode, runs in pair.run(dtype, modes).items():
-            seen.add(pair, runs, dtype, mode)
+    seen.run(pair, dtypes, modes, decode)
     if optimizer is not None:
         stepped(pair, optimizer, steps, modes[-1], seen.rows, seen.notes)
     title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
     report = Report(title, **seen.facts(pair.plan), reproduce=reproduce)
-    return diagnosed(pair, report, seen.runs) if report.failed else report
+    return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
 
 
 class _Seen:
@@ -124,6 +128,17 @@ class _Seen:
         self.alone: dict[str, None] = {}
         self.notes = dict.fromkeys(notes)
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
+        self.steps: tuple[Decoded, list[decoding.Held]] | None = None
+
+    def run(
+        self, pair: Pair, dtypes: Sequence[str], modes: Sequence[str], decode: Decode | None
+    ) -> None:
+        """Runs both sides in every dtype, and step by step in the first, if that is asked for."""
+        for dtype in dtypes:
+            for mode, runs in pair.run(dtype, modes).items():
+                self.add(pair, runs, dtype, mode)
+        if decode is not None:
+            self.decode(pair, decode, dtypes[0], modes[-1])
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         got, own, truth = self.runs[dtype, mode] = runs
@@ -144,6 +159,17 @@ class _Seen:
             self.notes |= dict.fromkeys(untested(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
+
+    def decode(self, pair: Pair, how: Decode, dtype: str, mode: str) -> None:
+        """Runs both sides step by step, each with its cache."""
+        runs = self.runs[dtype, mode]
+        found = decoded(pair, how, runs, dtype, mode)
+        kept = decoding.held(found, runs, dtype, mode)
+        if dtype == "float64" and _decided_against([each.row for each in kept]):
+            kept = decoding.held(found, runs, dtype, mode, self._noisy(pair, runs[1], dtype))
+        self.steps = found, kept
+        self.rows += [each.row for each in kept]
+        self.notes |= dict.fromkeys(decoding.notes(found, runs[2]))
 
     def _noisy(self, pair: Pair, own: Run, dtype: str) -> list[Run]:
         """Torch's runs in a dtype with every operation moved, made once."""
@@ -182,7 +208,7 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
 
 def _decided_against(rows: Sequence[Row]) -> bool:
     """Whether a number of the result, or of a gradient, is over its limit."""
-    kinds = ("output", "gradient")
+    kinds = ("output", "gradient", "decode")
     return any(
         row.kind in kinds and np.isfinite(row.verdict.error) and row.verdict.differs for row in rows
     )

@@ -11,7 +11,7 @@ import numpy as np
 from .judge import Verdict
 
 # Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
-DECIDING = ("exact", "output", "gradient", "state", "step")
+DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
 WIDTHS = ("float64", "float32", "float16", "bfloat16")
 
 EQUAL, ANOTHER_WAY = "equal", "equal, another way inside"
@@ -30,8 +30,8 @@ class Row:
 
     Attributes:
       name: an output, a tap, a gradient ("input x" or a Param's path), a statistic or a fact.
-      kind: "exact", "tap", "output", "gradient", "state" or "step"; "local" and "local gradient"
-        where what a tap is computed from was torch's own.
+      kind: "exact", "tap", "output", "gradient", "state", "step" of an optimizer, or "decode";
+        "local" and "local gradient" where what a tap is computed from was torch's own.
       dtype: in which both sides ran.
       mode: "eager" or "jit"; "" for facts that have none.
       verdict: the judgement.
@@ -224,6 +224,8 @@ class Report:
             grads = self.worst(dtype, "gradient")
             text = f"{dtype} {worst:.1e}" if worst is not None else dtype
             text += f", gradients {grads:.1e}" if grads is not None else ""
+            steps = self.worst(dtype, "decode")
+            text += f", decoded {steps:.1e}" if steps is not None else ""
             parts.append(
                 text + (f", {times(ratio)} torch's own error" if ratio is not None else "")
             )

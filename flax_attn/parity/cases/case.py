@@ -16,6 +16,7 @@ from ...errors import ParityError
 from ...weights.rule import Rule
 from .. import draw
 from ..compare import compare
+from ..decode import Decode
 from ..report import Report
 from . import golden
 from .home import caller_of, has_torch, is_ours, quoted
@@ -40,6 +41,7 @@ class Case:
       seed: of weights, inputs and cotangents.
       dtypes: in which it is compared.
       constants: names of inputs that are not differentiated, such as a mask of floats.
+      decode: how both are also run step by step with their caches.
       name: instead of the one made of configuration and inputs.
       inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
 
@@ -78,6 +80,7 @@ class Case:
         seed: int = 0,
         dtypes: Sequence[str] = ("float64", "float32", "bfloat16"),
         constants: Sequence[str] = (),
+        decode: Decode | None = None,
         name: str = "",
         **inputs: tuple[int, ...] | np.ndarray,
     ):
@@ -90,6 +93,7 @@ class Case:
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
         self.constants = (constants,) if isinstance(constants, str) else tuple(constants)
         self.name, self.eager, self.tells_class = name, True, False
+        self.decode = decode
         self.home, self._first_seed = caller_of(self), seed
 
     @property
@@ -195,6 +199,7 @@ class Case:
             constants=self.constants,
             torch_call=self.torch_call,
             flax_call=self.flax_call,
+            decode=self.decode,
             title=str(self),
             reproduce=self.reproduce,
         )

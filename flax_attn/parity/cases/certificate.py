@@ -10,7 +10,10 @@ from rich.text import Text
 from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, plural, times
 
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
-HEADINGS = ("variant", "proven equal to", "params", "float64", "grads", "float32", "bfloat16", "")
+HEADINGS = ("variant", "proven equal to", "params")
+HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
+SOME = HEADINGS.index("decoded")  # a column that is shown if a line has it
+LATER = ("float32", "bfloat16")  # what the short proof leaves out
 UNTRIED, ALL = "not tried", "--all"  # what would try it
 
 
@@ -47,13 +50,14 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         """What the table shows: tensors copied, errors in float64, errors over torch's own."""
         if not self.reports:
-            return (self.variant, self.proven_equal_to, *[ALL] * 5, self.verdict)
+            return (self.variant, self.proven_equal_to, *[ALL] * 6, self.verdict)
         return (
             self.variant,
             self.proven_equal_to,
             str(max(report.params for report in self.reports)),
             self.error("output", "tap"),
             self.error("gradient"),
+            self.error("decode"),
             self.ratio("float32"),
             self.ratio("bfloat16"),
             self.told,
@@ -95,16 +99,28 @@ def table(found: Sequence[Line], width: int, strict: bool = False, short: bool =
       strict: whether what is equal only as far as its input can tell is shown as different.
       short: whether float64 alone was asked for; the other columns then say what proves the rest.
     """
-    cells = [_with_all(line.cells()) if short else line.cells() for line in found]
-    spaces = 2 * (len(HEADINGS) - 1)
-    needed = [max(map(len, column)) for column in zip(HEADINGS, *cells, strict=True)]
+    headings, cells = columns(found)
+    later = [short and heading in LATER for heading in headings]
+    cells = [
+        tuple(ALL if cell == "-" and left else cell for cell, left in zip(row, later, strict=True))
+        for row in cells
+    ]
+    spaces = 2 * (len(headings) - 1)
+    needed = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     styles = [_style(line, strict) for line in found]
     rows = list(zip(cells, styles, strict=True))
-    return _flat(rows) if sum(needed) + spaces <= width else _stacked(rows, width, needed[2:])
+    if sum(needed) + spaces <= width:
+        return _flat(headings, rows)
+    return _stacked(headings, rows, width, needed[2:])
 
 
-def _with_all(cells: tuple[str, ...]) -> tuple[str, ...]:
-    return (*cells[:5], *(ALL if cell == "-" else cell for cell in cells[5:7]), cells[7])
+def columns(found: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headings, and the cells of each line; without "decoded" if no line has it."""
+    cells = [line.cells() for line in found]
+    if any(row[SOME] not in ("-", ALL) for row in cells):
+        return HEADINGS, cells
+    headings, *cells = ((*row[:SOME], *row[SOME + 1 :]) for row in (HEADINGS, *cells))
+    return headings, cells
 
 
 def _style(line: Line, strict: bool) -> str:
@@ -119,10 +135,11 @@ def _style(line: Line, strict: bool) -> str:
 Rows = Sequence[tuple[tuple[str, ...], str]]  # cells, and the style of the verdict
 
 
-def _flat(rows: Rows) -> Table:
+def _flat(headings: Sequence[str], rows: Rows) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for i, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="right" if 2 <= i <= 6 else "left", no_wrap=True)
+    for i, heading in enumerate(headings):
+        number = 2 <= i < len(headings) - 1
+        shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
     before = ""
     for (variant, *cells, verdict), style in rows:
         name = "" if variant == before else variant
@@ -131,7 +148,7 @@ def _flat(rows: Rows) -> Table:
     return shown
 
 
-def _stacked(rows: Rows, width: int, needed: Sequence[int]) -> Table:
+def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[int]) -> Table:
     """Variants in lines of their own, witnesses below them; numbers one space apart."""
     *numbers, verdicts = needed
     left = width - sum(numbers) - len(needed)
@@ -140,7 +157,7 @@ def _stacked(rows: Rows, width: int, needed: Sequence[int]) -> Table:
     verdicts = max(min(verdicts, left - names), 9)
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     shown.add_column("variant, equal to", width=names, no_wrap=True)
-    for heading, number in zip(HEADINGS[2:-1], numbers, strict=True):
+    for heading, number in zip(headings[2:-1], numbers, strict=True):
         shown.add_column(heading, justify="right", width=number, no_wrap=True)
     shown.add_column("", width=verdicts)
     before = None

@@ -5,6 +5,7 @@ projections are kept, each of a random part of it, so that a wrong result cannot
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -23,13 +24,16 @@ from ...weights.plan import make_plan
 from ...weights.rule import Rule
 from .. import draw, judge
 from ..compare import draw_weights, make_pair, versions
+from ..decode import Decode
 from ..groups import fills, groups
 from ..report import Report, Row
+from ..rows.decoding import name_of, stepwise
 from ..rows.values import gradients, same_structure, structure
 from ..sides.flax import Flax
 from ..sides.match import hidden
-from ..sides.pair import Names, canonical, matches
+from ..sides.pair import Names, Pair, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
+from ..sides.steps import FlaxSteps, decoded, joined, output_of
 from ..torch_module import describe
 from .home import LIBRARY, Home, is_ours
 
@@ -54,6 +58,7 @@ class Recorded(Protocol):
     constants: tuple[str, ...]
     dtypes: tuple[str, ...]
     train: bool
+    decode: Decode | None
     seed: int
     home: Home
 
@@ -178,12 +183,14 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     rows: list[Row] = []
     for dtype in dtypes:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
-        request = _request(case, dtype)
+        known = entry["results"][dtype], stored[f"{entry['at']}/{dtype}"]
         for mode in ("eager", "jit") if eager and dtype == "float64" else ("jit",):
-            run = Flax(module, case.flax_call, request, dtype, mode == "jit").run(weights)
-            rows += _judge(
-                run, entry["results"][dtype], stored[f"{entry['at']}/{dtype}"], dtype, mode
-            )
+            side = Flax(module, case.flax_call, _request(case, dtype), dtype, mode == "jit")
+            run = side.run(weights)
+            rows += _judge(run, *known, dtype, mode)
+            if case.decode is not None and dtype == dtypes[0] and mode == "jit":
+                steps = FlaxSteps(side, weights, case.decode)
+                rows += _judged_steps(steps, run, list(_pieces(*known)), f"{case}", again)
     recorded = meta["versions"]
     return Report(
         str(case),
@@ -243,7 +250,12 @@ def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -
         for dtype, result in entry["results"].items():
             numbers = stored[f"{entry['at']}/{dtype}"]
             sizes = [size for _, _, size, _, _ in result["facts"]]
-            strange = {kind for kind, *_ in result["facts"]} - {"tap", "output", "gradient"}
+            strange = {kind for kind, *_ in result["facts"]} - {
+                "tap",
+                "output",
+                "gradient",
+                "decode",
+            }
             if strange:
                 raise ValueError(f"it holds {strange}")
             if numbers.shape != (sum(sizes),) or numbers.dtype != np.float64:
@@ -276,8 +288,11 @@ def _record(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for dtype in case.dtypes:
         got, own, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []
-        for kind, name, want, scale, error in _results(got, own, truth, pair.names, dtype):
-            pieces.append(sketch(name, want, dtype if kind == "output" else ""))
+        found = _results(got, own, truth, pair.names, dtype)
+        if case.decode is not None and case.decode.torch and dtype == case.dtypes[0]:
+            found = itertools.chain(found, _steps(pair, case.decode, (got, own, truth), dtype))
+        for kind, name, want, scale, error in found:
+            pieces.append(sketch(name, want, _filled(kind, dtype)))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
         arrays[dtype] = np.concatenate(pieces)
@@ -300,6 +315,30 @@ def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
         yield "gradient", name, want, scale, error
 
 
+def _steps(pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str):
+    """What torch's own steps gave for each cut, in the form of `_results`."""
+    found = decoded(pair, decode, runs, dtype, "jit")
+    for cut in found.cuts:
+        own, want = (joined(x[cut].outputs, found.axis) for x in (found.own, found.truth))
+        assert own is not None and want is not None  # each step has the rows of its tokens
+        name = name_of(cut)
+        sketches = sketch(name, own, dtype), sketch(name, want, dtype)
+        yield "decode", name, want, None, judge.error(*sketches)
+
+
+def _filled(kind: str, dtype: str) -> str:
+    """The dtype whose fills count as 0 in a sketch, or ""."""
+    return dtype if kind in ("output", "decode") else ""
+
+
+def _pieces(stored: dict[str, Any], numbers: np.ndarray):
+    """Kind, name, scale, torch's own error and sketch of all that is kept."""
+    at = 0
+    for kind, name, size, scale, own in stored["facts"]:
+        yield kind, name, scale, own, numbers[at : at + size]
+        at += size
+
+
 def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mode: str):
     """Compares sketches; the dropout masks must be the ones that were drawn then."""
     if _print_of(run) != stored["keeps"]:
@@ -310,14 +349,15 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         return
     yield same_structure(structure(run), stored["outputs"], dtype, mode)
     taps = {k: hidden(x) if run.point(k) == "scores" else x for k, x in run.taps.items()}
-    found, at = {"tap": taps, "output": run.outputs, "gradient": run.gradients}, 0
-    for kind, name, size, scale, own in stored["facts"]:
-        want, at = numbers[at : at + size], at + size
+    found = {"tap": taps, "output": run.outputs, "gradient": run.gradients}
+    for kind, name, scale, own, want in _pieces(stored, numbers):
+        if kind == "decode":
+            continue
         value = found[kind].get(name)
         if value is None:
-            got = np.full(size, np.nan)
+            got = np.full(want.size, np.nan)
         else:
-            got = sketch(name, value, dtype if kind == "output" else "")
+            got = sketch(name, value, _filled(kind, dtype))
         zero = kind == "gradient"
         if kind == "output" and value is not None and not is_floating(value):
             verdict = judge.same_values(got, want)
@@ -326,6 +366,30 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         else:
             verdict = judge.within_precision(got, own, want, dtype, scale, zero)
         yield Row(name, kind, dtype, mode, verdict)
+
+
+def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, again: str):
+    """Flax's steps against torch's, or against its full forward pass, as they were recorded; and in
+    float64 against Flax's own, which tells the step that differs first."""
+    dtype, mode = steps.side.dtype, "jit" if steps.side.jit else "eager"
+    axis = steps.axes[steps.first]
+    output = output_of(run.outputs, steps.tokens, axis)
+    kept = {(kind, name): (own, want) for kind, name, _, own, want in pieces}
+    for cut in steps.decode.checked(steps.request.arrays()):
+        outputs = steps.run(cut).outputs
+        kind, name = ("decode", name_of(cut)) if steps.decode.torch else ("output", output)
+        if (kind, name) not in kept:
+            raise ParityError(f"{what} is not recorded step by step ({cut}): run {again}.")
+        (own, want), value = kept[kind, name], joined(outputs, axis)
+        got = np.full(want.size, np.nan) if value is None else sketch(name, value, dtype)
+        if dtype == "float64":
+            verdict = judge.same_function(got, want)
+            whole = [*cut.pieces(run.outputs[output], axis)]
+            own_whole, _ = stepwise(cut, axis, outputs, whole, whole, dtype)
+            yield Row(f"{name_of(cut)}, Flax's whole", "decode", dtype, mode, own_whole)
+        else:
+            verdict = judge.within_precision(got, own, want, dtype)
+        yield Row(name_of(cut), "decode", dtype, mode, verdict)
 
 
 def _print_of(run: Run) -> list[int]:

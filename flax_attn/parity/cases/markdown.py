@@ -21,7 +21,7 @@ from .certificate import Line
 from .collect import Listed
 
 HEADINGS = ("layer", "equal to", "backends", "params")
-HEADINGS += ("float64", "grads", "float32", "bfloat16", "verdict")
+HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "verdict")
 SHORT = ("layer", "equal to", "worst error", "verdict")
 FULL_MARKS = _markdown.between(
     r"<!-- certificate(?:; short form in (?P<short>\S+))? -->", "<!-- end of certificate -->"
@@ -60,7 +60,7 @@ def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
 def short(table: str) -> str:
     """The table with the columns that fit a narrow page; the worst error is that of float64.
 
-    >>> row = ["A", "b", "own", "3", "1.0e-16", "2.0e-15", "-", "-", "equal"]
+    >>> row = ["A", "b", "own", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
     >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
     | A | b | 2.0e-15 | equal |
     """
@@ -79,13 +79,22 @@ def rows(table: str) -> dict[str, list[str]]:
 def joined(old: str, new: str) -> str:
     """A table with new rows in the places of their layers, or in alphabetical order.
 
-    >>> print(joined("| v |\\n| --- |\\n| b |", "| v |\\n| --- |\\n| a |"), end="")
-    | v |
-    | --- |
-    | a |
-    | b |
+    A column that the old table does not have holds "-" in its rows.
+
+    >>> print(joined("| v |\\n| --- |\\n| b |", "| v | w |\\n| --- | --- |\\n| a | 1 |"), end="")
+    | v | w |
+    | --- | --- |
+    | a | 1 |
+    | b | - |
     """
-    return _written(_markdown.cells(new)[0], (rows(old) | rows(new)).values())
+    before, *kept = _markdown.cells(old)
+    headings = _markdown.cells(new)[0]
+    named = [dict(zip(before, row, strict=False)) for row in kept]
+    same = {
+        row[0]: [cells.get(name, "-") for name in headings]
+        for row, cells in zip(kept, named, strict=True)
+    }
+    return _written(headings, (same | rows(new)).values())
 
 
 def has_marks(path: Path) -> bool:
@@ -170,6 +179,7 @@ def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
         str(max(report.params for report in whole.reports)),
         whole.error("output", "tap"),
         whole.error("gradient"),
+        whole.error("decode"),
         whole.ratio("float32"),
         whole.ratio("bfloat16"),
         whole.told,
@@ -178,7 +188,7 @@ def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
 
 def _short_row(row: Sequence[str]) -> list[str]:
     cells = dict(zip(HEADINGS, row, strict=True))
-    errors = [cells[name] for name in ("float64", "grads") if cells[name] != "-"]
+    errors = [cells[name] for name in ("float64", "grads", "decoded") if cells[name] != "-"]
     worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
     equal_to = "; ".join(map(_short_name, cells["equal to"].split("; ")))
     return [cells["layer"], equal_to, worst, cells["verdict"]]

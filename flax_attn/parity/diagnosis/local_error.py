@@ -5,7 +5,7 @@ cotangent that arrives at it by torch's gradient. What differs then differs by i
 step that only passes an error on agrees, and several faults are told apart, backward ones too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,12 +13,15 @@ import numpy as np
 
 from .. import judge
 from ..report import Divergence, Report, Row, plural
+from ..rows.decoding import Held
 from ..rows.values import STRUCTURE
 from ..sides.flax import Force
 from ..sides.match import as_in
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
+from ..sides.steps import Decoded
 from .backward import cleared, unused
+from .decoding import with_steps
 from .hints import backward_hint, hint, result_hint, state_hint
 from .hints.masks import blind
 from .places import Between, Local, another_way, between, own_fault, rewritten
@@ -26,17 +29,21 @@ from .places import Between, Local, another_way, between, own_fault, rewritten
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
 
-def diagnosed(pair: Pair, report: Report, runs: Runs) -> Report:
+def diagnosed(
+    pair: Pair, report: Report, runs: Runs, decoding: tuple[Decoded, Sequence[Held]] | None = None
+) -> Report:
     """The report with places: local errors, divergences, maps and hints.
 
-    `runs` are those that it tells of, by dtype and mode. The verdict stands whatever happens while
-    places are looked for.
+    `runs` are those that it tells of, by dtype and mode, `decoding` the steps beside them. The
+    verdict stands whatever happens while places are looked for.
     """
-    rows = [row for row in report.failed if row.mode]
-    if not rows or not pair.request.taps:
-        return report
+    rows = [row for row in report.failed if row.mode and row.kind != "decode"]
     try:
-        return _diagnosed(pair, report, rows, runs)
+        placed = _diagnosed(pair, report, rows, runs) if rows and pair.request.taps else report
+        if decoding is None:
+            return placed
+        found, held = decoding
+        return with_steps(placed, found, held, runs[held[0].row.dtype, held[0].row.mode])
     except Exception as error:
         first = str(error).strip().split("\n")[0]
         told = f"no place was found: the diagnosis itself failed, {type(error).__name__}: {first}"

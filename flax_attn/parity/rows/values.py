@@ -39,7 +39,7 @@ def judged(
     for name, want in truth.outputs.items():
         if name in got.outputs:
             moved = [run.outputs[name] for run in noisy]
-            verdict = _value(got.outputs[name], own.outputs[name], want, dtype, moved)
+            verdict = value_of(got.outputs[name], own.outputs[name], want, dtype, moved)
             rows.append(Row(name, "output", dtype, mode, verdict))
     if got.gradients:
         rows += _judged_gradients(got, own, truth, names, dtype, mode, noisy)
@@ -136,9 +136,10 @@ def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
         yield f"this input does not test {some(idle)}: their gradients are zero on both sides"
 
 
-def _value(
-    got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray]
+def value_of(
+    got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray] = ()
 ) -> judge.Verdict:
+    """The judgement on one value of Flax beside torch's own in this dtype and in float64."""
     if not is_floating(want):
         return judge.same_values(got, own)
     if dtype == "float64":

@@ -224,10 +224,10 @@ def _verdict_of_many(reports: Sequence[Report]) -> Html:
 
 def _contents(lines: Sequence[certificate.Line]) -> Html:
     """The table of variants, each with its worst errors and a link to its section."""
-    heads = [*certificate.HEADINGS[:2], "cases", *certificate.HEADINGS[2:]]
-    rows = []
-    for i, line in enumerate(lines):
-        name, witness, *cells = line.cells()
+    headings, shown = certificate.columns(lines)
+    heads, rows = [*headings[:2], "cases", *headings[2:]], []
+    for i, (line, row) in enumerate(zip(lines, shown, strict=True)):
+        name, witness, *cells = row
         link = join(["✓ " if line.ok else "✕ ", el("a", name, href=f"#v{i}")])
         all_cells = [link, witness, len(line.reports), *cells]
         rows.append(el("tr", *(el("td", c) for c in all_cells), class_=None if line.ok else "bad"))

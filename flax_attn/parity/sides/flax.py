@@ -49,7 +49,7 @@ class Flax:
 
     def run(self, weights: Mapping[str, np.ndarray]) -> Run:
         """One forward and backward pass; without weights, with the module's own."""
-        with self._precise():
+        with self.precise():
             self.args = self._arguments(weights)
             program = self._program(*self.args)
             return self._noted(program(*self.args))
@@ -60,7 +60,7 @@ class Flax:
         A key that a module keeps and splits by itself goes on from call to call.
         """
         found = []
-        with self._precise():
+        with self.precise():
             for turn in range(1, times + 1):
                 *others, rest = self.args
                 self.args = *others, {**rest, "random": self.random, "turn": turn}
@@ -69,12 +69,30 @@ class Flax:
 
     def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
         """The forward program, never run: its jaxpr, the shapes it returns, and its arguments."""
-        with self._precise():
+        with self.precise():
             args = self._arguments(weights)
             return *jax.make_jaxpr(self._forward(), return_shape=True)(*args), args
 
+    def copy(self, weights: Mapping[str, np.ndarray]) -> nnx.Module:
+        """The module as a run has it: in its dtype and mode, with these weights."""
+        with self.precise():
+            params, _, _, rest = self._arguments(weights)
+            graph, state = nnx.split(self.module)
+            state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
+            return self._merged(graph, state, params | rest["weights"])
+
+    def _merged(self, graph: Any, state: Any, held: Mapping[str, Any]) -> nnx.Module:
+        copy = nnx.merge(graph, state, copy=True)
+        _unpin(copy)
+        copy.train() if self.request.train else copy.eval()
+        variables = flax_state(copy)
+        for path, value in held.items():
+            variables[path].set_value(value)
+        return copy
+
     @contextmanager
-    def _precise(self) -> Iterator[None]:
+    def precise(self) -> Iterator[None]:
+        """The settings of JAX under which a run is made."""
         with ExitStack() as stack:
             stack.enter_context(jax.enable_x64(self.dtype == "float64"))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
@@ -120,12 +138,7 @@ class Flax:
         request = self.request
 
         def forward(params, floats, probes, rest):
-            copy = nnx.merge(graph, state, copy=True)
-            _unpin(copy)
-            copy.train() if request.train else copy.eval()
-            held = flax_state(copy)
-            for path, value in (params | rest["weights"]).items():
-                held[path].set_value(value)
+            copy = self._merged(graph, state, params | rest["weights"])
             _set_random(copy, rest)
             before = _States(copy)
             args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})

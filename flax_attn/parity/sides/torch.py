@@ -41,8 +41,8 @@ def run_torch(
     """
     import torch
 
-    with _as_found():
-        module = _ready(module, request, weights, dtype)
+    with as_found():
+        module = ready(module, request, weights, dtype)
         before = _states(module)
         inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
         floats = {
@@ -66,7 +66,7 @@ def run_torch(
     return _finished(recorder, found, before)
 
 
-def _ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
+def ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
     """A copy of the module, in its dtype and mode, with these weights."""
     module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
     module.train(request.train)  # which some originals forget to return
@@ -166,7 +166,7 @@ def stiff(module: Any, dtype: str) -> list[str]:
 
 
 @contextmanager
-def _as_found() -> Iterator[None]:
+def as_found() -> Iterator[None]:
     """Random states as they were, whatever the module draws."""
     import torch
 

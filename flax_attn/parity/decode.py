@@ -1,0 +1,127 @@
+"""How a sequence is cut into calls when both sides are run step by step with their caches."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Both modules step by step with their caches, for several ways of cutting the tokens.
+
+    A step is called as its module is, with a piece of the tokens and `cache=`, which is None in the
+    first step and later what the step before returned. It returns `(y, cache)`.
+
+    Args:
+      cuts: each the lengths of its pieces, which sum to T; () takes a handful of T.
+      flax: Flax's step; None calls the module itself, the first time with the cache that
+        `module.init_cache(batch, length)` makes.
+      torch: torch's step; None takes the rows of its full forward pass.
+      length: how many tokens the cache holds that is made where `flax` is None; None for T.
+      axes: the inputs that are cut, and along which axis; None cuts the first input along its axis
+        -2. The outputs of the steps are joined along the first of these axes.
+
+    >>> Decode(cuts=[(3, 1, 1), (5,)]).checked({"x": np.ones((2, 5, 4))})
+    [Cut(lengths=(3, 1, 1)), Cut(lengths=(5,))]
+    """
+
+    cuts: Sequence[Sequence[int]] = ()
+    flax: Callable[..., Any] | None = None
+    torch: Callable[..., Any] | None = None
+    length: int | None = None
+    axes: Mapping[str, int] | None = None
+
+    def along(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """The inputs that are cut, and their axes.
+
+        Raises:
+          ValueError: if one of them is no input, has no such axis, or another number of tokens.
+        """
+        axes = {name: -2 for name in [*arrays][:1]} if self.axes is None else dict(self.axes)
+        for name, axis in axes.items():
+            if name not in arrays:
+                known = ", ".join(arrays) or "none"
+                raise ValueError(f"Decode.axes names {name!r}; inputs that hold arrays: {known}.")
+            ndim = arrays[name].ndim
+            if not -ndim <= axis < ndim:
+                shape = list(arrays[name].shape)
+                raise ValueError(f"Decode cuts {name} along axis {axis}; its shape is {shape}.")
+        if not axes:
+            raise ValueError(
+                "Decode cuts the tokens of an input, but there is no array among them."
+            )
+        counts = {name: arrays[name].shape[axis] for name, axis in axes.items()}
+        if len({*counts.values()}) > 1:
+            told = ", ".join(f"{count} of {name}" for name, count in counts.items())
+            raise ValueError(f"Inputs that Decode cuts need one number of tokens; got {told}.")
+        return axes
+
+    def checked(self, arrays: Mapping[str, np.ndarray]) -> "list[Cut]":
+        """The cuts of these inputs.
+
+        Raises:
+          ValueError: if the inputs cannot be cut, or the pieces of a cut do not sum to T.
+        """
+        name, axis = next(iter(self.along(arrays).items()))
+        tokens = arrays[name].shape[axis]
+        for cut in self.cuts:
+            if any(not isinstance(n, int | np.integer) or n < 1 for n in cut):
+                raise ValueError(f"A piece of a cut has 1 token or more; got {tuple(cut)}.")
+            if sum(cut) != tokens:
+                raise ValueError(
+                    f"The pieces of a cut must sum to the {tokens} tokens of {name} (axis {axis}); "
+                    f"{tuple(cut)} sums to {sum(cut)}."
+                )
+        if tokens < 1:
+            raise ValueError(f"Decode cuts {name} along axis {axis}, where it has no tokens.")
+        cuts = [tuple(map(int, cut)) for cut in self.cuts] or handful(tokens)
+        return [Cut(cut) for cut in dict.fromkeys(cuts)]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way of cutting T tokens into calls.
+
+    >>> str(Cut((9, 5, 1, 1, 1))), Cut((2, 1)).spans
+    ('9+5+3x1', [(0, 2), (2, 3)])
+    """
+
+    lengths: tuple[int, ...]
+
+    def __str__(self) -> str:
+        runs = ((len([*same]), length) for length, same in groupby(self.lengths))
+        return "+".join(f"{count}x{length}" if count > 1 else f"{length}" for count, length in runs)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first token of each piece, and the one behind its last."""
+        ends = [*accumulate(self.lengths)]
+        return list(zip([0, *ends], ends, strict=False))
+
+    def pieces(self, x: Any, axis: int) -> Iterator[Any]:
+        """An array of either side, piece by piece."""
+        at = [slice(None)] * x.ndim
+        for first, end in self.spans:
+            at[axis] = slice(first, end)
+            yield x[tuple(at)]
+
+    def step_of(self, token: int) -> int:
+        """Which piece a token is in."""
+        return next(i for i, (_, end) in enumerate(self.spans) if token < end)
+
+
+def handful(tokens: int) -> list[tuple[int, ...]]:
+    """Cuts into pieces of three lengths, so that few programs are compiled: all at once, one by
+    one, a prefill before single tokens and behind them, and two chunks.
+
+    >>> handful(5)
+    [(5,), (2, 2, 1), (2, 1, 1, 1), (1, 1, 1, 2), (1, 1, 1, 1, 1)]
+    """
+    half = tokens // 2
+    ones = (1,) * (tokens - half)
+    chunks = (half, half) + (1,) * (tokens % 2)
+    found = [(tokens,), chunks, (half, *ones), (*ones, half), (1,) * tokens]
+    return [*dict.fromkeys(cut for cut in found if 0 not in cut)]

@@ -1,0 +1,67 @@
+"""Diagnosis of decoding: the first step that differs, and what it looks like."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..report import Divergence, Report
+from ..rows.decoding import Held
+from ..sides.run import Run
+from ..sides.steps import Decoded, joined
+from .hints import attempt
+from .hints.decoding import Stepped, decode_hint
+
+INNOCENT = "each cut is what Flax's own full forward pass is: mend the layer, not its cache"
+
+
+def with_steps(
+    report: Report, found: Decoded, held: Sequence[Held], runs: tuple[Run, Run, Run]
+) -> Report:
+    """The report with the first step that differs.
+
+    Where the full forward pass differs too, the cache is blamed only for what it adds to that.
+    """
+    wrong = [each for each in held if each.row.verdict.differs]
+    elsewhere = any(row.kind != "decode" for row in report.failed)
+    against = "whole" if elsewhere else "torch"
+    wrong = [each for each in wrong if each.against == against] or ([] if elsewhere else wrong)
+    if not wrong:
+        told = (INNOCENT,) if elsewhere and any(each.against == "whole" for each in held) else ()
+        return replace(report, notes=(*report.notes, *told))
+    first = min(wrong, key=lambda each: each.place.step if each.place else 0)
+    place = _place(first, wrong, found, runs)
+    maps = {**report.maps, **_map(first, found, runs)}
+    return replace(report, divergences=(*report.divergences, place), maps=maps)
+
+
+def _place(
+    first: Held, wrong: Sequence[Held], found: Decoded, runs: tuple[Run, Run, Run]
+) -> Divergence:
+    looks = ""
+    if first.place is not None and first.row.dtype == "float64":
+        stepped = Stepped(found, first.place, wrong, len(found.cuts), runs[0], runs[2])
+        looks = attempt(lambda: decode_hint(stepped), "")
+    place = Divergence.of(first.row, "decode", looks)
+    where = str(first.place) if first.place else first.row.name
+    where += ", against Flax's own full forward pass" if first.against == "whole" else ""
+    return replace(place, tap=where, advice=_told(wrong, found))
+
+
+def _told(wrong: Sequence[Held], found: Decoded) -> str:
+    """Which cuts differ from which token on, and which do not."""
+    off = {each.cut: each.place for each in wrong}
+    parts = [f"{cut} from token {place.token}" if place else f"{cut}" for cut, place in off.items()]
+    right = ", ".join(str(cut) for cut in found.cuts if cut not in off)
+    return f"cuts that differ: {', '.join(parts)}; cuts that agree: {right or 'none'}"
+
+
+def _map(first: Held, found: Decoded, runs: tuple[Run, Run, Run]) -> dict[str, np.ndarray]:
+    got, _, truth = (run.outputs[found.output] for run in runs)
+    own = found.truth[first.cut].outputs if found.truth else None
+    mine = joined(found.got[first.cut].outputs, found.axis)
+    torchs = truth if own is None else joined(own, found.axis)
+    want = got if first.against == "whole" else torchs
+    if mine is None or want is None or mine.shape != want.shape:
+        return {}
+    return {first.row.name: np.abs(mine - want)}

@@ -1,0 +1,75 @@
+"""What a cache holds: the keys and values of a full forward pass, looked for among its numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ... import judge
+from ...sides.match import point_of
+
+
+class Contents(NamedTuple):
+    """What a cache holds of one attention's keys, or of its values.
+
+    Attributes:
+      held: the row of the cache, and the row and token that what lies there belongs to.
+      strangers: rows of the cache in which something else lies beside them.
+    """
+
+    held: frozenset[tuple[int, int, int]]
+    strangers: frozenset[int]
+
+    def lacks(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """Those of a row's tokens that lie nowhere in the cache."""
+        return [t for t in tokens if not any(found[1:] == (row, t) for found in self.held)]
+
+    @property
+    def in_other_rows(self) -> bool:
+        """Whether a token's numbers lie in another row than its own."""
+        return any(row != of for row, of, _ in self.held)
+
+
+def contents(
+    caches: Sequence[np.ndarray], taps: Mapping[str, np.ndarray], kind: str, rows: int, tokens: int
+) -> Iterator[Contents]:
+    """What the arrays of a cache hold, for each tap of a kind: "key" or "value".
+
+    Args:
+      caches: arrays with one batch axis, the numbers of a head along the last one.
+      taps: of a full forward pass, B N T H, B T N H or (B N) T H; others are passed over.
+      kind: of the taps that are looked for.
+      rows, tokens: B and T.
+    """
+    for name, tap in taps.items():
+        wants = _by_token(tap, rows, tokens) if point_of(name) == kind else None
+        if wants is None:
+            continue
+        found = [c for c in caches if c.ndim > 2 and (len(c), c.shape[-1]) == (rows, tap.shape[-1])]
+        if found:
+            yield _contents(found, wants)
+
+
+def _by_token(tap: np.ndarray, rows: int, tokens: int) -> np.ndarray | None:
+    """Keys or values as B T N H; None of any other layout."""
+    if tap.ndim not in (3, 4) or tap.shape[0] % rows:
+        return None
+    x = tap.reshape(rows, -1, *tap.shape[1:]) if tap.ndim == 3 else tap
+    if len(x) != rows or tokens not in x.shape[1:3]:
+        return None
+    return np.swapaxes(x, 1, 2) if x.shape[2] == tokens else x
+
+
+def _contents(caches: Sequence[np.ndarray], wants: np.ndarray) -> Contents:
+    known = wants.reshape(-1, wants.shape[-1])
+    tokens, heads = wants.shape[1:3]
+    near = judge.LIKENESS * np.abs(known).max()
+    held, strangers = set(), set()
+    for cache in caches:
+        for row, numbers in enumerate(cache.reshape(len(cache), -1, cache.shape[-1])):
+            numbers = numbers[numbers.any(-1)]
+            alike = np.abs(numbers[:, None] - known[None]).max(-1) <= near
+            found = np.flatnonzero(alike.any(0)).tolist()
+            held |= {(row, *divmod(i // heads, tokens)) for i in found}
+            strangers |= {row} if found and not alike.any(1).all() else set()
+    return Contents(frozenset(held), frozenset(strangers))

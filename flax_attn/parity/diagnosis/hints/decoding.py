@@ -1,0 +1,288 @@
+"""What a wrong step of decoding looks like: which tokens it sees, and what its cache holds.
+
+Nothing is known of a cache but its leaves. Which tokens an output depends on is told by its
+gradient; which of them a cache holds, by looking for torch's keys and values among its numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from ... import draw, judge
+from ...report import plural
+from ...rows.decoding import Held, Place
+from ...sides.leaves import leaves
+from ...sides.run import Run, is_floating
+from ...sides.steps import Decoded, joined
+from .contents import Contents, contents
+
+NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
+Tokens = list[int]
+
+BEFORE = "the cache is read before it is written"
+OVER = "a step writes over its own tokens before it reads them"
+OF_ROW_0 = "row 0 is right: its length or slots serve all rows, or padding counts as tokens"
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A cut that differs, and all that may be looked at.
+
+    Attributes:
+      found: both sides' steps.
+      place: where the cut differs first.
+      wrong: every cut that differs from the same thing, with its place.
+      count: how many cuts there are.
+      whole, truth: the full forward passes of Flax and torch.
+    """
+
+    found: Decoded
+    place: Place
+    wrong: Sequence[Held]
+    count: int
+    whole: Run
+    truth: Run
+
+    @property
+    def start(self) -> int:
+        """The first token of the wrong step."""
+        return self.place.cut.spans[self.place.step][0]
+
+    @property
+    def before(self) -> list[tuple[str, np.ndarray]]:
+        """The floating arrays of the cache that the wrong step was given, by name."""
+        caches = self.found.got[self.place.cut].caches[: self.place.step]
+        named = leaves(caches[-1], "cache") if caches else ()
+        arrays = ((name, np.asarray(x)) for name, x in named if isinstance(x, jax.Array))
+        return [(name, x) for name, x in arrays if is_floating(x)]
+
+    def contents(self, kind: str) -> list[Contents]:
+        """What the cache that the wrong step was given holds of each attention's keys or values."""
+        side, caches = self.found.side, [x for _, x in self.before]
+        if len(self.place.row) != 1:
+            return []
+        sizes = side.arrays[side.first].shape[0], side.tokens
+        runs = (contents(caches, run.taps, kind, *sizes) for run in (self.whole, self.truth))
+        return next(filter(None, map(list, runs)), [])
+
+    @cached_property
+    def sight(self) -> "Sight":
+        return Sight.of(self)
+
+    @property
+    def singles(self) -> bool:
+        """Whether only steps of one token are wrong."""
+        steps = (held.place for held in self.wrong if held.place is not None)
+        return all(place.cut.lengths[place.step] == 1 for place in steps)
+
+    @property
+    def in_singles(self) -> bool:
+        """Whether a step of one token is wrong."""
+        steps = (held.place for held in self.wrong if held.place is not None)
+        return any(place.cut.lengths[place.step] == 1 for place in steps)
+
+    @cached_property
+    def first_row_is_right(self) -> bool:
+        """Whether all that differs lies in other rows than the first."""
+        want, axis = self.whole.outputs[self.found.output], self.found.axis
+        if not self.place.row or len(want) < 2:
+            return False
+        steps = [joined(self.found.got[held.cut].outputs, axis) for held in self.wrong]
+        return all(
+            x is not None and judge.same_function(x[0], want[0], fill=True).ok for x in steps
+        )
+
+
+def decode_hint(stepped: Stepped) -> str:
+    """What a wrong step looks like, or ""."""
+    for look in (narrowed, other_rows, lost, hidden, same):
+        if said := look(stepped):
+            return said
+    return ""
+
+
+def narrowed(stepped: Stepped) -> str:
+    """Numbers that lost digits on their way into the cache."""
+    for name, x in stepped.before:
+        for dtype in NARROW if x.any() and x.dtype == np.float64 else ():
+            with np.errstate(over="ignore"):
+                exact = x.astype(dtype).astype(np.float64) == x
+            if exact.all() and (x != np.round(x)).any():
+                return f"numbers narrowed on their way into the cache: {name} holds {dtype.name}"
+        if x.dtype in NARROW:
+            return f"numbers narrowed on their way into the cache: {name} is {x.dtype.name}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which tokens the first wrong row depends on.
+
+    Attributes:
+      row, token: which it is.
+      cut, whole: the tokens of its own row that it depends on, step by step and in the full forward
+        pass of Flax.
+      others: step by step, other rows that it depends on.
+    """
+
+    row: tuple[int, ...]
+    token: int
+    cut: Tokens
+    whole: Tokens
+    others: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, stepped: Stepped) -> "Sight":
+        place, steps = stepped.place, stepped.found.side
+        axis = steps.axes[steps.first]
+        with steps.side.precise():
+            x = steps.arrays[steps.first]
+
+            def by_steps(x: Any) -> Any:
+                outputs, _ = steps.take(place.cut, {**steps.arrays, steps.first: x}, place.step + 1)
+                return _row(outputs[-1], place, axis, place.token - stepped.start)
+
+            def at_once(x: Any) -> Any:
+                args, kwargs = steps.request.fill({**steps.arrays, steps.first: x})
+                out = steps.side.call(nnx.merge(*steps.held), *args, **kwargs)
+                named = dict(leaves(out))
+                return _row(named[stepped.found.output], place, axis, place.token)
+
+            seen, whole = (_depends(f, x, axis) for f in (by_steps, at_once))
+        batch = [tuple(map(int, at)) for at in np.argwhere(seen.any(-1))]
+        others = [at for at in batch if at != place.row and not whole[at].any()]
+        mine, wanted = (np.flatnonzero(found[place.row]).tolist() for found in (seen, whole))
+        return cls(place.row, place.token, mine, wanted, others)
+
+    @property
+    def missing(self) -> Tokens:
+        """Tokens that the full forward pass alone sees."""
+        return [token for token in self.whole if token not in self.cut]
+
+    @property
+    def extra(self) -> Tokens:
+        """Tokens that the steps alone see."""
+        return [token for token in self.cut if token not in self.whole]
+
+
+def _row(y: Any, place: Place, axis: int, token: int) -> Any:
+    at: list[Any] = [slice(None)] * y.ndim
+    at[: len(place.row)] = place.row
+    at[axis] = token
+    return y[tuple(at)]
+
+
+def _depends(function: Any, x: Any, axis: int) -> np.ndarray:
+    """Whether the result depends on each token: one truth for each row and token."""
+    y, back = jax.vjp(function, x)
+    (slope,) = back(jax.numpy.asarray(draw.normal(0, "sight", y.shape), y.dtype))
+    slope = np.nan_to_num(np.abs(np.asarray(slope)), nan=np.inf)
+    axis = axis % slope.ndim
+    size = slope.max(axis=tuple(range(axis + 1, slope.ndim)), initial=0.0)
+    return size > judge.SAME_FUNCTION * np.where(np.isfinite(size), size, 0.0).max(initial=0.0)
+
+
+def other_rows(stepped: Stepped) -> str:
+    """A row that depends on another row."""
+    sight = stepped.sight
+    if not sight.others:
+        return ""
+    return f"row {list(sight.row)} depends on row {list(sight.others[0])}: {_moved(stepped)}"
+
+
+def _moved(stepped: Stepped) -> str:
+    """Keys or values alone that lie in other rows than their tokens."""
+    keys, values = (stepped.contents(kind) for kind in ("key", "value"))
+    keys, values = (
+        any(x.in_other_rows for x in found) if found else None for found in (keys, values)
+    )
+    if keys is None or values is None or keys == values:
+        return "rows of the cache in another order"
+    alone, kept = ("keys", "values") if keys else ("values", "keys")
+    return f"the {alone} of the cache lie in another order of rows, its {kept} do not"
+
+
+def lost(stepped: Stepped) -> str:
+    """Tokens that a step does not see, although the full forward pass does."""
+    sight, start = stepped.sight, stepped.start
+    if not sight.missing:
+        return ""
+    itself = sight.missing == [sight.token]
+    told = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
+    if sight.extra:
+        return f"{told}, and sees {_these(sight.extra)} in their place: places shifted"
+    if sight.token in sight.missing:
+        return f"{told}: {BEFORE if stepped.in_singles else OVER}"
+    if stepped.first_row_is_right:
+        return f"{told}; {OF_ROW_0}"
+    if min(sight.missing) >= start:
+        return f"{told} of its own step: {OVER}"
+    if sight.missing == [start - 1]:
+        return f"{told}, the last of the step before: a length that is short"
+    return f"{told}: overwritten, dropped or hidden"
+
+
+def hidden(stepped: Stepped) -> str:
+    """Tokens that a step sees, although the full forward pass does not."""
+    sight = stepped.sight
+    if not sight.extra:
+        return ""
+    told = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
+    if stepped.singles:
+        return f"{told}: a window or mask left out in steps of one token"
+    return f"{told}: a mask left out, or asked at slots and not at positions"
+
+
+def same(stepped: Stepped) -> str:
+    """The same tokens seen, with other weights or values."""
+    sight = stepped.sight
+    if not sight.whole or stepped.place.step == 0:
+        return _at_once(stepped) if sight.whole else ""
+    told = "the same tokens seen with other"
+    keys, values = (stepped.contents(kind) for kind in ("key", "value"))
+    if not keys or not values:
+        return f"{told} weights or values: positions of another step, or other contents"
+    row, before = sight.row[0], [token for token in sight.whole if token < stepped.start]
+    lacks = [sorted({t for x in found for t in x.lacks(row, before)}) for found in (keys, values)]
+    if all(lacks):
+        return f"{told} keys and values: the cache of another layer, or other contents"
+    if lacks[1]:
+        return f"{told} values: of {_these(lacks[1])} the cache holds others than were computed"
+    if lacks[0]:
+        return f"{told} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
+    told += " weights, though their keys and values are right"
+    if stepped.first_row_is_right:
+        return f"{told}; {OF_ROW_0}"
+    if any(row in x.strangers for x in keys):
+        return f"{told}: keys of no token are in the cache too, as of a truncate that keeps them"
+    return f"{told}: the query turned by another position, or a mask or bias asked at one"
+
+
+def _at_once(stepped: Stepped) -> str:
+    """What is wrong already in a step from an empty cache."""
+    if len(stepped.place.cut.lengths) > 1 and len(stepped.wrong) < stepped.count:
+        return ""
+    return (
+        "the same tokens seen with other weights or values, already from an empty cache: positions "
+        "counted otherwise than without a cache"
+    )
+
+
+def _these(tokens: Tokens) -> str:
+    """Tokens in words.
+
+    >>> _these([3]), _these([2, 3, 4]), _these([0, 2])
+    ('token 3', 'tokens 2 to 4', 'tokens 0, 2')
+    """
+    if len(tokens) == 1:
+        return f"token {tokens[0]}"
+    if tokens == list(range(tokens[0], tokens[-1] + 1)):
+        return f"tokens {tokens[0]} to {tokens[-1]}"
+    some = ", ".join(map(str, tokens[:6]))
+    return f"tokens {some}" + (f" and {plural(len(tokens) - 6, 'more')}" if len(tokens) > 6 else "")

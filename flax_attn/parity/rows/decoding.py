@@ -1,0 +1,157 @@
+"""Rows of decoding: each step held against torch, and against Flax's own full forward pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import judge
+from ..decode import Cut
+from ..report import Row
+from ..sides.run import Run
+from ..sides.steps import Decoded, joined
+from .values import value_of
+
+OWN_STEPS = (
+    "torch's own steps differ from its full forward pass in {} ({:.1e}): Flax's are held against "
+    "the steps alone"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cut differs first.
+
+    Attributes:
+      cut: which.
+      step: which of its steps, from 0.
+      token: which of all tokens, from 0.
+      row: the places before the axis of tokens.
+    """
+
+    cut: Cut
+    step: int
+    token: int
+    row: tuple[int, ...]
+
+    def __str__(self) -> str:
+        row = f", row {list(self.row)}" if self.row else ""
+        return f"step {self.step + 1} of {self.cut}, token {self.token}{row}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One cut held against something: the row of a report, and where it differs first, if it does.
+
+    Attributes:
+      against: "torch" or "whole", Flax's own full forward pass.
+    """
+
+    cut: Cut
+    against: str
+    row: Row
+    place: Place | None
+
+
+def held(
+    found: Decoded,
+    runs: tuple[Run, Run, Run],
+    dtype: str,
+    mode: str,
+    noisy: Sequence[Run] = (),
+) -> list[Held]:
+    """Each cut against torch, and in float64 against Flax's own full forward pass.
+
+    `noisy` are torch's full forward passes with every operation moved by its rounding. A cut in
+    which torch's own steps are not its full forward pass is held against the steps alone.
+    """
+    got, own, truth = (run.outputs[found.output] for run in runs)
+    moved, axis, kept = [run.outputs[found.output] for run in noisy], found.axis, []
+    for cut in found.cuts:
+        mine = found.got[cut].outputs
+        whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, own, truth))
+        owns = found.own[cut].outputs if found.own else owns
+        wants = found.truth[cut].outputs if found.own else wants
+        near = [[*cut.pieces(x, axis)] for x in moved]
+        verdict, place = stepwise(cut, axis, mine, owns, wants, dtype, near)
+        kept.append(Held(cut, "torch", Row(name_of(cut), "decode", dtype, mode, verdict), place))
+        if dtype == "float64" and apart(found, cut, truth) is None:
+            near = [[*cut.pieces(got + (x - truth), axis)] for x in moved]
+            verdict, place = stepwise(cut, axis, mine, whole, whole, dtype, near)
+            row = Row(f"{name_of(cut)}, Flax's whole", "decode", dtype, mode, verdict)
+            kept.append(Held(cut, "whole", row, place))
+    return kept
+
+
+def name_of(cut: Cut) -> str:
+    """What a row is called that holds the steps of a cut against torch."""
+    return f"decoded {cut}"
+
+
+def notes(found: Decoded, truth: Run) -> list[str]:
+    """A sentence for each cut in which torch's own steps are not its full forward pass."""
+    errors = {cut: apart(found, cut, truth.outputs[found.output]) for cut in found.cuts}
+    return [OWN_STEPS.format(c, error) for c, error in errors.items() if error is not None]
+
+
+def apart(found: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
+    """By how much torch's own steps differ from its full forward pass, where they do."""
+    steps = joined(found.truth[cut].outputs, found.axis) if found.truth else whole
+    if steps is None:
+        return judge.INF
+    verdict = judge.same_function(steps, whole, fill=True)
+    return verdict.error if verdict.differs else None
+
+
+def stepwise(
+    cut: Cut,
+    axis: int,
+    got: Sequence[np.ndarray],
+    own: Sequence[np.ndarray],
+    want: Sequence[np.ndarray],
+    dtype: str,
+    moved: Sequence[Sequence[np.ndarray]] = (),
+) -> tuple[judge.Verdict, Place | None]:
+    """The verdict on the first step that differs, and its place; else that on the worst step."""
+    verdicts = []
+    for i, parts in enumerate(zip(got, own, want, strict=True)):
+        verdict = value_of(*parts, dtype, [x[i] for x in moved])
+        if verdict.differs:
+            place, at = _first(cut, i, axis, parts, dtype)
+            index = _in_whole(at or verdict.index, axis, cut.spans[i][0])
+            told = f"first in {place}" + (f"; {verdict.note}" if verdict.note else "")
+            values = {} if at is None else {"got": float(parts[0][at]), "want": float(parts[2][at])}
+            return replace(verdict, index=index, note=told, **values), place
+        verdicts.append(verdict)
+    shown = [verdict for verdict in verdicts if verdict.shows] or verdicts
+    return max(shown, key=lambda verdict: verdict.error), None
+
+
+Index = tuple[int, ...] | None
+
+
+def _first(
+    cut: Cut, i: int, axis: int, parts: Sequence[np.ndarray], dtype: str
+) -> tuple[Place, Index]:
+    """The first token of a step that differs by itself, and the worst element there."""
+    first, end = cut.spans[i]
+    got, _, want = parts
+    if got.shape != want.shape:
+        return Place(cut, i, first, ()), None
+    for token in range(end - first):
+        at = [slice(None)] * want.ndim
+        at[axis] = slice(token, token + 1)
+        mine, theirs, wanted = (x[tuple(at)] for x in parts)
+        verdict = value_of(mine, theirs, wanted, dtype)
+        if verdict.differs and verdict.index is not None:
+            index = list(verdict.index)
+            index[axis] = token
+            return Place(cut, i, first + token, tuple(index[: axis % want.ndim])), tuple(index)
+    return Place(cut, i, first, ()), None
+
+
+def _in_whole(index: Index, axis: int, first: int) -> Index:
+    """A place in a step as one among all tokens."""
+    if index is None:
+        return None
+    return tuple(n + first * (i == axis % len(index)) for i, n in enumerate(index))

@@ -1,0 +1,305 @@
+"""Both sides step by step: each cut of the tokens is run with the side's own cache."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ...errors import ParityError
+from ...weights.known_layers import a
+from ..decode import Cut, Decode
+from ..torch_module import to_numpy, to_torch
+from .flax import Flax
+from .heard import is_array
+from .leaves import leaves
+from .pair import Pair
+from .run import Request, Run, is_floating, rounded
+from .torch import as_found, ready
+from .torch_float64 import lifted
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What one side returned for one cut.
+
+    Attributes:
+      outputs: of the steps, in order.
+      caches: what each step returned as its cache.
+    """
+
+    outputs: list[np.ndarray]
+    caches: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Both sides' steps, and the full forward passes that they are held against.
+
+    Attributes:
+      cuts: how the tokens were cut.
+      axis: along which the tokens of an output lie.
+      output: which of the outputs of a full forward pass the steps return.
+      got: Flax's steps by cut.
+      own, truth: torch's steps by cut, in the dtype of the run and in float64; empty if its full
+        forward pass stands for them.
+      side: Flax's side, which can take more steps.
+    """
+
+    cuts: list[Cut]
+    axis: int
+    output: str
+    got: dict[Cut, Steps]
+    own: dict[Cut, Steps]
+    truth: dict[Cut, Steps]
+    side: "FlaxSteps"
+
+
+class FlaxSteps:
+    """Flax's side, ready to take steps with its cache.
+
+    Args:
+      side: of the module, its call and its request; each step is one jitted function if it is.
+      weights: by path.
+      decode: how it steps.
+
+    Raises:
+      ValueError: if the module makes no cache, or its call takes none.
+    """
+
+    def __init__(self, side: Flax, weights: Mapping[str, np.ndarray], decode: Decode):
+        self.side, self.decode, self.request = side, decode, side.request
+        self.held = nnx.split(side.copy(weights))
+        arrays = {k: rounded(x, side.dtype) for k, x in self.request.arrays().items()}
+        self.axes = decode.along(arrays)
+        self.arrays = {k: jnp_array(x, side) for k, x in arrays.items()}
+        self.first = next(iter(self.axes))
+        self.tokens = arrays[self.first].shape[self.axes[self.first]]
+        self.call = decode.flax or side.call
+        self.program = jax.jit(self._step) if side.jit else self._step
+
+    def run(self, cut: Cut) -> Steps:
+        """All steps of one cut, each from the cache that the step before returned."""
+        with self.side.precise():
+            outputs, caches = self.take(cut, self.arrays)
+            return Steps([np.asarray(y) for y in outputs], caches)
+
+    def take(
+        self, cut: Cut, arrays: Mapping[str, Any], count: int | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """The outputs and caches of the first `count` steps; all of it can be differentiated."""
+        pieces = {name: [*cut.pieces(arrays[name], axis)] for name, axis in self.axes.items()}
+        held, cache, outputs, caches = self.held, None, [], []
+        for i in range(len(cut.lengths) if count is None else count):
+            with _told(f"Step {i + 1} of {cut} of Flax"):
+                if cache is None and self.decode.flax is None:
+                    cache = self._empty()
+                now = {name: found[i] for name, found in pieces.items()}
+                y, cache, held = self.program(held, cache, now)
+            outputs.append(y)
+            caches.append(cache)
+        return outputs, caches
+
+    def _step(self, held: Any, cache: Any, pieces: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        module = nnx.merge(*held)
+        fixed = {k: x for k, x in self.arrays.items() if k not in pieces}
+        args, kwargs = self.request.fill({**fixed, **pieces})
+        y, cache = two(self.call(module, *args, cache=cache, **kwargs), "Flax")
+        return one_array(y, is_array, "Flax"), cache, nnx.split(module)
+
+    def _empty(self) -> Any:
+        """The cache that the module itself makes."""
+        shape = self.arrays[self.first].shape
+        batch = shape[: self.axes[self.first] % len(shape)]
+        length = self.tokens if self.decode.length is None else self.decode.length
+        make: Any = nnx.merge(*self.held)
+        return make.init_cache(batch[0] if len(batch) == 1 else batch, length)
+
+
+def jnp_array(x: np.ndarray, side: Flax) -> Any:
+    """A numpy array as the side's own kind."""
+    with side.precise():
+        return jnp.asarray(x)
+
+
+def check_decode(
+    decode: Decode | None, module: nnx.Module, call: Callable[..., Any], request: Request
+) -> None:
+    """Refuses, before the work, what cannot be run step by step.
+
+    Args:
+      decode: how it should be, if at all.
+      module, call: of Flax.
+      request: of both sides.
+
+    Raises:
+      TypeError: if it is no `Decode`.
+      ValueError: if the inputs cannot be cut so, if the module makes no cache or its call takes
+        none, or in train mode.
+    """
+    if decode is None:
+        return
+    if not isinstance(decode, Decode):
+        raise TypeError(f"decode takes a Decode, or None; got {decode!r}.")
+    if request.train:
+        raise ValueError("decode= runs in eval mode, where no step draws a mask; got train=True.")
+    decode.checked(request.arrays())
+    step = "Decode(flax=step) called as step(module, *inputs, cache=cache), returns (y, cache)"
+    if decode.flax is None and not hasattr(module, "init_cache"):
+        raise ValueError(
+            f"{type(module).__name__} has no init_cache(batch, length), by which Decode makes a "
+            f"cache; a step of your own, {step}."
+        )
+    given = inspect.signature(decode.flax or call).parameters.values()
+    if not any(x.name == "cache" or x.kind is x.VAR_KEYWORD for x in given):
+        what = "flax_call" if decode.flax is None else "Decode.flax"
+        raise ValueError(
+            f"{what} takes no cache=, which Decode gives it; a step of your own, {step}."
+        )
+
+
+def decoded(
+    pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str, mode: str
+) -> Decoded:
+    """Both sides in one dtype, for every cut, beside their full forward passes.
+
+    Raises:
+      ValueError: if the inputs cannot be cut so, or Flax has no cache.
+      ParityError: if a step fails, or torch's returns another number of tokens than it was given.
+    """
+    request = pair.asked(dtype)
+    cuts, values = decode.checked(request.arrays()), pair.narrow(dtype)
+    side = FlaxSteps(pair.flax(dtype, mode), pair.weights(values), decode)
+    axis = side.axes[side.first]
+    got, _, truth = (run.outputs for run in runs)
+    both = {k: x for k, x in truth.items() if k in got and got[k].shape == x.shape}
+    output = output_of(both, side.tokens, axis)
+    own: dict[Cut, Steps] = {}
+    want: dict[Cut, Steps] = {}
+    if decode.torch is not None:
+        torch_side = TorchSteps(pair.torch_module, request, values, decode)
+        own = {cut: torch_side.run(cut, dtype) for cut in cuts}
+        narrow = dtype != "float64"
+        want = {cut: torch_side.run(cut, "float64", True) for cut in cuts} if narrow else own
+    mine = {cut: side.run(cut) for cut in cuts}
+    return Decoded(cuts, axis, output, mine, own, want, side)
+
+
+def output_of(outputs: Mapping[str, np.ndarray], tokens: int, axis: int) -> str:
+    """The first output of a full forward pass that has the tokens along an axis.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    for name, x in outputs.items():
+        if is_floating(x) and -x.ndim <= axis < x.ndim and x.shape[axis] == tokens:
+            return name
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in outputs.items()) or "none"
+    raise ValueError(
+        f"Decode holds steps against an output with {tokens} tokens along axis {axis}; outputs of "
+        f"one shape on both sides: {shapes}."
+    )
+
+
+@dataclass(frozen=True)
+class TorchSteps:
+    """Torch's side, ready to take steps with its cache, without gradients.
+
+    Attributes:
+      module: the original, which is copied for every cut.
+      request: with its inputs rounded.
+      weights: torch's, rounded.
+      decode: how it steps.
+    """
+
+    module: Any
+    request: Request
+    weights: dict[str, np.ndarray]
+    decode: Decode
+
+    def run(self, cut: Cut, dtype: str, all_narrow: bool = False) -> Steps:
+        """All steps of one cut; in float64 float32 is lifted, as in a full forward pass."""
+        import torch
+
+        axes = self.decode.along(self.request.arrays())
+        quick = replace(self.request, grads=False)
+        lift = lifted(all_narrow) if dtype == "float64" else nullcontext()
+        with as_found(), torch.no_grad(), lift:
+            module = ready(self.module, quick, self.weights, dtype)
+            inputs = {k: to_torch(rounded(x, dtype)) for k, x in quick.arrays().items()}
+            pieces = {name: [*cut.pieces(inputs[name], axis)] for name, axis in axes.items()}
+            cache, outputs = None, []
+            for i, length in enumerate(cut.lengths):
+                with _told(f"Step {i + 1} of {cut} of torch"):
+                    now = {name: found[i].clone() for name, found in pieces.items()}
+                    y, cache = self._step(module, {**inputs, **now}, cache)
+                outputs.append(to_numpy(y))
+                _check_count(outputs[-1], length, next(iter(axes.values())), i, cut)
+            return Steps(outputs)
+
+    def _step(self, module: Any, inputs: Mapping[str, Any], cache: Any) -> tuple[Any, Any]:
+        import torch
+
+        args, kwargs = self.request.fill(inputs)
+        assert self.decode.torch is not None
+        y, cache = two(self.decode.torch(module, *args, cache=cache, **kwargs), "torch")
+        return one_array(y, torch.is_tensor, "torch"), cache
+
+
+def _check_count(y: np.ndarray, length: int, axis: int, i: int, cut: Cut) -> None:
+    found = y.shape[axis] if -y.ndim <= axis < y.ndim else "no axis of"
+    if found != length:
+        raise ParityError(
+            f"Step {i + 1} of {cut} of torch was given {length} tokens and returned {found} "
+            f"(axis {axis} of shape {list(y.shape)}): a step returns the rows of its own tokens."
+        )
+
+
+def two(out: Any, side: str) -> tuple[Any, Any]:
+    """What a step returned: its output and its cache.
+
+    Raises:
+      ParityError: if it is no pair.
+    """
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        got = f"{a(type(out))}" + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
+        raise ParityError(f"A step of {side} must return (y, cache); it returned {got}.")
+    return out[0], out[1]
+
+
+def one_array(y: Any, is_one: Callable[[Any], bool], side: str) -> Any:
+    """The one array that a step returned beside its cache.
+
+    Raises:
+      ParityError: if there are none or several.
+    """
+    found = [leaf for _, leaf in leaves(y) if is_one(leaf)]
+    if len(found) != 1:
+        raise ParityError(
+            f"A step of {side} must return one array beside its cache; it returned {len(found)}."
+        )
+    return found[0]
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """An exception of a step, told with its place."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        name = "" if isinstance(error, ParityError) else f"{type(error).__name__}: "
+        raise ParityError(f"{what} fails: {name}{said}") from error
+
+
+def joined(steps: Sequence[np.ndarray], axis: int) -> np.ndarray | None:
+    """The outputs of all steps along their tokens; None if they do not fit together."""
+    try:
+        return np.concatenate(steps, axis)
+    except ValueError:
+        return None
