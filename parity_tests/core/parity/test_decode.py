@@ -128,7 +128,7 @@ class KeysAlone(Mine):
 
 def with_drafts(module, x, cache, **kwargs):
     """Each step is followed by two tokens that are taken back."""
-    cache = module.init_cache(len(x), 2 * T) if cache is None else cache
+    cache = module.init_cache(len(x), T) if cache is None else cache
     y, cache = module(x, cache=cache, **kwargs)
     _, drafts = module(jnp.ones((len(x), 2, right.D)), cache=cache)
     return y, module.truncate(drafts, cache.length)
@@ -168,8 +168,8 @@ FAULTS = [
     (LengthShort(), {"window": 99}, SECOND, "the query turned by another position"),
     (LengthOfSteps(), {"window": 99}, SECOND, "does not see token 2, the last of the step before"),
     (RotaryAtSlot(W, ring=W), {}, "step 1 of 7, token 3", "positions counted otherwise"),
-    (RotaryAtStep(W), {}, SECOND, "the query turned by another position"),
-    (QueriesFromOne(W), {}, "step 1 of 7, token 1", "positions counted otherwise"),
+    (RotaryAtStep(W, ring=W), {}, SECOND, "the query turned by another position"),
+    (QueriesFromOne(W, ring=W), {}, "step 1 of 7, token 1", "positions counted otherwise"),
     (
         AcrossTheSeam(W, ring=W),
         {"cuts": [(T,), (2, 2, 2, 1)]},
@@ -177,18 +177,29 @@ FAULTS = [
         "see token 3",
     ),
     (Clamped(W, ring=W), {"padded": True}, "token 5, row [2]", "does not see token"),
-    (NoWindowAtOne(W), {}, "step 2 of 3+4x1, token 3", "steps of one token"),
-    (ReadFirst(W), {}, "step 1 of 7, token 0", "does not see itself: the cache is read before"),
+    (NoWindowAtOne(W, ring=W), {}, "step 2 of 3+4x1, token 3", "steps of one token"),
+    (
+        ReadFirst(W, ring=W),
+        {},
+        "step 1 of 7, token 0",
+        "does not see itself: the cache is read before",
+    ),
     (WriteFirst(W, ring=W), {}, "step 1 of 7, token 0", "writes over its own tokens"),
-    (RowZero(W), {"padded": True}, "row [", "row 0 is right"),
-    (Narrow(W), {}, SECOND, "keys holds bfloat16"),
-    (NarrowStore(W), {}, SECOND, "values is float32"),
-    (Swapped(W), {}, SECOND, "other values: of tokens 1 to 2"),
+    (RowZero(W, ring=W), {"padded": True}, "row [", "row 0 is right"),
+    (Narrow(W, ring=W), {}, SECOND, "keys holds bfloat16"),
+    (NarrowStore(W, ring=W), {}, SECOND, "values is float32"),
+    (Swapped(W, ring=W), {}, SECOND, "other values: of tokens 1 to 2"),
     (KeptPlaces(W), {"flax": with_drafts}, "step 2 of 2x3+1", "a truncate that keeps them"),
-    (KeysAlone(W), {"flax": with_beams}, SECOND, "the keys of the cache lie in another order"),
+    (
+        KeysAlone(W, ring=W),
+        {"flax": with_beams},
+        SECOND,
+        "the keys of the cache lie in another order",
+    ),
 ]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"), FAULTS, ids=[type(x[0]).__name__ for x in FAULTS]
 )
