@@ -9,45 +9,54 @@
 # %% [markdown]
 # # 5. Before transformers
 #
-# Attention is older than transformers. It was found in 2014, by people who translated with
-# recurrent networks and saw them fail on long sentences. This chapter goes back to that place.
+# *20 minutes to read, 3 minutes to run.*
+# [A small translation](#A-small-translation) ·
+# [One vector between two networks](#One-vector-between-two-networks) ·
+# [Look back instead](#Look-back-instead) ·
+# [The model](#The-model) ·
+# [What it looks at](#What-it-looks-at) ·
+# [When the input grows](#When-the-input-grows) ·
+# [Exercises](#Exercises)
+#
+# Attention is older than transformers. It was found in 2014 by people who translated sentences with
+# recurrent networks, and who saw these networks fail on long sentences. This chapter goes back to
+# that point.
 #
 # At the end you will understand
 #
 # * what an encoder and a decoder are, and why one vector between them is too narrow;
 # * two ways to score how well a place of the input fits: a small network (Bahdanau) and a dot
 #   product (Luong);
-# * that nobody has to tell the model what belongs to what: it finds the alignment, and we can
-#   look at it;
+# * that nobody has to tell the model which word belongs to which: it finds this **alignment** by
+#   itself, and we can look at it;
 # * what happens to the same model without attention when the input grows.
 
 # %%
 import datetime
-import importlib.util
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from climb import HAS_TORCH, diagram, same
 from flax import nnx
 
 from flax_attn import BahdanauAttention, Lengths, LuongAttention
 from flax_attn.parity import compare
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch_ref.bahdanau
     import torch_ref.luong
 
-plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
 print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch gave once")
 
 # %% [markdown]
 # ## A small translation
 #
-# From English into a language that every reader knows: dates in words become dates in digits.
-# English has several ways to say a date, and none of them is in the order of the digits.
+# We translate from English into a language that every reader knows: dates in words become dates in
+# digits. English has several ways to say a date, and none of them is in the order of the digits.
+# First come the words for numbers.
 
 # %%
 ONES = (
@@ -66,17 +75,20 @@ MONTHS = (
 WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 
 
+# %%
 def cardinal(n):
     small = [ONES[n % 10]] if n % 10 else []
     return [ONES[n]] if n < 20 else [TENS[n // 10], *small]
 
 
+# %%
 def ordinal(n):
     return (
         [ORDINALS[n]] if n < 20 else [ROUND[n]] if n in ROUND else [TENS[n // 10], ORDINALS[n % 10]]
     )
 
 
+# %%
 def in_words(date, style):
     day, month, weekday = ordinal(date.day), MONTHS[date.month - 1], WEEKDAYS[date.weekday()]
     year = cardinal(date.year // 100) + cardinal(date.year % 100)
@@ -87,13 +99,14 @@ def in_words(date, style):
     ][style]
 
 
+# %%
 day = datetime.date(1984, 3, 22)
 for style in range(3):
     print(f"{' '.join(in_words(day, style)):45} {day}")
 
 # %% [markdown]
-# A line has one, two or three dates, joined by "and": so the input can grow. Every fifth day of
-# the calendar is kept for testing and never occurs in training.
+# A line has one, two or three dates, joined by "and", so the input can grow. Every fifth day of the
+# calendar is kept for testing and never occurs in training.
 
 # %%
 CALENDAR = [
@@ -105,6 +118,7 @@ TRAINING = [date for date in CALENDAR if date.toordinal() % 5]
 TESTING = [date for date in CALENDAR if date.toordinal() % 5 == 0]
 
 
+# %%
 def draw_line(rng, dates, count):
     words, digits = [], []
     for _ in range(count):
@@ -114,14 +128,16 @@ def draw_line(rng, dates, count):
     return words, " ".join(digits)
 
 
+# %%
 for count in (1, 2, 3):
     words, digits = draw_line(np.random.default_rng(count), TRAINING, count)
     print(" ".join(words), "\n   ", digits)
 
 # %% [markdown]
-# Words go in as numbers, characters come out as numbers. A batch is a rectangle, so short lines
-# are filled up with zeros, and we note how many words each line really has. Among the characters,
-# 0 is the line break. So a short answer is filled up with line breaks, and they say "done".
+# Words go in as ids, and characters come out as ids. A batch is a rectangle, so short lines are
+# filled up with zeros. This is called **padding**, and we note how many words each line really has.
+# Among the characters, 0 is the line break. So a short answer is filled up with line breaks, which
+# mean "done".
 
 # %%
 WORDS = sorted({word for date in CALENDAR[::3] for s in range(3) for word in in_words(date, s)})
@@ -133,6 +149,7 @@ WORD = {word: number for number, word in enumerate(WORDS)}
 CHARACTER = {character: number for number, character in enumerate(CHARACTERS)}
 
 
+# %%
 def as_arrays(lines):
     x, y = np.zeros((len(lines), S), np.int32), np.zeros((len(lines), T), np.int32)
     for b, (words, digits) in enumerate(lines):
@@ -141,53 +158,84 @@ def as_arrays(lines):
     return x, (x > 0).sum(axis=1), y  # B S, B, B T
 
 
+# %%
 def batch(rng, dates, size, count=None):
     counts = rng.integers(1, MOST + 1, size) if count is None else [count] * size
     return as_arrays([draw_line(rng, dates, n) for n in counts])
 
 
+# %%
 print(f"{len(WORDS)} words in, {len(CHARACTERS)} characters out; up to {S} words, {T} characters")
 
 # %% [markdown]
 # ## One vector between two networks
 #
 # A **recurrent network** reads one word after the other and keeps a **state**, a vector that it
-# rewrites at each word. The kind we use is the GRU, *gated recurrent unit*. From a word's
-# embedding $x$ and the state so far, $h$, it makes
+# rewrites at each word. Two kinds were in use: the **LSTM** (*long short-term memory*, 1997), and
+# the simpler **GRU** (*gated recurrent unit*, 2014). We take the GRU. From a word's embedding $x$
+# and the state so far, $h$, it makes
 #
 # $$\mathrm{GRU}(x, h) = z \odot h + (1 - z) \odot n, \qquad
 # n = \tanh(W x + r \odot U h).$$
 #
 # The new state is a mixture of the old one and of a proposal $n$, number by number ($\odot$). The
-# gates $z$ and $r$ say how much is kept. Each number in them is between 0 and 1, made from $x$ and
-# $h$ by further weights.
+# gates $z$ and $r$ say how much is kept. Each number in them is between 0 and 1, and is computed
+# from $x$ and $h$ with further weights.
 #
-# As Bahdanau did, we take one that reads forwards and one that reads backwards:
+# As Bahdanau did, we take one GRU that reads forwards and one that reads backwards:
 #
 # $$\overrightarrow h_i = \mathrm{GRU}(x_i, \overrightarrow h_{i-1}), \qquad
 # \overleftarrow h_i = \mathrm{GRU}(x_i, \overleftarrow h_{i+1}), \qquad
 # h_i = [\overrightarrow h_i; \overleftarrow h_i]$$
 #
-# This is the **encoder**. The **decoder** is a GRU that writes. Its state $s_t$ starts from what
-# the encoder had in mind at its two ends, $\bar h = [\overrightarrow h_S; \overleftarrow h_1]$,
-# and is rewritten at each character. So all that the decoder will ever know of the line is
-# $\bar h$: one vector of fixed width, whether the line has five words or twenty-six. That is the
-# bottleneck.
+# This is the **encoder**. The **decoder** is a GRU that writes. Its state $s_t$ starts from the
+# last state of each of the encoder's two GRUs, $\bar h = [\overrightarrow h_S; \overleftarrow
+# h_1]$, and is rewritten at each character. (In this chapter $s$ is a state, as in the papers, and
+# a score is written out.) So all that the decoder ever knows of the line is $\bar h$: one vector of
+# fixed width, whether the line has five words or twenty-six. That is the bottleneck. And it gets
+# worse with distance: what the first word said has been rewritten at every later word. This is why
+# recurrent networks lose **long-range** dependencies.
+
+# %%
+blue, orange, green = "lightsteelblue", "navajowhite", "palegreen"
+diagram(
+    {
+        "the": (0, -0.5, "white"),
+        "twenty": (1.2, -0.5, "white"),
+        "second ...": (2.4, -0.5, "white"),
+        "h 1": (0, 0.5, orange),
+        "h 2": (1.2, 0.5, orange),
+        "h 3 ...": (2.4, 0.5, orange),
+        "one vector": (3.9, 0.5, blue),
+        "s 1": (5.4, 0.5, green),
+        "s 2": (6.6, 0.5, green),
+        "s 3 ...": (7.8, 0.5, green),
+        "1": (5.4, -0.5, "white"),
+        "9": (6.6, -0.5, "white"),
+        "8 ...": (7.8, -0.5, "white"),
+    },
+    [
+        *[("the", "h 1"), ("twenty", "h 2"), ("second ...", "h 3 ...")],
+        *[("h 1", "h 2"), ("h 2", "h 3 ..."), ("h 3 ...", "one vector"), ("one vector", "s 1")],
+        *[("s 1", "s 2"), ("s 2", "s 3 ..."), ("s 1", "1"), ("s 2", "9"), ("s 3 ...", "8 ...")],
+    ],
+    title="Encoder (orange) and decoder (green). Everything passes through one vector",
+)
 
 # %% [markdown]
 # ## Look back instead
 #
-# The encoder's states $h_1 \ldots h_S$ are all still there. Before each character, let the
-# decoder ask which of them it needs now:
+# The encoder's states $h_1 \ldots h_S$ are all still there. Before each character, let the decoder
+# ask which of them it needs now:
 #
-# $$c_t = \sum_i a_{t,i}\, h_i, \qquad a_t = \mathrm{softmax}_i\ \mathrm{score}(s_t, h_i)$$
+# $$c_t = \sum_j w_{tj}\, h_j, \qquad w_t = \mathrm{softmax}_j\ \mathrm{score}(s_t, h_j)$$
 #
 # You know this sum from [chapter 1](01_attention_without_weights.ipynb). What is new is that the
-# one who asks, $s_t$, and those who are asked, $h_i$, come from two different sequences. Later
-# this will be called **cross-attention**.
+# one who asks, $s_t$, and those who are asked, $h_j$, come from two different sequences. Today this
+# is called **cross-attention**.
 #
-# Bahdanau (2014) let a small network with one hidden layer score the pair. Because $W_1 h$ and
-# $W_2 s$ are added, it is called **additive**:
+# [Bahdanau](https://arxiv.org/abs/1409.0473) (2014) let a small network with one hidden layer score
+# the pair. Because $W_1 h$ and $W_2 s$ are added, this is **additive** attention:
 #
 # $$\mathrm{score}(s, h) = v^\top \tanh(W_1 h + W_2 s)$$
 
@@ -199,7 +247,8 @@ def additive(layer, h, s):  # B S D, B T D
 
 
 # %% [markdown]
-# Luong (2015) took what chapter 1 took, a dot product. It has no weights of its own:
+# [Luong](https://arxiv.org/abs/1508.04025) (2015) took what chapter 1 took, a dot product. It has
+# no weights of its own:
 #
 # $$\mathrm{score}(s, h) = s \cdot h$$
 
@@ -210,42 +259,50 @@ def dot(layer, h, s):
 
 
 # %% [markdown]
-# The rest is the same for both. Words that are only filling get $-\infty$ and so the weight 0.
-# The library is told how many words of each line are real by its mask `Lengths`.
+# There is one more difference between the papers. Bahdanau scores with the **previous** decoder
+# state, $\mathrm{score}(s_{t-1}, h_j)$, and uses the context to compute $s_t$. Luong computes $s_t$
+# first and scores with it. We do as Luong does in both cases: then all states of the decoder are
+# known before the first look back, and one call does all looks at once.
+#
+# The rest is the same for both. Padding gets $-\infty$ and so the weight 0. For the library's
+# layers, the mask `Lengths` says how many words of each line are real.
 
 
 # %%
 def align(layer, score, h, s, lengths):
-    filling = jnp.arange(h.shape[1]) >= lengths[:, None, None]  # B 1 S
-    scores = jnp.where(filling, -jnp.inf, score(layer, h, s))
+    padding = jnp.arange(h.shape[1]) >= lengths[:, None, None]  # B 1 S
+    scores = jnp.where(padding, -jnp.inf, score(layer, h, s))
     return jax.nn.softmax(scores, axis=-1)  # B T S
 
 
 # %% [markdown]
 # These few lines are the library's `BahdanauAttention` and `LuongAttention`. We try both on two
-# lines of seven words, where the last two words of the second line are filling.
+# lines of seven words, where the last two words of the second line are padding. The numbers come
+# from a sine, so that they are the same everywhere.
 
 
 # %%
-def wave(*shape):  # some numbers that are the same everywhere
+def wave(*shape):
     return jnp.asarray(np.sin(np.arange(1.0, 1 + np.prod(shape)) ** 2).reshape(shape), jnp.float32)
 
 
+# %%
 h, s, lengths = wave(2, 7, 4), 2 * wave(2, 3, 4), jnp.array([7, 5])
 bahdanau = BahdanauAttention(4, 4, 6, rngs=nnx.Rngs(0))
 bahdanau.W1.kernel[...], bahdanau.W2.kernel[...] = wave(4, 6), wave(4, 6)[::-1]
 bahdanau.v.kernel[...] = wave(6, 1)
 luong = LuongAttention(4, 4, score="dot", rngs=nnx.Rngs(0))
 
+# %%
 for layer, score in [(bahdanau, additive), (luong, dot)]:
     weights = align(layer, score, h, s, lengths)
     assert (weights[1, :, 5:] == 0).all()
-    np.testing.assert_allclose(weights @ h, layer(h, s, mask=Lengths(lengths)), rtol=1e-5)
+    same(weights @ h, layer(h, s, mask=Lengths(lengths)))
 
 # %% [markdown]
 # And the library's layers are PyTorch's: in float64, with random weights, every step and every
-# gradient is the same to 1e-12. Where torch is missing, the context vectors that it gave for the
-# numbers above stand in.
+# gradient agrees to 1e-12. Where PyTorch is missing, you see at least that both layers give the
+# context vectors that PyTorch gave for the numbers above.
 
 # %%
 from_torch = {
@@ -253,8 +310,9 @@ from_torch = {
     luong: [0.59241931, -0.73515278, -0.14934346, -0.52125752],
 }
 for layer, context in from_torch.items():
-    np.testing.assert_allclose(layer(h, s)[1, 2], context, rtol=1e-5)
+    same(layer(h, s)[1, 2], context)
 
+# %%
 if HAS_TORCH:
     twins = {
         bahdanau: torch_ref.bahdanau.BahdanauAttention(4, 4, 6),
@@ -268,19 +326,22 @@ if HAS_TORCH:
 # %% [markdown]
 # ## The model
 #
-# One class for three models: no attention, additive, dot product. The only difference is where
-# the context vector $c_t$ comes from: from an attention layer, or, where there is none, it is the
-# summary $\bar h$ at every step. Then
+# There is one class for three models: no attention, additive, dot product. The only difference is
+# where the context vector $c_t$ comes from. Without an attention layer, it is $\bar h$ at every
+# step. Then
 #
 # $$p(\text{character}_t) = \mathrm{softmax}(W_o \tanh(W_c [s_t; c_t])).$$
 #
-# (Bahdanau also feeds $c_t$ into the next state of the decoder. We leave that out, so all states
-# of the decoder are known before the first look back, and one call does all looks at once.)
+# Flax brings the parts: `nnx.Embed` is a table of embeddings, `nnx.GRUCell` one step of a GRU,
+# `nnx.RNN` runs it over a sequence, and `nnx.Bidirectional` runs two in both directions. `encode`
+# reads the line, `states` runs the decoder over what was written so far, and `scores` rates the
+# next character.
 
 # %%
 WIDTH = 64
 
 
+# %%
 class Translator(nnx.Module):
     def __init__(self, attention=None, *, rngs):
         half = WIDTH // 2
@@ -298,15 +359,14 @@ class Translator(nnx.Module):
         return h, jnp.concatenate(ends, axis=-1)  # B S D, B D
 
     def scores(self, h, summary, s, lengths):
-        if self.attention is None:
-            context = jnp.broadcast_to(summary[:, None], s.shape)  # B T D
-        else:
+        context = jnp.broadcast_to(summary[:, None], s.shape)  # B T D
+        if self.attention is not None:
             context = self.attention(h, s, mask=Lengths(lengths))  # B T D
         mixed = jnp.tanh(self.mix(jnp.concatenate([s, context], axis=-1)))
         return self.out(mixed)  # B T characters
 
     def states(self, summary, y):
-        before = jnp.pad(y[:, :-1], ((0, 0), (1, 0)))  # what was written so far: a line break first
+        before = jnp.pad(y[:, :-1], ((0, 0), (1, 0)))  # what was written before each character
         return self.decoder(self.characters(before), initial_carry=summary)  # B T D
 
     def __call__(self, x, lengths, y):
@@ -315,8 +375,8 @@ class Translator(nnx.Module):
 
 
 # %% [markdown]
-# Three of them, and how many parameters they have. The comparison is fair: dot product attention
-# adds not one. It is only a way to look.
+# Here are three of them, and how many parameters they have. The comparison is fair: the dot product
+# adds no parameters at all. It is only a way to look.
 
 # %%
 looking = {
@@ -334,19 +394,22 @@ for name, size in sizes.items():
     print(f"{name:13} {size:,} parameters")
 
 # %% [markdown]
+# > **Try it.** Set `bahdanau.v.kernel[...]` to zeros. What are the weights now, and why?
+#
 # ## Train
 #
-# The decoder is shown the right characters so far, whatever it would have written itself, and
-# asked for the next one. The loss is the mean of
+# In training, the decoder is shown the right characters so far, whatever it would have written
+# itself, and has to predict the next one. The loss is the mean of
 #
 # $$-\log p(\text{the right character}).$$
 #
-# It is 0 for whoever is sure and right, and $\log 13 \approx 2.56$ for whoever has no idea which
-# of the 13 characters comes.
+# A model that is sure and right has a loss of 0. A model that gives each of the 13 characters the
+# same probability has a loss of $\log 13 \approx 2.56$.
 #
-# All three start from the same weights and see the same lines. The optimizer is Adam of chapter
-# 2. Its steps get smaller along a cosine, and a gradient longer than 1 is cut to length 1: it has
-# come back through dozens of states, and may have grown on the way.
+# All three start from the same weights and see the same lines. The optimizer is Adam
+# ([chapter 0](00_jax_for_numpy_readers.ipynb)). Its learning rate gets smaller along a cosine. A
+# gradient longer than 1 is cut to length 1, because it has come back through dozens of states and
+# may have grown on the way.
 
 
 # %%
@@ -355,6 +418,7 @@ def mean_loss(model, x, lengths, y):
     return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
 
 
+# %%
 @nnx.jit
 def step(model, optimizer, x, lengths, y):
     loss, gradients = nnx.value_and_grad(mean_loss)(model, x, lengths, y)
@@ -367,6 +431,7 @@ STEPS, BATCH = 400, 64
 LOOKS = (50, 100, STEPS)  # when we will look at the alignment
 
 
+# %%
 def train(model, steps=STEPS):
     rate = optax.cosine_decay_schedule(5e-3, steps)
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
@@ -385,6 +450,7 @@ for name, model in models.items():
     curves[name], looks[name] = train(model)
     print(f"{name:13} loss {curves[name][0]:.2f} -> {curves[name][-20:].mean():.4f}")
 
+# %%
 worst = max(curves[name][-20:].mean() for name in ("additive", "dot product"))
 assert worst < 0.05 and curves["no attention"][-20:].mean() > 5 * worst
 
@@ -412,8 +478,8 @@ plt.show()
 # %% [markdown]
 # ## What it looks at
 #
-# Nobody told the model which word belongs to which digit. The weights $a_{t,i}$ show what it
-# found: one column for each character it writes, one row for each word, dark where it looks.
+# Nobody told the model which word belongs to which digit. The weights $w_{tj}$ show what it found:
+# one column for each character that it writes, one row for each word, dark where it looks.
 
 # %%
 words = (
@@ -423,32 +489,35 @@ digits = "1984-03-22 2061-12-13"
 line = as_arrays([(words, digits)])
 
 
+# %%
 def alignment(model, score, x, lengths, y):
     h, summary = model.encode(x, lengths)
     return align(model.attention, score, h, model.states(summary, y), lengths)  # B T S
 
 
-def heat(ax, weights, title):
+# %%
+def draw(ax, weights, title):
     ax.imshow(weights[0, : len(digits), : len(words)].T, cmap="Blues", vmin=0, vmax=1)
     ax.set_xticks(range(len(digits)), digits.replace(" ", "\u2423"))
     ax.set_yticks(range(len(words)), words)
     ax.set(title=title, xlabel="character written")
 
 
+# %%
 additive_weights = alignment(models["additive"], additive, *line)
 dot_weights = alignment(models["dot product"], dot, *line)
 fig, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-heat(axes[0], additive_weights, "additive (Bahdanau)")
-heat(axes[1], dot_weights, "dot product (Luong)")
+draw(axes[0], additive_weights, "additive (Bahdanau)")
+draw(axes[1], dot_weights, "dot product (Luong)")
 plt.show()
 
 # %% [markdown]
-# "1984" is read from the end of the first date, "03" from its middle, "22" from its start; then
-# the second date, which stands in another order. And some looks are idle: after four digits comes
-# a dash, and after the "2" of 2061 a "0", so nothing has to be looked up, and it does not matter
-# where the model looks.
+# "1984" is read from the end of the first date, "03" from its middle, "22" from its start. Then
+# comes the second date, whose words are in another order. Some looks are idle: after four digits
+# comes a dash, and after the "2" of 2061 a "0". Nothing has to be looked up there, so it does not
+# matter where the model looks.
 #
-# For the twelve digits that do have to be looked up, we know the word that says it.
+# For the twelve digits that do have to be looked up, we know which word says it.
 
 # %%
 places = [2, 3, 5, 6, 8, 9, 13, 14, 16, 17, 19, 20]
@@ -462,20 +531,23 @@ for weights in (additive_weights, dot_weights):
     assert found >= 9
 
 # %% [markdown]
-# It was not always so. The same line, early in training:
+# It was not so from the start. Here is the same line early in training:
 
 # %%
 fig, axes = plt.subplots(1, len(LOOKS), figsize=(12, 3.6), sharey=True, layout="constrained")
 for ax, (number, model) in zip(axes, looks["additive"].items(), strict=True):
-    heat(ax, alignment(model, additive, *line), f"after {number} steps")
+    draw(ax, alignment(model, additive, *line), f"after {number} steps")
 plt.show()
 
 # %% [markdown]
+# > **Try it.** Draw the alignment of a line of your own: change `words` and `digits`.
+#
 # ## When the input grows
 #
-# Now the test, on 500 lines of one, two and three dates each, with days that were kept out of
-# training. The model writes by itself, each character after its own previous one, always the most
-# likely, and a line counts only if every character of it is right.
+# Now the test, on 500 lines each of one, two and three dates, with days that were kept out of
+# training. The model writes by itself: it always takes the most likely character, and goes on from
+# there. A line counts only if every character of it is right. (`jax.lax.scan` is a loop that the
+# compiler understands.)
 
 
 # %%
@@ -493,6 +565,7 @@ def translate(model, x, lengths):
     return jax.lax.scan(write, (summary, first), length=T)[1].T  # B T
 
 
+# %%
 accuracy, words_in = {name: [] for name in models}, []
 for count in range(1, MOST + 1):
     x, lengths, y = batch(np.random.default_rng(count), TESTING, 500, count)
@@ -500,6 +573,7 @@ for count in range(1, MOST + 1):
     for name, model in models.items():
         accuracy[name].append((translate(model, x, lengths) == y).all(axis=1).mean())
 
+# %%
 for name, shares in accuracy.items():
     print(f"{name:27}", *(f"{share:7.1%}" for share in shares))
 
@@ -508,6 +582,7 @@ assert min(accuracy["additive"] + accuracy["dot product"]) > 0.9
 one, two, three = accuracy["no attention, 4 x the steps"]
 assert one > 0.5 and one > two > three and three < 0.2
 
+# %%
 fig, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for name, shares in accuracy.items():
     size = 8 if name == "additive" else 5  # two of the curves lie upon each other
@@ -519,9 +594,11 @@ ax.legend(frameon=False, loc="center right", bbox_to_anchor=(1, 0.6))
 plt.show()
 
 # %% [markdown]
-# With patience, one vector of 64 numbers learns to hold one date. With three it did not get there:
-# it would have to be a code for everything that may stand in a line. With attention nobody has to
-# remember all of it. The decoder must only know what to ask for next.
+# With enough steps, one vector of 64 numbers learns to hold one date. It did not learn to hold
+# three. With attention, no vector has to remember all of them. The decoder must only know what to
+# ask for next.
+#
+# > **Try it.** Train with `WIDTH = 128`. How far does one vector get now?
 
 # %% [markdown]
 # ## What was left for transformers
@@ -534,24 +611,24 @@ plt.show()
 # | $s \cdot h$ | $q \cdot k / \sqrt{d}$, scaled as in chapter 2 |
 # | two sequences | two (cross-attention) or one (self-attention) |
 #
-# One thing remained slow: state 26 waits for state 25, and that for state 24. The transformer's
-# step was to leave the recurrent network out and keep only the looking. Then all places of a
-# sequence can be computed at once. The next chapter builds such a model.
+# One thing remained slow: state 26 waits for state 25, and that one for state 24. The transformer
+# left the recurrent network out and kept only the attention. Then all places of a sequence can be
+# computed **in parallel**, and the first word is as near as the last one. The next chapter builds
+# such a model.
 #
-# ## Exercise
+# ## Exercises
 #
-# The dot product has no weights. How can $s$ and $h$, which two different networks make, be
-# compared at all? Say why first. Then train a third way to score, Luong's "general" one, $s
-# \cdot W h$, which is `LuongAttention(WIDTH, WIDTH, score="general", rngs=nnx.Rngs(1))`: does
-# $W$ help?
+# **1.** The dot product has no weights. How can $s$ and $h$, which come from two different
+# networks, be compared at all? Say why first. Then train a third way to score, Luong's "general"
+# one, $s \cdot W h$, which is `LuongAttention(WIDTH, WIDTH, score="general", rngs=nnx.Rngs(1))`.
+# Does $W$ help?
 #
 # <details><summary>Answer</summary>
 #
-# Both networks are trained through the score. Where $s_t$ should have found $h_i$ and did not,
-# the gradient turns both vectors towards each other, until they speak one language. The price
-# is that $h$ must serve twice, to be found and to be read. A matrix $W$ takes one of these
-# tasks from it. Three matrices, one each for query, key and value, take all: that is the
-# attention of chapter 2.
+# Both networks are trained through the score. Where $s_t$ should have found $h_j$ and did not, the
+# gradient turns both vectors towards each other. The price is that $h$ has two tasks, to be found
+# and to be read. A matrix $W$ takes one of these tasks from it. Three matrices, one each for query,
+# key and value, take all of them: that is the attention of chapter 2.
 #
 # ```python
 # attention = LuongAttention(WIDTH, WIDTH, score="general", rngs=nnx.Rngs(1))
@@ -560,10 +637,38 @@ plt.show()
 # print(losses[-20:].mean(), (translate(general, x, lengths) == y).all(axis=1).mean())
 # ```
 #
-# It does not hurt: three dates come out right in as good as every line, as they did before. This
-# task is too easy to need more.
+# It does not hurt: nearly every line of three dates comes out right, as before. This task is too
+# easy to need more.
 #
 # </details>
+#
+# **2.** Hide the words of the second date from the decoder, with a mask, and translate `line`
+# again. What does the model write for the second date? (`Lengths(jnp.array([8]))` shows only eight
+# words.)
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# x, lengths, _ = line
+# h, summary = models["dot product"].encode(x, lengths)  # the encoder reads all of it
+# states = models["dot product"].states(summary, line[2])
+# scores = models["dot product"].scores(h, summary, states, jnp.array([8]))
+# written = "".join(CHARACTERS[n] for n in scores[0].argmax(axis=-1)[: len(digits)])
+# print(written)
+# assert written[:10] == digits[:10] and written[11:] != digits[11:]
+# ```
+#
+# The first date stays right. The second one becomes wrong, although the decoder was shown the right
+# characters before each step and started from a summary of the whole line: it cannot look up what
+# it has not seen.
+#
+# </details>
+#
+# **To read:** Bahdanau and others,
+# [Neural machine translation by jointly learning to align and translate](https://arxiv.org/abs/1409.0473);
+# Luong and others,
+# [Effective approaches to attention-based neural machine translation](https://arxiv.org/abs/1508.04025);
+# Lilian Weng, [Attention? Attention!](https://lilianweng.github.io/posts/2018-06-24-attention/).
 #
 # Next: [6. Train a small GPT](06_train_a_small_gpt.ipynb), attention without any recurrent
 # network.
