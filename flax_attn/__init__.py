@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .layers import DisentangledAttention as DisentangledAttention
     from .layers import EntmaxAttention as EntmaxAttention
     from .layers import ExclusiveAttention as ExclusiveAttention
+    from .layers import GatedDeltaAttention as GatedDeltaAttention
     from .layers import GatedQueryAttention as GatedQueryAttention
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import IndexedSparseAttention as IndexedSparseAttention
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from .scores import ScoreFn as ScoreFn
     from .scores import Softcap as Softcap
     from .scores import T5Bias as T5Bias
+    from .state import State as State
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
@@ -124,31 +126,31 @@ _HOMES = {
     "CausalRenormalisedAttention": ".layers",
     "ClassAttention": ".layers",
     "CrossAttention": ".layers",
-    "SharedKeyValueAttention": ".layers",
-    "DecomposedRelativeAttention": ".layers",
-    "LongformerAttention": ".layers",
-    "PerceiverAttention": ".layers",
-    "SigmoidAttention": ".layers",
-    "DifferentialAttention": ".layers",
-    "EntmaxAttention": ".layers",
-    "SelectiveAttention": ".layers",
-    "ValueResidualAttention": ".layers",
-    "ExclusiveAttention": ".layers",
-    "DisentangledAttention": ".layers",
-    "GatedQueryAttention": ".layers",
     "CrossCovarianceAttention": ".layers",
+    "DecomposedRelativeAttention": ".layers",
+    "DifferentialAttention": ".layers",
+    "DisentangledAttention": ".layers",
+    "EntmaxAttention": ".layers",
+    "ExclusiveAttention": ".layers",
+    "GatedDeltaAttention": ".layers",
+    "GatedQueryAttention": ".layers",
     "GroupedQueryAttention": ".layers",
     "IndexedSparseAttention": ".layers",
     "LatentAttention": ".layers",
     "LinearAttention": ".layers",
+    "LongformerAttention": ".layers",
     "LuongAttention": ".layers",
     "MultiHeadAttention": ".layers",
     "MultiHeadAttentionCombined": ".layers",
     "MultiHeadAttentionEinsum": ".layers",
     "MultiHeadAttentionWrapper": ".layers",
+    "PerceiverAttention": ".layers",
     "RelativeShiftAttention": ".layers",
+    "SelectiveAttention": ".layers",
     "SelfAttentionV1": ".layers",
     "SelfAttentionV2": ".layers",
+    "SharedKeyValueAttention": ".layers",
+    "SigmoidAttention": ".layers",
     "SimplifiedSelfAttention": ".layers",
     "SingleHeadAttention": ".layers",
     "SpatialReductionAttention": ".layers",
@@ -156,6 +158,7 @@ _HOMES = {
     "TalkingHeadsAttention": ".layers",
     "TransformerMultiHeadAttention": ".layers",
     "UniformCausalAverage": ".layers",
+    "ValueResidualAttention": ".layers",
     "WindowAttention": ".layers",
     "merge_heads": ".layers._common",
     "split_heads": ".layers._common",
@@ -199,6 +202,7 @@ _HOMES = {
     "ScoreFn": ".scores",
     "Softcap": ".scores",
     "T5Bias": ".scores",
+    "State": ".state",
 }
 # Old public names, and what they are called now.
 _RENAMED = {

@@ -13,6 +13,7 @@ from .differential import DifferentialAttention as DifferentialAttention
 from .disentangled import DisentangledAttention as DisentangledAttention
 from .entmax import EntmaxAttention as EntmaxAttention
 from .exclusive import ExclusiveAttention as ExclusiveAttention
+from .gated_delta import GatedDeltaAttention as GatedDeltaAttention
 from .gated_query import GatedQueryAttention as GatedQueryAttention
 from .grouped_query import GroupedQueryAttention as GroupedQueryAttention
 from .indexed_sparse import IndexedSparseAttention as IndexedSparseAttention

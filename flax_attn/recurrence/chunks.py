@@ -29,6 +29,7 @@ from .steps import Tokens
 BLOCK = 8  # tokens whose decays by channel are taken pair by pair
 
 
+@partial(jax.jit, static_argnums=2)
 def by_chunks(tokens: Tokens, state: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
     """Outputs `*B T N h` and the last state `*B N H h`, as `by_steps`, `chunk` tokens at once."""
     results: Any = _recur(chunk, tokens, state)

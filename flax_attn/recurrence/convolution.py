@@ -59,6 +59,7 @@ def causal_convolution(
     return jnp.where(there[..., None], jnp.take_along_axis(y, rank[..., None], axis=-2), 0), last
 
 
+@jax.jit
 def _convolved(
     x: jax.Array, documents: jax.Array, count: jax.Array, weight: Any, bias: Any, state: Any
 ) -> tuple[jax.Array, jax.Array]:

@@ -23,6 +23,7 @@ class Tokens(NamedTuple):
     beta: jax.Array | None
 
 
+@jax.jit
 def by_steps(tokens: Tokens, state: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Outputs `*B T N h` and the last state `*B N H h`, by a scan over the tokens.
 

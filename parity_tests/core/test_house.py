@@ -44,7 +44,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays < places
 < masks, positions, norms, normalisers, dropout < scores < rules < reference, recurrence < backends
-< sharding < attend < by_weights, drop_in < layers < families < flax_drop_in, bench, proving,
+< sharding < attend < by_weights, drop_in, state < layers < families < flax_drop_in, bench, proving,
 explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
@@ -52,7 +52,8 @@ LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
 KNOW_PARITY = ("bench", "family_table", "proving", "cli", "_pytest")
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
-HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout")  # shape no equation, so are not counted
+# Shape no equation, so are not counted.
+HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout", "chunk")
 MOST = {
     "GroupedQueryAttention": 11,
     "IndexedSparseAttention": 10,
@@ -62,6 +63,7 @@ MOST = {
 REORDERED = {
     "DifferentialAttention",
     "DisentangledAttention",
+    "GatedDeltaAttention",
     "IndexedSparseAttention",
     "LatentAttention",
     "LongformerAttention",

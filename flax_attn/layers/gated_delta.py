@@ -1,0 +1,182 @@
+"""The gated delta rule: a memory that decays, and is corrected where a token finds it wrong."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_divides, check_positive
+from .._types import wide
+from ..norms import RMSNorm, l2_norm
+from ..recurrence import linear_recurrence
+from ..state import State
+from ..taps import tap
+from ._common import merge_heads, split_heads, torch_linears
+from ._recurrent import (
+    convolved,
+    decay_parameters,
+    empty_state,
+    entered,
+    gated,
+    left,
+    log_decay,
+    short_convolution,
+)
+
+
+class GatedDeltaAttention(nnx.Module):
+    """`S_t = a_t (I - b_t k_t k_t') S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
+
+    q, k and v pass a short causal convolution and silu; q and k have unit length. The decay is
+    `a_t = exp(-exp(A_log) softplus(a_proj(x_t) + dt_bias))`, the strength `b_t = sigmoid(b_proj(
+    x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) * silu(g_proj(x_t)))`.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads of values, each with a state `key_dim value_dim`.
+      key_dim, value_dim: width of a query or key, and of a value.
+      num_key_heads: how many heads of queries and keys, each for as many heads of values beside
+        each other; None for one each.
+      conv_size: how many tokens the convolution sees.
+      negative: whether the strength is doubled, so that the state may flip a sign (OLMo hybrid).
+      eps: of `o_norm`.
+      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
+      kernel_init: initializer of projections and convolution; None draws as torch does.
+      bias_init: taken as by every layer; only `dt_bias` is there, which starts as Mamba's.
+      rngs: source of the random start.
+      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
+        wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, or if num_key_heads does not divide num_heads.
+      TypeError: in the call, if x is not floating.
+
+    Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024; names as in
+    OLMo hybrid's published checkpoints. Qwen3-Next fuses projections head by head.
+
+    >>> layer = GatedDeltaAttention(12, 6, 4, 5, num_key_heads=3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 12))).shape
+    (2, 7, 12)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        num_key_heads: int | None = None,
+        conv_size: int = 4,
+        negative: bool = False,
+        eps: float = 1e-6,
+        chunk: int = 64,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        keys = num_heads if num_key_heads is None else num_key_heads
+        check_positive(in_features=in_features, num_heads=num_heads, num_key_heads=keys)
+        check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size, chunk=chunk)
+        check_divides("num_key_heads", keys, "num_heads", num_heads)
+        start = kernel_init, bias_init, dtype, param_dtype, rngs
+        linear = torch_linears(*start)
+        self.key_dim, self.value_dim = key_dim, value_dim
+        self.num_heads, self.num_key_heads = num_heads, keys
+        self.negative, self.chunk = negative, chunk
+        self.q_proj = linear(in_features, keys * key_dim, use_bias=False)
+        self.k_proj = linear(in_features, keys * key_dim, use_bias=False)
+        self.v_proj = linear(in_features, num_heads * value_dim, use_bias=False)
+        self.a_proj = linear(in_features, num_heads, use_bias=False)
+        self.b_proj = linear(in_features, num_heads, use_bias=False)
+        self.g_proj = linear(in_features, num_heads * value_dim, use_bias=False)
+        self.o_proj = linear(num_heads * value_dim, in_features, use_bias=False)
+        width = 2 * keys * key_dim + num_heads * value_dim
+        self.conv1d = short_convolution(width, conv_size, False, *start)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, param_dtype, rngs)
+        self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=param_dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing.
+
+        Args:
+          x: the tokens.
+          segments: ids of packed documents, each of which starts afresh; the first goes on from
+            the cache.
+          valid: which tokens are there. The others change nothing, and their outputs are zero.
+          cache: the `State` of the tokens before; then the call returns `(y, state)`.
+        """
+        x = entered(x, self.q_proj.in_features, valid, cache)
+        qkv, near = self.convolved(x, segments, valid, cache)
+        q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
+        g, beta = self.gates(x)  # *B T N
+        o, far = linear_recurrence(
+            q,
+            k,
+            v,
+            log_decay=g,
+            beta=beta,
+            delta=True,
+            segments=segments,
+            valid=valid,
+            state=None if cache is None else cache.recurrent,
+            chunk=self.chunk,
+        )
+        gate = split_heads(self.g_proj(x), self.value_dim)  # *B T N h
+        o = gated(self.o_norm(tap("context", o)), gate)  # *B T N h
+        return left(self.o_proj(merge_heads(o)), valid, cache, far, near)  # *B T D
+
+    def convolved(
+        self, x: Float[Array, "*B T D"], segments: Any, valid: Any, cache: State | None
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "*B V E"]]:
+        """Queries, keys and values beside each other behind the convolution, and its state."""
+        qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        return convolved(self.conv1d, qkv, cache, segments, valid)
+
+    def heads(
+        self, qkv: Float[Array, "*B T E"]
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N H"], Float[Array, "*B T N h"]]:
+        """Queries and keys of unit length, repeated for each head of values, and values."""
+        width, each = self.num_key_heads * self.key_dim, self.num_heads // self.num_key_heads
+        active = nnx.silu(qkv.astype(wide(qkv.dtype)))
+        q, k, v = jnp.split(active, [width, 2 * width], axis=-1)
+        q, k = (l2_norm(split_heads(x, self.key_dim), eps=1e-6) for x in (q, k))
+        q, k = (jnp.repeat(x, each, axis=-2) for x in (q * self.key_dim**-0.5, k))
+        return q, k, split_heads(v.astype(qkv.dtype), self.value_dim)
+
+    def gates(
+        self, x: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T N"], Float[Array, "*B T N"]]:
+        """The logarithm of the decay, and the strength, in float32 or wider."""
+        a, b = self.a_proj(x), self.b_proj(x)
+        beta = nnx.sigmoid(b.astype(wide(b.dtype))) * (2 if self.negative else 1)
+        return log_decay(a, self.A_log[...], self.dt_bias[...]), beta
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, *, layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:  # fmt: skip
+        """The `State` before the first token; arguments as of a cache of attention."""
+        dtype = dtype or self.o_proj.dtype or self.o_proj.param_dtype
+        convolution = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
+        recurrent = (self.num_heads, self.key_dim, self.value_dim)
+        return empty_state(
+            batch, length, layers, dtype, recurrent=recurrent, convolution=convolution
+        )

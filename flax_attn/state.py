@@ -1,0 +1,94 @@
+"""The state of a recurrent layer between two calls: what a cache is to attention."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ._types import frozen
+
+
+@frozen
+class State:
+    """What a recurrent layer knows of the tokens so far, of one size however many they were.
+
+    Made by `layer.init_cache(batch, length)`; `layer(x, cache=state)` gives the next one. It is a
+    frozen pytree whose shapes and dtypes stay, so that `jax.lax.scan` can carry it.
+
+    Attributes:
+      recurrent: the state of the recurrence, such as `*B N H h`; None where there is none.
+      convolution: `*B V D`, the last tokens before a short convolution; None where there is none.
+      length: `*B`, how many tokens were taken in.
+
+    Raises:
+      ValueError: by `insert`, if a row does not fit; by `truncate`, always.
+
+    Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023.
+
+    >>> from flax import nnx
+    >>> from flax_attn import GatedDeltaAttention
+    >>> layer = GatedDeltaAttention(6, 2, 4, 5, rngs=nnx.Rngs(0))
+    >>> state = layer.init_cache(3, 100)
+    >>> y, state = layer(jnp.ones((3, 7, 6)), cache=state)
+    >>> y.shape, state.recurrent.shape, state.length.tolist()
+    ((3, 7, 6), (3, 2, 4, 5), [7, 7, 7])
+    """
+
+    recurrent: Any
+    convolution: Any
+    length: Any
+
+    def then(
+        self,
+        recurrent: Float[Array, "..."] | None,
+        convolution: Float[Array, "*B V D"] | None,
+        tokens: Int[Array, "*#B"] | int,
+    ) -> "State":
+        """The state after so many more tokens, in the dtypes of this one."""
+        old, new = (self.recurrent, self.convolution), (recurrent, convolution)
+        kept = [a if a is None else b.astype(a.dtype) for a, b in zip(old, new, strict=True)]
+        return State(*kept, self.length + jnp.asarray(tokens, self.length.dtype))
+
+    def take(self, rows: Int[Array, " R"]) -> "State":
+        """These rows of the first batch axis, in this order, copied."""
+        rows = jnp.asarray(rows)
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+
+    def reset(self, rows: Bool[Array, "*#B"]) -> "State":
+        """The state with these rows as before their first token."""
+        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+
+        def emptied(x: jax.Array) -> jax.Array:
+            return jnp.where(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), 0, x)
+
+        return jax.tree.map(emptied, self)
+
+    def insert(self, row: int | jax.Array, other: "State") -> "State":
+        """The state with a row of the first batch axis replaced by `other`, of one row.
+
+        Raises:
+          ValueError: if `other` differs in anything but the number of rows, or has not one.
+        """
+        mine, theirs = (
+            [(x.shape[1:], x.dtype) for x in jax.tree.leaves(state)] for state in (self, other)
+        )
+        if mine != theirs or other.length.shape[0] != 1:
+            raise ValueError(
+                f"insert takes a State of one row like those of this one, {mine}; got "
+                f"{other.length.shape[0]} rows, {theirs}."
+            )
+        row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
+        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+
+    def truncate(self, length: int | Int[Array, "*#B"]) -> "State":
+        """Refused: what a recurrence has mixed in cannot be taken out again."""
+        raise ValueError(
+            "A State cannot be truncated, since a recurrence mixes tokens into one sum. Keep the "
+            f"State from before the tokens to take back, and go on from it; got length={length}."
+        )
+
+    def check(self) -> "State":
+        """The state itself, which cannot overflow."""
+        return replace(self)

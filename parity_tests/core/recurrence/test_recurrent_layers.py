@@ -1,0 +1,179 @@
+"""What recurrent layers promise: any cut of the tokens, packed documents, padding, states."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import GatedDeltaAttention, State
+from flax_attn.parity import judge
+
+LAYERS = {
+    "gated_delta": lambda **more: GatedDeltaAttention(11, 6, 4, 5, num_key_heads=3, **more),
+}
+of_layers = pytest.mark.parametrize("name", LAYERS)
+T = 13
+X = np.random.RandomState(0).standard_normal((2, T, 11))
+
+
+@cache
+def split(name):
+    """A layer in float64: its graph, and its state."""
+    with jax.enable_x64(True):
+        layer = LAYERS[name](rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        graph, params = nnx.split(layer)
+        leaves, tree = jax.tree.flatten(params)
+        draw = np.random.RandomState(1)
+        return graph, jax.tree.unflatten(tree, [draw.standard_normal(x.shape) for x in leaves])
+
+
+@cache
+def program(name):
+    graph, _ = split(name)
+    return jax.jit(lambda params, x, **more: nnx.merge(graph, params)(x, **more))
+
+
+def call(name, x, **more):
+    return program(name)(split(name)[1], x, **more)
+
+
+def state_of(name, batch):
+    graph, params = split(name)
+    return nnx.merge(graph, params).init_cache(batch, 99)
+
+
+def agree(found, want):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        verdict = judge.same_function(np.asarray(a), np.asarray(b))
+        assert verdict.ok or verdict.note in (judge.ZEROS, judge.EMPTY), verdict
+
+
+@of_layers
+def test_any_cut_into_calls_equals_the_whole(name):
+    with jax.enable_x64(True):
+        whole, last = call(name, X, cache=state_of(name, 2))
+        agree(whole, call(name, X))
+        for cuts in ([1, 2, 3, 8, 9], [5]):
+            state, outputs, start = state_of(name, 2), [], 0
+            for end in (*cuts, T):
+                y, state = call(name, X[:, start:end], cache=state)
+                outputs.append(y)
+                start = end
+            agree((jnp.concatenate(outputs, 1), state), (whole, last))
+        assert last.length.tolist() == [T, T]
+
+
+@of_layers
+def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name):
+    ends = (5, 6, T)
+    ids = np.repeat([4, 4, 9], np.diff([0, *ends]))
+    ids[5] = 7
+    dy = np.random.RandomState(2).standard_normal(X.shape)
+
+    def packed(params, x):
+        return (program(name)(params, x, segments=ids) * dy).sum()
+
+    def apart(params, x):
+        starts = (0, *ends)
+        parts = [slice(a, b) for a, b in zip(starts, ends, strict=False)]
+        return sum((program(name)(params, x[:, p]) * dy[:, p]).sum() for p in parts)
+
+    with jax.enable_x64(True):
+        found, want = (jax.grad(f, argnums=(0, 1))(split(name)[1], X) for f in (packed, apart))
+    agree(found, want)
+
+
+@of_layers
+def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
+    valid = np.random.RandomState(3).rand(2, T) < 0.6
+    dirty = np.where(valid[..., None], X, np.nan)
+
+    def padded(params, x):
+        y, state = program(name)(params, x, valid=valid, cache=state_of(name, 2))
+        return (y * X).sum(), (y, state)
+
+    with jax.enable_x64(True):
+        gradients, (y, state) = jax.grad(padded, has_aux=True)(split(name)[1], dirty)
+        assert state.length.tolist() == valid.sum(1).tolist()
+        assert not np.asarray(y)[~valid].any()
+        total = jax.tree.map(jnp.zeros_like, gradients)
+        for row, there in enumerate(valid):
+            x = X[row : row + 1, there]
+
+            def alone(params, x=x):
+                y, state = program(name)(params, x, cache=state_of(name, 1))
+                return (y * x).sum(), (y, state)
+
+            part, (one, after) = jax.grad(alone, has_aux=True)(split(name)[1])
+            total = jax.tree.map(jnp.add, total, part)
+            agree(np.asarray(y)[row, there], np.asarray(one)[0])
+            agree(jax.tree.map(lambda a, row=row: a[row : row + 1], state), after)
+        agree(gradients, total)
+
+
+@of_layers
+def test_a_state_is_carried_by_a_scan_and_keeps_shapes_and_dtypes(name):
+    layer = LAYERS[name](rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
+    x = jnp.asarray(X, jnp.bfloat16)
+
+    @jax.jit
+    def decode(state):
+        def step(state, x):
+            y, state = layer(x[:, None], cache=state)
+            return state, y
+
+        return jax.lax.scan(step, state, jnp.swapaxes(x, 0, 1))
+
+    first = layer.init_cache(2, 99)
+    last, y = decode(first)
+    assert y.dtype == jnp.bfloat16
+    first, last = ([(x.shape, x.dtype) for x in jax.tree.leaves(state)] for state in (first, last))
+    assert first == last
+    stacked = layer.init_cache(2, 99, layers=3)
+    assert {a.shape[0] for a in jax.tree.leaves(stacked)} == {3}
+
+
+def drawn_state():
+    draw = np.random.RandomState(4)
+    shapes = [(3, 2, 4, 5), (3, 3, 7)]
+    recurrent, near = (jnp.asarray(draw.standard_normal(s), jnp.float32) for s in shapes)
+    return State(recurrent, near, jnp.asarray([1, 2, 3], jnp.int32))
+
+
+def test_rows_of_a_state_are_taken_reset_and_inserted():
+    state = drawn_state()
+    agree(
+        state.take(jnp.asarray([2, 0, 2])), jax.tree.map(lambda x: x[np.asarray([2, 0, 2])], state)
+    )
+    gone = state.reset(jnp.asarray([False, True, False]))
+    agree(gone.take(jnp.asarray([0, 2])), state.take(jnp.asarray([0, 2])))
+    assert not any(x[1].any() for x in jax.tree.leaves(gone))
+    one = state.take(jnp.asarray([2]))
+    put = jax.jit(lambda state, row: state.insert(row, one))(gone, 1)
+    agree(put.take(jnp.asarray([1])), one)
+    agree(put.take(jnp.asarray([0])), state.take(jnp.asarray([0])))
+    agree(state.check(), state)
+
+
+def test_a_state_that_held_nan_is_clean_after_reset():
+    nan = jnp.full((3, 2), jnp.nan)
+    state = State(nan, nan, jnp.ones(3, jnp.int32)).reset(jnp.ones(3, bool))
+    assert not any(x.any() for x in jax.tree.leaves(state))
+
+
+def test_bad_input_is_refused_in_a_sentence():
+    state, layer = drawn_state(), GatedDeltaAttention(11, 2, 4, 5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="A State cannot be truncated"):
+        state.truncate(1)
+    with pytest.raises(ValueError, match="insert takes a State of one row"):
+        state.insert(0, state)
+    x = jnp.asarray(X, jnp.float32)
+    with pytest.raises(TypeError, match="cache must be a State"):
+        layer(x, cache=x)
+    with pytest.raises(ValueError, match=r"The cache has rows \(3,\)"):
+        layer(x, cache=layer.init_cache(3, 9))
+    with pytest.raises(ValueError, match=r"batch\[0\] must be a whole number"):
+        layer.init_cache(0, 9)
