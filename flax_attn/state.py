@@ -47,9 +47,13 @@ class State:
         tokens: Int[Array, "*#B"] | int,
     ) -> "State":
         """The state after so many more tokens, in the dtypes of this one."""
-        old, new = (self.recurrent, self.convolution), (recurrent, convolution)
-        kept = [a if a is None else b.astype(a.dtype) for a, b in zip(old, new, strict=True)]
-        return State(*kept, self.length + jnp.asarray(tokens, self.length.dtype))
+        far, near = self.recurrent, self.convolution
+        if recurrent is not None:
+            far = recurrent.astype(self.recurrent.dtype)
+        if convolution is not None:
+            near = convolution.astype(self.convolution.dtype)
+        length = self.length + jnp.asarray(tokens, self.length.dtype)
+        return replace(self, recurrent=far, convolution=near, length=length)
 
     def take(self, rows: Int[Array, " R"]) -> "State":
         """These rows of the first batch axis, in this order, copied."""
