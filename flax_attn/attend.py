@@ -125,10 +125,10 @@ def attend(
       backend: "auto", which warns once where an accelerator has but a slow path, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
-        a head; second derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or
-        "blockwise" on one device, by which `jax.grad` of `jax.grad` ends at 1,024 tokens. Under
-        `jax.jit`, and from the function that `jax.linearize` gives, the error is jax's own and does
-        not say so.
+        a head and, of few queries, up to 64 KiB of keys and values each; second derivatives
+        (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on one device, by
+        which `jax.grad` of `jax.grad` ends at 1,024 tokens. Under `jax.jit`, and from the function
+        that `jax.linearize` gives, the error is jax's own and does not say so.
       return_lse: whether the log-sum-exp is wanted too; it is differentiable.
 
     Returns:

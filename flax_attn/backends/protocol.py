@@ -30,26 +30,33 @@ from .sinks import gradient, joined, share
 
 PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
 COPIED = 2**20  # bytes of keys and values a query, which the plain formula copies
+FEW = 64  # queries of all heads that share a key head
 ROWS = 256  # queries that are asked at once what they see
 NO_POSITIONS = "takes no q_positions and kv_positions; blockwise and reference do"
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def passed_over(
-    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, pairs: int = PAIRS
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rules: Rules,
+    pairs: int = PAIRS,
+    copied: int = COPIED,
 ) -> str | None:
     """Why the plain formula is the better choice although a backend could serve, or None.
 
-    Up to `pairs` weights a head it is as fast, and it alone has weights to show.
+    Up to `pairs` weights a head it is as fast, unless there are more than `copied` bytes of keys
+    and values a query, and it alone has weights to show.
     """
     if taps.listening():
         return "somebody listens to the weights"
-    if q.shape[-3] * k.shape[-3] <= pairs and not long_cache(q, k, v):
+    if q.shape[-3] * k.shape[-3] <= pairs and not long_cache(q, k, v, copied):
         return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
 
-def long_cache(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
+def long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = COPIED) -> bool:
     """Whether so few queries look at so many keys and values that a copy of these is what costs.
 
     >>> cache, queries = (jax.ShapeDtypeStruct((1, n, 8, 64), "float32") for n in (4096, 1))
@@ -58,7 +65,12 @@ def long_cache(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
     """
     counts = ([n for n in x.shape if isinstance(n, int)] for x in (k, v))  # the rest is left open
     size = sum(math.prod(n) * x.dtype.itemsize for n, x in zip(counts, (k, v), strict=True))
-    return size > COPIED * q.shape[-3]
+    return size > copied * q.shape[-3]
+
+
+def are_few(sizes: Sizes, key_heads: int) -> bool:
+    """Whether so few queries share a key head that reading the keys is what costs."""
+    return isinstance(sizes.T, int) and sizes.T * (sizes.N // key_heads) <= FEW
 
 
 def with_known_lengths(refusal: Callable[..., str | None]) -> Callable[..., str | None]:

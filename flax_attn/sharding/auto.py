@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.hoist import hoist
-from ..backends.local import bound, flat
+from ..backends.local import bound, flat, flat_qkv
 from ..backends.platform import platform_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
@@ -128,7 +128,7 @@ def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
         (q, k, v), numbers, leaves = request.split(operands)
         sizes, rules = sizes_of(q, k), request.bound(q, k, numbers, leaves)
         plan = blockwise.plan(q, k, rules, request.platform)
-        q, k, v = flat(sizes, q, k, v)
+        q, k, v = flat_qkv(q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
         stats = blockwise.stats_of(rules, m, l)
         return o.reshape(*sizes.batch, *o.shape[1:]), *(

@@ -29,14 +29,22 @@ from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
+from ..protocol import COPIED, are_few
 from ..protocol import passed_over as passed_over_up_to
 from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
+from .few_queries import forward_few
 from .online_softmax import backward_heads, forward_heads
 from .plan import Plan, plan_of
 
 PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
-passed_over = partial(passed_over_up_to, pairs=PAIRS)
+FEW_COPIED = 2**16  # bytes of keys and values a query, up to which it is beside few queries
+
+
+def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why the plain formula is the better choice for a request, or None."""
+    few = are_few(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
+    return passed_over_up_to(q, k, v, rules, PAIRS, FEW_COPIED if few else COPIED)
 
 
 def forward(
@@ -93,7 +101,7 @@ def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules)
 
 def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
-    o, m, l = forward_heads(plan, q, k, v, rules)
+    o, m, l = (forward_few if plan.few else forward_heads)(plan, q, k, v, rules)
     if rules.sinks is not None:
         stats = Stats(m, l)
         kept = share(stats, joined(stats, rules.sinks))  # B N T

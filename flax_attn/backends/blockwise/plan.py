@@ -7,7 +7,10 @@ import jax
 from ..._types import Sizes
 from ...masks import Rows
 from ...rules import Rules
+from ..protocol import are_few
 from .ranges import all_seen, static_inner, static_outer
+
+COLS = 512  # keys of a block that few queries look at
 
 
 class Plan(NamedTuple):
@@ -21,6 +24,7 @@ class Plan(NamedTuple):
       unrolled: whether query blocks are written out one by one, each with its exact keys.
       batched: whether all heads run at once rather than one after the other.
       precision: of every product, as the caller had it when he asked.
+      few: whether all queries of all heads go over the keys at once, in the forward pass.
     """
 
     sizes: Sizes
@@ -32,6 +36,7 @@ class Plan(NamedTuple):
     unrolled: bool
     batched: bool
     precision: Any
+    few: bool = False
 
 
 def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: Any) -> Plan:
@@ -40,9 +45,12 @@ def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: An
     On a CPU one head after the other is quickest. Short sequences are written out, for then small
     blocks waste little on what is hidden, and what does not depend on each other runs on several
     cores; long ones are walked in loops, in blocks that stay in the second level of cache.
-    Accelerators want large blocks of all heads.
+    Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
+    once for all heads, unless `how` asks for other blocks.
     """
     G = sizes.N // key_heads
+    if not how and are_few(sizes, key_heads):
+        how = {"few": True, "cols": COLS}
     if platform != "cpu":
         how = {"rows": 1024, "cols": 1024, "batched": True, **how}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
@@ -75,6 +83,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **ho
         unrolled=how.get("unrolled", False),
         batched=how.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
+        few=how.get("few", False),
     )
 
 

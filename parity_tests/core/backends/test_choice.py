@@ -117,10 +117,11 @@ def test_explain_warns_of_nothing(on_a_gpu):
 @pytest.mark.parametrize(
     "queries, keys, chosen",
     [
-        (1, 1024, "reference"),
-        (1, 1025, "blockwise"),
-        (3, 3072, "reference"),
-        (3, 3073, "blockwise"),
+        (1, 64, "reference"),
+        (1, 65, "blockwise"),
+        (3, 192, "reference"),
+        (3, 193, "blockwise"),
+        (65, 250, "reference"),
         (127, 128, "reference"),
         (128, 128, "blockwise"),
     ],

@@ -77,6 +77,7 @@ class Request(NamedTuple):
     spec: P = P("data", None, "model")
     key_heads: int = K
     kinds: tuple[str, ...] = tuple(KINDS)
+    lengths: tuple[int, int] = (T, S)
 
 
 def by_place(b: Any, n: Any, q: Any, k: Any) -> Any:
@@ -192,6 +193,13 @@ REQUESTS = {
         {"seen": drawn(22, B, 1, T, 1) < 0},
         {"seen": P("data")},
     ),
+    # Of the slots half of the devices see most, which they read as one block, and half a few.
+    "a token beside a cache": Request(
+        lambda a: {"mask": Lengths(a["kv"])},
+        {"kv": np.asarray([100, 1000, 300, 200], np.int32)},
+        {"kv": P("data")},
+        lengths=(1, 1100),
+    ),
     "batch alone": Request(
         lambda a: {"mask": CAUSAL, "dropout": Dropout(0.2, jax.random.key(5))},
         spec=P(("data", "model")),
@@ -218,7 +226,7 @@ def program(request: Request, backend: str) -> tuple[Callable, Callable]:
 def given(name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """q, k and v, and the cotangents of output and lse."""
     entries = 8 if "batch" in name else B
-    heads = REQUESTS[name].key_heads
+    heads, (T, S) = REQUESTS[name].key_heads, REQUESTS[name].lengths
     keys = [drawn(11, entries, S, heads, H), drawn(12, entries, S, heads, h)]
     arrays = [drawn(0, entries, T, N, H), *keys]
     return arrays, [drawn(13, entries, T, N, h), drawn(14, entries, T, N)]

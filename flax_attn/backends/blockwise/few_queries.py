@@ -1,0 +1,221 @@
+"""Few queries on many keys, as a cache has them: one loop over blocks of keys, all heads at once.
+
+    x  = score(scale * q.k)                    B K R C, where R is G query heads times T queries
+    m' = max(m, max x)                         p = exp(x - m')
+    l' = exp(m - m') l + sum p                 o' = exp(m - m') o + p.v
+
+Keys and values are read as `B K S H`, the layout of a cache, and only from the first to the last
+block that some query sees. On a CPU every batch entry has a loop with bounds of its own, so that a
+long row costs the others nothing. Where most keys are seen, one block of all keys is quicker there:
+XLA reads a whole array as it lies, but copies what is cut from one.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..._arrays import varying_alike
+from ..._types import wide
+from ...dropout import Drop, DropoutMask
+from ...masks import Mask, Rows
+from ...rules import Rules
+from .block import Block, kept, local, scored, visible
+from .plan import Plan
+from .ranges import outer, static_inner
+
+READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
+MOST = 0.4  # of the keys: from here on they are
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
+
+
+def forward_few(
+    plan: Plan,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K h"],
+    rules: Rules,
+) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
+    """Output, m and l, all in float32 or wider and before the sinks."""
+    (B, T, N, H), G = q.shape, plan.groups
+    k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))  # B K S H
+    rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
+    m, l, o = _walk(plan, rows, k, v, rules)
+    o = o / jnp.where(l == 0, 1, l)[..., None]
+    return jnp.moveaxis(o.reshape(B, N, T, -1), 1, 2), m.reshape(B, N, T), l.reshape(B, N, T)
+
+
+def _walk(plan: Plan, q, k, v, rules: Rules) -> Carry:
+    B, S = plan.sizes.B, plan.sizes.S
+    b = jnp.arange(B, dtype=jnp.int32)
+    lo, hi = _ranges(plan, rules.mask)
+    if plan.batched or S <= plan.cols:
+        ends = (lo, hi) if isinstance(lo, int) else (jnp.min(lo), jnp.max(hi))
+        return _loop(plan, q, k, v, rules, b, *ends)
+
+    def by_entry() -> Carry:
+        return _by_entry(plan, q, k, v, rules, lo, hi)
+
+    if q.shape[2] > READ_WHOLE or k.dtype != wide(q.dtype):
+        return by_entry()
+    seen = (hi - lo) * B if isinstance(lo, int) else jnp.sum(jnp.maximum(hi - lo, 0))
+    most = seen >= int(MOST * S * B)
+    if most is False:
+        return by_entry()
+    whole = _cond(most, lambda: _whole(plan, q, k, v, rules, b), lambda: _start(q, k, v, rules))
+    if plan.hides_keys:  # a number that nobody sees is looked for where the output is not finite
+        most = most & jnp.isfinite(whole[2]).all()
+    return _cond(most, lambda: whole, by_entry)
+
+
+def _cond(condition: Any, yes: Any, no: Any) -> Carry:
+    return yes() if condition is True else jax.lax.cond(condition, yes, no)
+
+
+def _whole(plan: Plan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
+    """All keys of all batch entries as one block."""
+    plan = plan._replace(cols=plan.sizes.S, hides_keys=False)
+    return _loop(plan, q, k, v, rules, b, 0, plan.sizes.S)
+
+
+def _ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
+    """First key that a query sees and end of the last: numbers, or of each batch entry, B."""
+    rows = Rows(0, plan.sizes.T)
+    if mask.is_static:
+        return outer(mask, 0, rows, plan.sizes)
+
+    def of_entry(b: jax.Array) -> tuple[Any, Any]:
+        lo, hi = outer(mask, b, rows, plan.sizes)
+        return jnp.asarray(lo, jnp.int32), jnp.asarray(hi, jnp.int32)
+
+    return jax.vmap(of_entry)(jnp.arange(plan.sizes.B, dtype=jnp.int32))
+
+
+def _by_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
+    """One batch entry after the other, each as far as its own queries see."""
+
+    def one(_: Any, b: jax.Array) -> tuple[Any, Carry]:
+        ends = (x if isinstance(x, int) else x[b] for x in (lo, hi))
+        mine = jax.lax.dynamic_slice_in_dim(q, b, 1)
+        m, l, o = _loop(plan, mine, k, v, rules, b[None], *ends)
+        return (), (m[0], l[0], o[0])
+
+    return jax.lax.scan(one, (), jnp.arange(plan.sizes.B, dtype=jnp.int32))[1]
+
+
+def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> Carry:
+    """The blocks from key `lo` to `hi` for the batch entries `b`, whose queries are given."""
+    S, cols, start = plan.sizes.S, plan.cols, _start(q, k, v, rules)
+    if S <= cols:
+        return _step(plan, q, k, v, rules, b, Block(b, 0, 0, 0, 1, 1, S), start)
+
+    def step(j: jax.Array, carry: Carry) -> Carry:
+        at = jnp.asarray(jnp.minimum(j * cols, S - cols), jnp.int32)
+        kb, vb = (_cut(plan, x, b, at) for x in (k, v))
+        fresh = j * cols if S % cols else None
+        return _step(plan, q, kb, vb, rules, b, Block(b, 0, 0, at, 1, 1, cols, fresh), carry)
+
+    return jax.lax.fori_loop(lo // cols, (hi + cols - 1) // cols, step, start)
+
+
+def _start(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
+    """m, l and o of queries that have seen nothing."""
+    kind, rows = wide(q.dtype), q.shape[:3]
+    m, l, o = jnp.full(rows, -jnp.inf, kind), jnp.zeros(rows, kind), (*rows, v.shape[3])
+    return varying_alike(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
+
+
+def _cut(plan: Plan, x: Float[Array, "B K S h"], b: jax.Array, at: jax.Array) -> jax.Array:
+    """The keys or values of a block, of all batch entries or, on a CPU, of the one in `b`.
+
+    There it is a branch of its own that is always taken: XLA then copies whole rows of bytes, and
+    number by number, which takes three times as long, where it fuses the cut with the product.
+    """
+    (_, K, S, h), cols = x.shape, plan.cols
+    if plan.batched:
+        return jax.lax.dynamic_slice_in_dim(x, at, cols, axis=2)
+    flat = x.reshape(-1, K, S * h)
+
+    def rows(at: Any) -> jax.Array:
+        found = jax.lax.dynamic_slice(flat, (b[0], jnp.int32(0), at * h), (1, K, cols * h))
+        return found.astype(wide(x.dtype))
+
+    return jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at).reshape(1, K, cols, h)
+
+
+def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:
+    """The online softmax, one block further."""
+    m, l, o = carry
+    kind, shape = m.dtype, (len(b), plan.sizes.N, plan.sizes.T, at.cols)
+    at = at._replace(G=shape[1], rows=shape[2])
+
+    def change(b: jax.Array, x: jax.Array) -> jax.Array:
+        here = at._replace(b=b)
+        return scored(local(rules.score, here), x, here)
+
+    x = _each(change, b, _logits(plan, q, kb, rules).reshape(shape))
+    shown = None
+    if at.fresh is not None or not _all_seen(plan, rules.mask):
+        shown = _each(lambda b: visible(rules.mask, at._replace(b=b)), b)
+        x = jnp.where(shown, x, -jnp.inf)
+    x = x.reshape(*m.shape, at.cols)
+    new = jnp.maximum(m, jnp.max(x, axis=3))
+    shift = jnp.where(new == -jnp.inf, 0, new)
+    p, alpha = jnp.exp(x - shift[..., None]), jnp.exp(m - shift)
+    l = alpha * l + jnp.sum(p, axis=3)
+    if rules.dropout is not None:
+        p = rules.dropout.apply(p.reshape(shape), _kept(rules.dropout, b, at))
+    pv = _weighted(plan, p.reshape(x.shape), vb.astype(kind), shown)
+    return new, l, alpha[..., None] * o + pv
+
+
+def _all_seen(plan: Plan, mask: Mask) -> bool:
+    lo, hi = static_inner(mask, Rows(0, plan.sizes.T), plan.sizes)
+    return hi - lo == plan.sizes.S
+
+
+def _each(fn: Any, b: jax.Array, *given: jax.Array) -> jax.Array:
+    """`fn` for every batch entry of `b`; of a single one slices stay slices."""
+    if len(b) == 1:
+        return fn(b[0], *(x[0] for x in given))[None]
+    return jax.vmap(fn)(b, *given)
+
+
+def _kept(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:
+    """Which of the block's elements survive, B N T C."""
+    if isinstance(dropout, DropoutMask):
+        return _each(lambda b: kept(dropout, at._replace(b=b)), b)
+    n, q, k = (x[None] for x in at._replace(b=0).indices()[1:])
+    return dropout.keep(b.reshape(-1, 1, 1, 1), n, q, k)  # jax cannot map this draw over b alone
+
+
+def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
+    """`scale * q.k`; the scale goes to the queries where that rounds nothing away."""
+    kind = wide(q.dtype)
+    scale = jnp.asarray(rules.scale, kind)
+    if plan.batched and q.dtype != kind:  # whose products are quick in a narrow dtype
+        return jnp.einsum("bkrh,bkch->bkrc", q, kb, preferred_element_type=kind) * scale
+    q, kb = q.astype(kind) * scale, kb.astype(kind)
+    if plan.batched or q.shape[2] == 1:
+        return jnp.einsum("bkrh,bkch->bkrc", q, kb)
+    return jnp.swapaxes(jnp.einsum("bkch,bkrh->bkcr", kb, q), 2, 3)  # quicker on a CPU
+
+
+def _weighted(plan: Plan, p, vb, shown: Any) -> Float[Array, "B K R h"]:
+    """`p.v`, with zeros in place of values that nobody sees: NaN times no weight is NaN.
+
+    On a CPU they are looked for only where the product is not finite, since that is a copy.
+    """
+    pv = jnp.einsum("bkrc,bkch->bkrh", p, vb)
+    if shown is None or not plan.hides_keys:
+        return pv
+
+    def of_seen() -> jax.Array:
+        seen = shown.reshape(p.shape).any(axis=2)
+        return jnp.einsum("bkrc,bkch->bkrh", p, jnp.where(seen[..., None], vb, 0))
+
+    if plan.batched:
+        return of_seen()
+    return jax.lax.cond(jnp.isfinite(pv).all(), lambda: pv, of_seen)
