@@ -16,7 +16,6 @@ from rich.progress import Progress, TextColumn
 from .errors import ParityError
 from .parity.cases import markdown
 from .parity.cases.asked import Asked, ask
-from .parity.cases.collect import Listed
 from .parity.cases.markdown import About
 from .parity.cases.prove import Job, jobs, not_proven, prove, prove_until, record, short
 from .parity.cases.workers import Failure, Workers
@@ -27,6 +26,7 @@ if TYPE_CHECKING:  # importing it brings jax, which workers alone need
 
 LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
 WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, about
+KEPT = 2  # trained layers that come with the library
 Proof = tuple[str, str, Report]
 
 
@@ -120,7 +120,7 @@ def bar(console: Console) -> Progress:
 
 def _short(every: Sequence[Job], end: float, workers: Workers, console: Console) -> Proven:
     """The first case of each variant and witness, as many as there is time for."""
-    start, wanted, found = time.monotonic(), short(every), Proven(cases=len(every) + 1)
+    start, wanted, found = time.monotonic(), short(every), Proven(cases=len(every) + KEPT)
     with bar(console) as progress:
         task = progress.add_task("parity", total=len(wanted))
         for job, report in zip(wanted, prove_until(end, wanted, workers), strict=True):
@@ -148,19 +148,14 @@ def _whole(
             console.out(f"recorded {result}", highlight=False)
     with bar(console) as progress:
         proofs = list(_proofs(every, workers, progress))
-    if not wanted.names or (wanted.page and _holds_kept(asked.cases, wanted.own)):
-        proofs.append(_kept(wanted.own, workers))
+    if not wanted.names or wanted.page:  # a row of a page names its trained layer too
+        own = [case.variant for case in asked.cases if case.package == wanted.own]
+        proofs += _kept(wanted.own, {*own}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
     backends = _backends(every, workers) if wanted.page and wanted.live else {}
     layers = markdown.layers(asked.cases) if wanted.page else {}
     about = {v: markdown.About(name, backends.get(v, "-")) for v, name in layers.items()}
     return Proven(proofs, about, cases=len(proofs))
-
-
-def _holds_kept(cases: Sequence[Listed], own: str) -> bool:
-    """Whether the layer of the trained weights is among these: its row names them too."""
-    variant = import_module(f"{own}.real").VARIANT
-    return any((case.package, case.variant) == (own, variant) for case in cases)
 
 
 def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
@@ -178,16 +173,17 @@ def _machine(_: None = None) -> tuple[str, str]:
     return device.platform, device.device_kind
 
 
-def _kept(own: str, workers: Workers) -> Proof:
-    """The layer with trained weights that comes with the library."""
-    result = workers.call(_kept_proof, own)
+def _kept(own: str, variants: set[str], workers: Workers) -> list[Proof]:
+    """The layers of these variants with trained weights that come with the library."""
+    result = workers.call(_kept_proofs, (own, variants))
     if isinstance(result, Failure):
-        return "real", "trained weights", not_proven("the layer of trained weights", result)
+        return [("real", "trained weights", not_proven("the layers of trained weights", result))]
     return result
 
 
-def _kept_proof(own: str) -> Proof:
-    return import_module(f"{own}.real").kept()
+def _kept_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
+    own, variants = wanted
+    return import_module(f"{own}.real").kept(variants)
 
 
 def _backends(wanted: Sequence[Job], workers: Workers) -> dict[str, str]:

@@ -168,28 +168,38 @@ def hidden_states(theirs: Any, ids: np.ndarray) -> list[np.ndarray]:
 
 def compare_layer(theirs: Any, config: Config, i: int, states: np.ndarray) -> Report:
     """Layer i's attention with its trained weights, on its own hidden states."""
-    import torch
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    def torch_call(attention, states):
-        length = states.shape[1]
-        at = torch.arange(length)[None]
-        turned = LlamaRotaryEmbedding(theirs.config)(states, at)  # here, or it stays float32
-        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-        hidden = torch.zeros(1, 1, length, length, dtype=states.dtype)
-        hidden = hidden.masked_fill(ahead, torch.finfo(states.dtype).min)
-        return attention(states, position_embeddings=turned, attention_mask=hidden)[0]
-
     return compare(
         theirs.model.layers[i].self_attn,
         families.attention(config, i, rngs=nnx.Rngs(0)),
         weights="given",
         kwargs={"states": states},
-        torch_call=torch_call,
-        flax_call=lambda layer, states: layer(states),
+        torch_call=torch_call(theirs.config),
+        flax_call=flax_call,
         title=f"{SMOLLM2.model} layer {i}",
         reproduce="flax-attn parity --real",
     )
+
+
+def torch_call(config: Any) -> Any:
+    """How the whole model calls the attention of a layer."""
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def call(attention, states):
+        length = states.shape[1]
+        at = torch.arange(length)[None]
+        turned = LlamaRotaryEmbedding(config)(states, at)  # here, or it stays float32
+        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = torch.zeros(1, 1, length, length, dtype=states.dtype)
+        hidden = hidden.masked_fill(ahead, torch.finfo(states.dtype).min)
+        return attention(states, position_embeddings=turned, attention_mask=hidden)[0]
+
+    return call
+
+
+def flax_call(layer: Any, states: Any) -> Any:
+    """The same call of ours."""
+    return layer(states)
 
 
 def compare_logits(theirs: Any, mine: llama.Llama, ids: np.ndarray) -> Report:

@@ -9,14 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn import FULL, Dense
+from flax_attn import CAUSAL, FULL, Dense, Window, proving
 from flax_attn.parity import ParityError, judge
 from parity_tests import real
 from parity_tests.real import anarcii, fetch, golden, proof
+from parity_tests.real.kept import KEPT
+
+ENCODER = next(layer for layer in KEPT if layer.name == "real_anarcii")
+LLAMA = next(layer for layer in KEPT if layer.name == "real_smollm2")
+every = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.name)
 
 
-def test_the_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit():
-    report = golden.replay_golden()
+@every
+def test_a_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit(kept):
+    report = golden.replay_golden(kept)
     assert report.ok, str(report)
     seen = {(row.dtype, row.mode) for row in report.rows}
     assert seen == {(d, m) for d in ("float64", "float32") for m in ("eager", "jit")}
@@ -24,25 +30,51 @@ def test_the_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit():
     assert report.versions["torch"].endswith("(recorded)")
 
 
-def test_the_kept_proof_says_whose_weights_they_are():
-    variant, proven_equal_to, report = real.kept()
-    assert report.ok
-    assert (variant, proven_equal_to.split(",")[0]) == (
-        "transformer_multi_head",
-        "torch.nn.MultiheadAttention",
-    )
-    assert "weights of ANARCII" in report.notes[-1] and "BSD-3-Clause" in report.notes[-1]
+def test_proofs_on_kept_layers_say_whose_weights_they_are():
+    proofs = real.kept({"transformer_multi_head", "grouped_query", "linear"})
+    assert all(report.ok for _, _, report in proofs)
+    assert [(variant, witness.split(",")[0]) for variant, witness, _ in proofs] == [
+        ("transformer_multi_head", "torch.nn.MultiheadAttention"),
+        ("grouped_query", "transformers.models.llama.modeling_llama.LlamaAttention"),
+    ]
+    for (_, _, report), name, licence in zip(
+        proofs, ("ANARCII", "SmolLM2-135M"), ("BSD-3-Clause", "Apache-2.0"), strict=True
+    ):
+        assert f"weights of {name}" in report.notes[-1] and licence in report.notes[-1]
+    assert not real.kept({"linear"}) and len(KEPT) == proving.KEPT
 
 
-def test_the_kept_file_is_small_holds_its_licence_and_no_pickle():
-    with np.load(golden.GOLDEN, allow_pickle=False) as stored:
+@every
+def test_kept_files_are_small_hold_their_licence_and_no_pickle(kept):
+    with np.load(kept.path, allow_pickle=False) as stored:
         meta = json.loads(str(stored["meta"]))
-        real_keys = stored["input real"]
-    assert golden.GOLDEN.stat().st_size < 2**20
-    beside = golden.GOLDEN.with_suffix(".licence.txt").read_text(encoding="utf-8")
+    assert kept.path.stat().st_size < 2**20
+    beside = kept.path.with_suffix(".licence.txt").read_text(encoding="utf-8")
+    words = {
+        "real_anarcii": ("BSD 3-Clause License", "University of Oxford"),
+        "real_smollm2": ("Apache License", "Version 2.0"),
+    }
     for text in (meta["licence"], beside):
-        assert "BSD 3-Clause License" in text and "University of Oxford" in text
-    assert len(set(real_keys.sum(axis=1))) == len(real_keys)  # every chain of another length
+        assert all(word in text for word in words[kept.name])
+
+
+def test_every_chain_is_of_another_length():
+    with np.load(ENCODER.path, allow_pickle=False) as stored:
+        real_keys = stored["input real"]
+    assert len(set(real_keys.sum(axis=1))) == len(real_keys)
+
+
+def test_blocks_are_what_the_package_gguf_reads():
+    quants = pytest.importorskip("gguf.quants", reason="it is the witness")
+    kinds = pytest.importorskip("gguf.constants", reason="it is the witness").GGMLQuantizationType
+    with np.load(LLAMA.path, allow_pickle=False) as stored:
+        held = {name: stored[name] for name in stored if name.startswith("blocks ")}
+    assert {name: x.shape for name, x in held.items()} == {
+        f"blocks {x}_proj.weight": (rows, 576 // 32 * 20)
+        for x, rows in (("q", 576), ("k", 192), ("v", 192), ("o", 576))
+    }
+    for rows in held.values():
+        assert judge.exact(golden.dequantised(rows), quants.dequantize(rows, kinds.Q4_1)).ok
 
 
 FAULTS = {
@@ -67,23 +99,46 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_call_is_seen(fault):
-    report = golden.replay_golden(call=FAULTS[fault])
+    report = golden.replay_golden(ENCODER, call=FAULTS[fault])
     assert not report.ok
     assert report.first.statement == "same function"
 
 
-@pytest.mark.parametrize("name", ["weight in_proj_weight", "weight in_proj_bias", "output"])
-def test_one_changed_number_in_the_file_is_seen(name, tmp_path):
-    with np.load(golden.GOLDEN, allow_pickle=False) as stored:
+LLAMA_FAULTS = {
+    "no mask": lambda layer, states: layer(states, mask=FULL),
+    "a window": lambda layer, states: layer(states, mask=CAUSAL & Window(14, 0)),
+    "positions twice as far apart": lambda layer, states: layer(
+        states, positions=2 * np.arange(states.shape[1])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LLAMA_FAULTS)
+def test_a_fault_in_the_call_of_a_decoder_is_seen(fault):
+    assert not golden.replay_golden(LLAMA, call=LLAMA_FAULTS[fault]).ok
+
+
+@pytest.mark.parametrize(
+    ("kept", "name"),
+    [
+        (ENCODER, "weight in_proj_weight"),
+        (ENCODER, "weight in_proj_bias"),
+        (ENCODER, "output"),
+        (LLAMA, "blocks k_proj.weight"),
+        (LLAMA, "output"),
+    ],
+)
+def test_one_changed_number_in_the_file_is_seen(kept, name, tmp_path):
+    with np.load(kept.path, allow_pickle=False) as stored:
         arrays = {key: stored[key].copy() for key in stored}
-    arrays[name].flat[7] *= 1.001
+    arrays[name].flat[7] = 1 if name.startswith("blocks") else arrays[name].flat[7] * 1.001
     np.savez(tmp_path / "changed.npz", **arrays)
-    assert not golden.replay_golden(tmp_path / "changed.npz").ok
+    assert not golden.replay_golden(kept, tmp_path / "changed.npz").ok
 
 
 def test_nothing_recorded_is_said(tmp_path):
     with pytest.raises(ParityError, match="none is not recorded"):
-        golden.replay_golden(tmp_path / "none")
+        golden.replay_golden(ENCODER, tmp_path / "none")
 
 
 def test_chains_become_tokens_with_padding_at_the_end():
