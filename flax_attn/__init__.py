@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .attend import use_backend as use_backend
     from .backends.platform import assume_platform as assume_platform
     from .by_weights import attend_by_weights as attend_by_weights
+    from .cache import Cache as Cache
+    from .cache import Memory as Memory
+    from .cache import PagedCache as PagedCache
+    from .cache import attend_cached as attend_cached
+    from .cache import attend_memory as attend_memory
     from .drop_in import dot_product_attention as dot_product_attention
     from .dropout import Dropout as Dropout
     from .dropout import DropoutMask as DropoutMask
@@ -120,6 +125,11 @@ _HOMES = {
     "DropoutMask": ".dropout",
     "flax_attention": ".flax_drop_in",
     "AttentionPool": ".layers",
+    "Cache": ".cache",
+    "Memory": ".cache",
+    "PagedCache": ".cache",
+    "attend_cached": ".cache",
+    "attend_memory": ".cache",
     "AxialAttention": ".layers",
     "BahdanauAttention": ".layers",
     "CausalAttention": ".layers",

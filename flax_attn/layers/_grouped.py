@@ -4,7 +4,7 @@ N query heads read K key/value heads, head n the head n // (N / K).
 """
 
 from collections.abc import Callable
-from typing import Any, Required, TypedDict
+from typing import Any, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from .._checks import check_divides, check_positive
 from ..dropout import AttentionDropout
 from ..masks import CAUSAL, Mask
 from ..rules import Rules
+from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads, torch_linears
 from ._heads import Heads, Turn, keywords_of
 
@@ -82,7 +83,7 @@ class GroupedHeads(Heads):
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
         self.keep(rotary, mask, rules)
-        self.head_dim = head_dim
+        self.head_dim, self.num_kv_heads = head_dim, num_kv_heads
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
         linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
         q_width = self.query_parts * num_heads * head_dim
@@ -115,6 +116,29 @@ class GroupedHeads(Heads):
         x = x if norm is None or self.norm_after_rotary else norm(x)
         x = self.turned(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
+
+
+class DecodingHeads(GroupedHeads):
+    """`GroupedHeads` of a layer that runs through `attend`, so that it can have a cache."""
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for this layer: `y, cache = layer(x, cache=cache)` for token after token.
+
+        Args:
+          batch: the batch axes `*B`; a number stands for one axis, () for none.
+          length: tokens that a row can hold.
+          options: window, keep_first, spare, dtype, store and layers, as of `Cache.empty`, or pages
+            in place of a ring, as of `PagedCache.empty`. window="mask" reaches as far back as the
+            layer's mask looks; dtype is the layer's unless it is given.
+
+        Raises:
+          ValueError: for sizes and options that do not fit.
+        """
+        k = self.k_proj if "k_proj" in self.kv_projections else self.q_proj
+        sizes = (self.num_kv_heads, self.head_dim, self.head_dim)
+        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k), options)
 
 
 # Of a constructor that takes `**grouped`: `help` and `inspect` show all of its keywords.

@@ -6,12 +6,14 @@ from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
+from ._cached import AnyCache
 from ._common import as_attribute, merge_heads
 from ._sources import tokens, zero_absent
 
@@ -42,11 +44,24 @@ class Heads(nnx.Module):
         x: Float[Array, "*B T D"],
         mask: Mask | Array | None,
         valid: Bool[Array, "*#B T"] | None,
+        cache: AnyCache | None = None,
     ) -> tuple[Float[Array, "*B T D"], Mask]:
         """x with zeros for the tokens that are not there, and who may look at whom."""
         width = self.o_proj.out_features
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width), cache)
         return x, seen
+
+    def places(
+        self,
+        x: Float[Array, "*B T D"],
+        positions: Int[Array, "... T"] | None,
+        valid: Bool[Array, "*#B T"] | None,
+        cache: AnyCache | None,
+    ) -> Int[Array, "... T"] | None:
+        """What the rotary is given: the positions, or without any the places in the cache."""
+        if positions is not None or cache is None or self.rotary is None:
+            return positions
+        return jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
 
     def turned(
         self, x: Float[Array, "*B T N H"], positions: Int[Array, "... T"] | None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._checks import check_positive
 from ..dropout import AttentionDropout
@@ -111,9 +111,10 @@ class LatentHeads(Heads):
         self,
         q: tuple[Float[Array, "*B T N M"], Float[Array, "*B T N P"]],
         kv: tuple[Float[Array, "*B T L"], Float[Array, "*B T 1 P"]],
+        absorbed: bool,
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"]]:
-        """Queries, keys and values for `attend`, in the form that the layer was built in."""
-        if self.absorbed:
+        """Queries, keys and values for `attend`, in either form."""
+        if absorbed:
             return self._absorbed(*q, *kv)
         (plain, turned), (latent, shared) = q, kv
         width = self.kv_b_proj.out_features // plain.shape[-2]
@@ -148,14 +149,15 @@ class LatentHeads(Heads):
         scale = scale if self.rules.scale is None else self.rules.scale
         return {**super().how(deterministic), "scale": scale}
 
-    def output(
-        self, o: Float[Array, "*B T N h"], valid: Bool[Array, "*#B T"] | None
-    ) -> Float[Array, "*B T D"]:
-        """The output projection, in the absorbed form after `sum a (W c) = W sum a c`."""
-        if self.absorbed:
-            o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
-            o = jnp.einsum("...nl,lnh->...nh", o, to_value)  # *B T N h
-        return super().output(o, valid)
+    def from_latent(self, o: Float[Array, "*B T N L"], absorbed: bool) -> Float[Array, "*B T N h"]:
+        """What the heads read; in the absorbed form they read latents: `sum a (W c) = W sum a c`.
+
+        Behind the L components of a latent there may be others, which a cache stores beside it.
+        """
+        if not absorbed:
+            return o
+        o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
+        return jnp.einsum("...nl,lnh->...nh", o[..., : to_value.shape[0]], to_value)
 
 
 # Of a constructor that takes `**latent`: `help` and `inspect` show all of its keywords.

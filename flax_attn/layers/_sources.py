@@ -1,9 +1,12 @@
 """What self and cross attention share: where keys come from, and which tokens are there."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input
+from ..cache import Cache, Memory, PagedCache
 from ..masks import Dense, Mask, as_mask
 from ._common import check_tokens
 
@@ -15,6 +18,7 @@ def tokens(
     mask: Mask | Array | None,
     valid: Bool[Array, "*#B T"] | None,
     widths: tuple[int, int],
+    cache: Cache | PagedCache | Memory | None = None,
 ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask]:
     """x, what keys and values are made of, and who may look at whom.
 
@@ -26,10 +30,11 @@ def tokens(
       valid: which tokens of x are there. The others become zero, and are hidden unless there is a
         memory, whose padding is said by the mask.
       widths: of a token of x and of the memory.
+      cache: what the layer was given; by itself it keeps out tokens that are not there.
 
     Raises:
       TypeError: if x or memory are not floating, or mask or valid not boolean.
-      ValueError: if their shapes do not fit.
+      ValueError: if their shapes do not fit, or for a cache beside a memory.
 
     >>> from flax_attn import FULL
     >>> x, memory, seen = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
@@ -41,15 +46,25 @@ def tokens(
     if valid is not None:
         there = check_tokens("valid", valid, x)  # *B T
         x = jnp.where(there[..., None], x, 0)
-        seen = seen & Dense(there[..., None, None, :]) if memory is None else seen
+        alone = memory is None and cache is None
+        seen = seen & Dense(there[..., None, None, :]) if alone else seen
     if memory is not None:
+        _check_no_cache(cache)
         return x, check_input("memory", memory, widths[1]), seen
-    if widths[0] != widths[1]:
+    if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
             f"The layer looks at a memory of width {widths[1]}, and x has width {widths[0]}; give "
             "it a memory."
         )
     return x, x, seen
+
+
+def _check_no_cache(cache: Any) -> None:
+    if cache is not None:
+        raise ValueError(
+            "A memory is handed in, or remembered: layer(x, memory), or once "
+            "memory = layer.remember(memory) and then layer(x, cache=memory)."
+        )
 
 
 def zero_absent(

@@ -1,6 +1,6 @@
 """Causal attention: every token looks at itself and at those before it."""
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,10 +8,13 @@ from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_input, check_positive, check_rate
+from ..cache import attend_cached
 from ..dropout import LayerDropout
+from ..masks import CAUSAL
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
+from ._common import merge_heads, split_heads, torch_linears
 
 
 class CausalAttention(nnx.Module):
@@ -68,12 +71,26 @@ class CausalAttention(nnx.Module):
         context_dropout = check_rate("context_dropout", context_dropout)
         self.context_dropout = LayerDropout(context_dropout, rngs=rngs)
 
+    @overload
     def __call__(
-        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
-    ) -> Float[Array, "*B T d_out"]:
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None, cache: None = None
+    ) -> Float[Array, "*B T d_out"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None, cache: C
+    ) -> tuple[Float[Array, "*B T d_out"], C]: ...
+    def __call__(
+        self,
+        x: Float[Array, "*B T d_in"],
+        *,
+        deterministic: bool | None = None,
+        cache: AnyCache | None = None,
+    ) -> Any:
         """The context vectors; `deterministic` overrules `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
+        if cache is not None:
+            return self._decoded(x, cache, deterministic)
         q = self.W_query(x)  # *B T d_out
         k = self.W_key(x)  # *B T d_out
         v = self.W_value(x)  # *B T d_out
@@ -84,3 +101,21 @@ class CausalAttention(nnx.Module):
         weights = self.dropout(weights, deterministic=deterministic)
         context = tap("context", weights @ v)  # *B T d_out
         return self.context_dropout(context, deterministic=deterministic)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for up to `context_length` tokens; arguments as of `Cache.empty`."""
+        check_context(length, self.context_length)
+        sizes = (1, self.d_out, self.d_out)
+        return new_cache(batch, length, sizes, CAUSAL, arithmetic_dtype(self.W_key), options)
+
+    def _decoded(self, x: Array, cache: Any, deterministic: bool | None) -> tuple[Array, Any]:
+        """The same of new tokens, which look at those in the cache too."""
+        check_eval(self.dropout, deterministic)
+        check_eval(self.context_dropout, deterministic)
+        q = split_heads(self.W_query(x), self.d_out)  # *B T N H
+        k = split_heads(self.W_key(x), self.d_out)  # *B T N H
+        v = split_heads(self.W_value(x), self.d_out)  # *B T N H
+        o, cache = attend_cached(q, k, v, cache, mask=CAUSAL)  # *B T N H
+        return merge_heads(o), cache  # *B T d_out

@@ -1,16 +1,26 @@
 """Cross attention: queries of one sequence over keys of another (Vaswani et al., 2017)."""
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_divides, check_positive
-from ..attend import attend
+from .._checks import check_divides, check_input, check_positive
+from ..cache import Memory, attend_memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
+from ._cached import (
+    AnyCache,
+    CacheOptions,
+    CrossCall,
+    M,
+    arithmetic_dtype,
+    attended,
+    new_cache,
+    with_cache,
+)
 from ._common import as_attribute, merge_heads, split_heads, torch_linears
 from ._sources import tokens, zero_absent
 
@@ -76,6 +86,19 @@ class CrossAttention(nnx.Module):
         self.out_proj = linear(in_features, in_features)
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S E"] | None = None,
+        *,
+        cache: None = None,
+        **call: Unpack[CrossCall],
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: M, **call: Unpack[CrossCall]
+    ) -> tuple[Float[Array, "*B T D"], M]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -84,7 +107,8 @@ class CrossAttention(nnx.Module):
         mask: Mask | Array | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | Memory | None = None,
+    ) -> Any:
         """Attention of x over memory, or over itself.
 
         Args:
@@ -94,12 +118,46 @@ class CrossAttention(nnx.Module):
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
           deterministic: overrules `train()` and `eval()`.
+          cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
         widths = self.q_proj.in_features, self.k_proj.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths)
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        k = split_heads(self.k_proj(memory), self.head_dim)  # *B S N H
-        v = split_heads(self.v_proj(memory), self.head_dim)  # *B S N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, dropout=drop)  # *B T N H
-        return zero_absent(self.out_proj(merge_heads(o)), valid)  # *B T D
+        if isinstance(cache, Memory):
+            o = attend_memory(q, cache, mask=seen, dropout=drop)  # *B T N H
+        else:
+            k, v = self.keys_and_values(memory)  # *B S N H
+            how = {"mask": seen, "valid": valid, "dropout": drop}
+            o, cache = attended(q, k, v, cache, **how)  # *B T N H
+        return with_cache(zero_absent(self.out_proj(merge_heads(o)), valid), cache)  # *B T D
+
+    def keys_and_values(
+        self, memory: Float[Array, "*B S E"]
+    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
+        """What the layer makes of each token of a memory."""
+        k, v = self.k_proj(memory), self.v_proj(memory)
+        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
+
+    def remember(
+        self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
+    ) -> Memory:
+        """Keys and values of a memory, made once: `y, cache = layer(x, cache=memory)` reads them.
+
+        Args:
+          memory: as of the call.
+          valid: which of its tokens are there; the others are never seen.
+
+        Raises:
+          TypeError, ValueError: as the call does.
+        """
+        memory = check_input("memory", memory, self.k_proj.in_features)
+        memory = zero_absent(memory, valid)
+        return Memory.of(*self.keys_and_values(memory), valid)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
+        sizes = (self.q_proj.out_features // self.head_dim, self.head_dim, self.head_dim)
+        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k_proj), options)

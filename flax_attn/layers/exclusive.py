@@ -1,6 +1,6 @@
 """Exclusive self attention: a token's output without what its own value already says."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args, overload
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,10 +8,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import aligned
 from .._checks import check_choice
-from ..attend import Empty, attend
+from ..attend import Empty
 from ..masks import Mask
 from ..norms import l2_norm
-from ._grouped import Grouped, GroupedHeads, grouped_signature, linears_of
+from ._cached import AnyCache, C, Call, attended, with_cache
+from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
 
 
 def without_direction(
@@ -23,7 +24,7 @@ def without_direction(
     return o - aligned(share[:, None], o) * along * u
 
 
-class ExclusiveAttention(GroupedHeads):
+class ExclusiveAttention(DecodingHeads):
     """`o_proj(gate * (o - tanh(alpha) (o . u) u))`, `o = attend(q, k, v)`, `u = v / |v|`.
 
     What a token reads loses the part along its own value, as far as each head's `alpha` says; a
@@ -65,6 +66,14 @@ class ExclusiveAttention(GroupedHeads):
         wide = num_heads * head_dim
         self.gate_proj = linears_of(grouped)(in_features, wide, use_bias=False) if gate else None
 
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -74,14 +83,17 @@ class ExclusiveAttention(GroupedHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | None = None,
+    ) -> Any:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+        x, seen = self.tokens(x, mask, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
+        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
+        o, cache = attended(q, k, v, cache, **how)  # *B T N H
         one = jnp.ones(o.shape[-2], o.dtype)
         o = without_direction(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
         if self.gate_proj is not None:
             o = o * nnx.sigmoid(self.gate_proj(x)).reshape(o.shape)
-        return self.output(o, valid)  # *B T D
+        return with_cache(self.output(o, valid), cache)  # *B T D

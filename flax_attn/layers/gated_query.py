@@ -1,6 +1,6 @@
 """Grouped-query attention whose heads are multiplied by a gate, before the output projection."""
 
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args, overload
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,16 +8,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_choice
 from .._types import wide
-from ..attend import Empty, attend
+from ..attend import Empty
 from ..masks import Mask
+from ._cached import AnyCache, C, Call, attended, with_cache
 from ._common import split_heads
-from ._grouped import Grouped, GroupedHeads, grouped_signature, linears_of
+from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
 
 
-class GatedQueryAttention(GroupedHeads):
+class GatedQueryAttention(DecodingHeads):
     """`o_proj(sigmoid(g_proj(x)) * attend(q_proj(x), k_proj(x), v_proj(x)))`.
 
     Queries, keys and values are made as in `GroupedQueryAttention`, with norms and a rotary.
@@ -73,6 +74,14 @@ class GatedQueryAttention(GroupedHeads):
         linear = linears_of(grouped)
         self.g_proj = None if fused else linear(in_features, width, use_bias=False)
 
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -82,15 +91,18 @@ class GatedQueryAttention(GroupedHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | None = None,
+    ) -> Any:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+        x, seen = self.tokens(x, mask, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
         q = self.placed(q, self.q_norm, positions)  # *B T N H
         k, v = self.keys_and_values(x, positions)  # *B T K H
-        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
-        return self.output(gate.astype(o.dtype) * o, valid)  # *B T D
+        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
+        o, cache = attended(q, k, v, cache, **how)  # *B T N H
+        return with_cache(self.output(gate.astype(o.dtype) * o, valid), cache)  # *B T D
 
     def query_and_gate(
         self, x: Float[Array, "*B T D"]

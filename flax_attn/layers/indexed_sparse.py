@@ -101,8 +101,9 @@ class IndexedSparseAttention(LatentHeads):
         x, seen = self.tokens(x, mask, valid)
         latent = self.q_latent(x)  # *B T R
         q = self.queries(latent, positions)  # *B T N M, *B T N P
-        q, k, v = self.heads(q, self.kv_latent(x, positions))  # *B T N H, *B T K H, *B T K h
+        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
+        q, k, v = self.heads(q, kv, self.absorbed)  # *B T N H, *B T K H, *B T K h
         chosen = self.indexer(x, latent, seen, self.index_rotary, positions)  # *B T T
         few = Dense(chosen[..., None, :, :])
         o = attend(q, k, v, mask=few, **self.how(deterministic), empty=empty)  # *B T N h
-        return self.output(o, valid)  # *B T D
+        return self.output(self.from_latent(o, self.absorbed), valid)  # *B T D

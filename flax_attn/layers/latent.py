@@ -1,12 +1,22 @@
 """Multi-head latent attention: keys and values of all heads come from one narrow latent a token."""
 
-from typing import get_args
+from typing import Any, Unpack, get_args, overload
 
 from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_choice
-from ..attend import Empty, attend
+from ..attend import Empty
 from ..masks import Mask
+from ._cached import (
+    AnyCache,
+    C,
+    CacheOptions,
+    Call,
+    arithmetic_dtype,
+    attended,
+    new_cache,
+    with_cache,
+)
 from ._latent import LatentHeads
 
 
@@ -68,6 +78,14 @@ class LatentAttention(LatentHeads):
     (2, 5, 12)
     """
 
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -77,7 +95,8 @@ class LatentAttention(LatentHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | None = None,
+    ) -> Any:
         """Attention of x over itself.
 
         Args:
@@ -90,10 +109,28 @@ class LatentAttention(LatentHeads):
             values, as padding in Hugging Face's models with their additive `finfo.min`; see
             `attend`.
           deterministic: overrules `train()` and `eval()`.
+          cache: what `init_cache` made, which holds the latent and the shared key alone; the call
+            then computes in the absorbed form and gives y and the cache.
         """
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+        x, seen = self.tokens(x, mask, valid, cache)
+        positions = self.places(x, positions, valid, cache)
+        absorbed = self.absorbed or cache is not None
         q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
-        q, k, v = self.heads(q, self.kv_latent(x, positions))  # *B T N H, *B T K H, *B T K h
-        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N h
-        return self.output(o, valid)  # *B T D
+        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
+        q, k, v = self.heads(q, kv, absorbed)  # *B T N H, *B T K H, *B T K h
+        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
+        o, cache = attended(q, k, v, cache, latent=True, **how)  # *B T N h
+        y = self.output(self.from_latent(o, absorbed), valid)  # *B T D
+        return with_cache(y, cache)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`.
+
+        Of each token it keeps kv_rank + rotary_dim numbers, whatever the number of heads.
+        """
+        width = self.kv_b_proj.in_features + self.rotary_dim
+        dtype = arithmetic_dtype(self.kv_a_proj_with_mqa)
+        return new_cache(batch, length, (1, width, width), self.mask, dtype, options, latent=True)

@@ -1,6 +1,6 @@
 """Multi-head causal attention by weight split: three wide projections, cut into heads."""
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,10 +8,13 @@ from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from ..cache import attend_cached
 from ..dropout import LayerDropout
+from ..masks import CAUSAL
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
+from ._common import merge_heads, split_heads, torch_linears
 
 
 class MultiHeadAttention(nnx.Module):
@@ -76,12 +79,26 @@ class MultiHeadAttention(nnx.Module):
         self.out_proj = linear(d_out, d_out) if out_proj else None
         self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
 
+    @overload
     def __call__(
-        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
-    ) -> Float[Array, "*B T d_out"]:
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None, cache: None = None
+    ) -> Float[Array, "*B T d_out"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None, cache: C
+    ) -> tuple[Float[Array, "*B T d_out"], C]: ...
+    def __call__(
+        self,
+        x: Float[Array, "*B T d_in"],
+        *,
+        deterministic: bool | None = None,
+        cache: AnyCache | None = None,
+    ) -> Any:
         """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
+        if cache is not None:
+            return self._decoded(x, cache, deterministic)
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
         q = jnp.swapaxes(self.W_query(x).reshape(heads), -3, -2)  # *B N T H
         k = jnp.swapaxes(self.W_key(x).reshape(heads), -3, -2)  # *B N T H
@@ -94,3 +111,21 @@ class MultiHeadAttention(nnx.Module):
         context = tap("context", jnp.swapaxes(weights @ v, -3, -2))  # *B T N H
         context = context.reshape(*x.shape[:-1], self.d_out)  # *B T d_out
         return context if self.out_proj is None else self.out_proj(context)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for up to `context_length` tokens; arguments as of `Cache.empty`."""
+        check_context(length, self.context_length)
+        sizes = (self.num_heads, self.head_dim, self.head_dim)
+        return new_cache(batch, length, sizes, CAUSAL, arithmetic_dtype(self.W_key), options)
+
+    def _decoded(self, x: Array, cache: Any, deterministic: bool | None) -> tuple[Array, Any]:
+        """The same of new tokens, which look at those in the cache too."""
+        check_eval(self.dropout, deterministic)
+        q = split_heads(self.W_query(x), self.head_dim)  # *B T N H
+        k = split_heads(self.W_key(x), self.head_dim)  # *B T N H
+        v = split_heads(self.W_value(x), self.head_dim)  # *B T N H
+        o, cache = attend_cached(q, k, v, cache, mask=CAUSAL)  # *B T N H
+        o = merge_heads(o)  # *B T d_out
+        return (o if self.out_proj is None else self.out_proj(o)), cache

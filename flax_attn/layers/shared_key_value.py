@@ -1,20 +1,21 @@
 """Grouped-query attention whose keys are its values too, or are shared with other layers."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_choice
-from ..attend import Empty, attend
+from ..attend import Empty
 from ..masks import Mask
+from ._cached import AnyCache, C, Call, attended, with_cache
 from ._common import check_tokens, split_heads
-from ._grouped import Grouped, GroupedHeads, Norm, grouped_signature
+from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 
 
-class SharedKeyValueAttention(GroupedHeads):
+class SharedKeyValueAttention(DecodingHeads):
     """`o_proj(attend(q, rotary(k_norm(k)), v_norm(k)))`, `k = k_proj(x)`: there is no `v_proj`.
 
     The values are the keys before norm and rotary, or `v_norm(v_proj(x))` with `own_values`. With
@@ -76,6 +77,24 @@ class SharedKeyValueAttention(GroupedHeads):
         self.v_norm, self.num_kv_heads = v_norm, num_kv_heads
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
 
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        cache: None = None,
+        keys_and_values: Pair | None = None,
+        **call: Unpack[Call],
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        cache: C,
+        keys_and_values: Pair | None = None,
+        **call: Unpack[Call],
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -86,18 +105,21 @@ class SharedKeyValueAttention(GroupedHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | None = None,
+    ) -> Any:
         """Attention of x over itself; `keys_and_values` are an earlier layer's, by across_layers.
 
         The other arguments are as of `GroupedQueryAttention`.
         """
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+        x, seen = self.tokens(x, mask, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         k, v = self._made_or_given(x, positions, valid, keys_and_values)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         q = self.placed(q, self.q_norm, positions)  # *B T N H
-        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
-        return self.output(o, valid)  # *B T D
+        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
+        o, cache = attended(q, k, v, cache, **how)  # *B T N H
+        return with_cache(self.output(o, valid), cache)  # *B T D
 
     def keys_and_values_of(
         self,

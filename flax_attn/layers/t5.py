@@ -1,18 +1,28 @@
 """T5's attention: unscaled, with a learned bias for ranges of distances (Raffel et al., 2020)."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_positive
-from ..attend import attend
+from .._checks import check_input, check_positive
+from ..cache import Memory, attend_memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..scores import IDENTITY, Additive, Score, T5Bias
+from ._cached import (
+    AnyCache,
+    CacheOptions,
+    CrossCall,
+    M,
+    arithmetic_dtype,
+    attended,
+    new_cache,
+    with_cache,
+)
 from ._common import as_attribute, merge_heads, split_heads, torch_linears
 from ._sources import tokens, zero_absent
 
@@ -110,6 +120,25 @@ class T5Attention(nnx.Module):
         heads = jnp.arange(table.shape[1])[:, None, None]
         return self.score(jnp.zeros((), table.dtype), 0, heads, q[None], k[None])
 
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S D"] | None = None,
+        *,
+        cache: None = None,
+        bias: Score | Array | None = None,
+        **call: Unpack[CrossCall],
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        cache: M,
+        bias: Score | Array | None = None,
+        **call: Unpack[CrossCall],
+    ) -> tuple[Float[Array, "*B T D"], M]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -119,7 +148,8 @@ class T5Attention(nnx.Module):
         valid: Bool[Array, "*#B T"] | None = None,
         bias: Score | Float[Array, "... #T #S"] | None = None,
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | Memory | None = None,
+    ) -> Any:
         """Attention of x over memory, or over itself.
 
         Args:
@@ -131,16 +161,40 @@ class T5Attention(nnx.Module):
           bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
             `*B N T S`.
           deterministic: overrules `train()` and `eval()`.
+          cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
-        width = self.q.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, (width, width))
+        widths = self.q.in_features, self.k.in_features
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
         q = split_heads(self.q(x), self.head_dim)  # *B T N H
-        k = split_heads(self.k(memory), self.head_dim)  # *B S N H
-        v = split_heads(self.v(memory), self.head_dim)  # *B S N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        score = self._score(bias)
-        o = attend(q, k, v, mask=seen, score=score, scale=1.0, dropout=drop)  # *B T N H
-        return zero_absent(self.o(merge_heads(o)), valid)  # *B T D
+        how = {"mask": seen, "score": self._score(bias), "scale": 1.0, "dropout": drop}
+        if isinstance(cache, Memory):
+            o = attend_memory(q, cache, **how)  # *B T N H
+        else:
+            k, v = self.keys_and_values(memory)  # *B S N H
+            o, cache = attended(q, k, v, cache, valid=valid, **how)  # *B T N H
+        return with_cache(zero_absent(self.o(merge_heads(o)), valid), cache)  # *B T D
+
+    def keys_and_values(
+        self, memory: Float[Array, "*B S D"]
+    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
+        """What the layer makes of each token of a memory."""
+        k, v = self.k(memory), self.v(memory)
+        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
+
+    def remember(
+        self, memory: Float[Array, "*B S D"], valid: Bool[Array, "*#B S"] | None = None
+    ) -> Memory:
+        """Keys and values of a memory, made once; arguments as of `CrossAttention.remember`."""
+        memory = zero_absent(check_input("memory", memory, self.k.in_features), valid)
+        return Memory.of(*self.keys_and_values(memory), valid)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
+        sizes = (self.k.out_features // self.head_dim, self.head_dim, self.head_dim)
+        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k), options)
 
     def _score(self, bias: Score | Array | None) -> Score:
         if bias is not None:

@@ -1,19 +1,20 @@
 """Value residual attention: values mixed with those of the first layer."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args, overload
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_choice
-from ..attend import Empty, attend
+from ..attend import Empty
 from ..masks import Mask
+from ._cached import AnyCache, C, Call, attended, with_cache
 from ._common import check_tokens, split_heads
-from ._grouped import Grouped, GroupedHeads, grouped_signature, linears_of
+from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
 
 
-class ValueResidualAttention(GroupedHeads):
+class ValueResidualAttention(DecodingHeads):
     """`o_proj(attend(q, k, first + mix * (v - first)))`, `first` the values of the first layer.
 
     Runs through `attend`. The first layer of a model is called without `values`, and the others
@@ -53,6 +54,24 @@ class ValueResidualAttention(GroupedHeads):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.mix_proj = linears_of(grouped)(in_features, num_kv_heads) if learned_mix else None
 
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        cache: None = None,
+        values: Array | None = None,
+        **call: Unpack[Call],
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        cache: C,
+        values: Array | None = None,
+        **call: Unpack[Call],
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -63,17 +82,20 @@ class ValueResidualAttention(GroupedHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
+        cache: AnyCache | None = None,
+    ) -> Any:
         """Attention of x over itself; `values` are the first layer's, None if this is the first.
 
         The other arguments are as of `GroupedQueryAttention`.
         """
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+        x, seen = self.tokens(x, mask, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         v = self._mixed(x, v, values, valid)  # *B T K H
-        o = attend(q, k, v, mask=seen, **self.how(deterministic), empty=empty)  # *B T N H
-        return self.output(o, valid)  # *B T D
+        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
+        o, cache = attended(q, k, v, cache, **how)  # *B T N H
+        return with_cache(self.output(o, valid), cache)  # *B T D
 
     def values(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T K H"]:
         """The values of this layer, for the layers after it."""

@@ -141,6 +141,14 @@ class Mask:
         """
         return 0, 0
 
+    def reach(self, keep_first: int = 0) -> int | None:
+        """How many tokens back it looks, the token itself included; None if that has no limit.
+
+        The first `keep_first` tokens are not counted.
+        """
+        band = self.as_band()
+        return None if band is None or band.lo is None else max(1 - band.lo, 0)
+
     def as_band(self) -> Band | None:
         """The bound mask as a band with lengths, or None if it is none."""
         return None
@@ -316,6 +324,10 @@ class And(Mask):
         one, two = self.a.seen_range(b, n, q, sizes), self.b.seen_range(b, n, q, sizes)
         return larger(one[0], two[0]), smaller(one[1], two[1])
 
+    def reach(self, keep_first=0):
+        found = {x.reach(keep_first) for x in (self.a, self.b)} - {None}
+        return min(found, default=None)
+
     def as_band(self):
         one, two = self.a.as_band(), self.b.as_band()
         return None if one is None or two is None else one.meet(two)
@@ -347,6 +359,10 @@ class Or(Mask):
 
     def grid(self, sizes):
         return self.a.grid(sizes) | self.b.grid(sizes)
+
+    def reach(self, keep_first=0):
+        one, two = self.a.reach(keep_first), self.b.reach(keep_first)
+        return None if one is None or two is None else max(one, two)
 
     def key_range(self, b, n, q, sizes):
         one, two = (within(x.key_range(b, n, q, sizes), sizes) for x in (self.a, self.b))

@@ -209,6 +209,9 @@ class Chunked(Mask):
         lo, hi = two * self.size, (one + 1) * self.size  # empty unless they are one chunk
         return clip(lo, sizes.S), clip(hi, sizes.S)
 
+    def reach(self, keep_first=0):
+        return self.size
+
     def as_runs(self, q):
         first = q // self.size * self.size
         return first, first + self.size
@@ -254,6 +257,9 @@ class Prefix(Mask):
         return 0, clip(of_entry(self.length, b), sizes.S)
 
     seen_range = key_range
+
+    def reach(self, keep_first=0):
+        return 0 if self.is_static and self.length <= keep_first else None
 
     def as_band(self):
         return Band(kv=self.length)

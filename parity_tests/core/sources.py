@@ -17,6 +17,7 @@ def tree_of(path: Path) -> ast.Module:
 ABSTRACT = {
     "Heads": ROOT / "flax_attn/layers/_heads.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
+    "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
     "LatentAttention": ROOT / "torch_ref/latent.py",
@@ -35,7 +36,9 @@ def modules_of(path: Path) -> dict[str, ast.ClassDef]:
 
 
 def method(of: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    return next((x for x in of.body if isinstance(x, ast.FunctionDef) and x.name == name), None)
+    """The method of this name, behind its overloads."""
+    found = [x for x in of.body if isinstance(x, ast.FunctionDef) and x.name == name]
+    return found[-1] if found else None
 
 
 def arguments(of: ast.ClassDef) -> dict[str, str]:

@@ -42,10 +42,10 @@ pytestmark = pytest.mark.turns(1)
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types, _lazy, _markdown < taps, _checks, _arrays < places
+errors, _types, _lazy, _markdown < taps, _checks, _arrays, quantized < places
 < masks, positions, norms, normalisers, dropout < scores < rules < reference, recurrence < backends
-< sharding < attend < by_weights, drop_in, state < layers < families < flax_drop_in, bench, proving,
-explain_command, family_table < cli, _pytest
+< sharding < attend < by_weights, drop_in, cache, state < layers < families
+< flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
@@ -244,7 +244,7 @@ def test_constructors_take_what_every_layer_takes_and_few_things_more(layer):
 @of_all_layers
 def test_a_forward_is_an_equation(layer):
     for name, node in modules_of(ROOT / f"flax_attn/layers/{layer}.py").items():
-        known = (["nnx.Module"], ["Heads"], ["GroupedHeads"], ["LatentHeads"])
+        known = (["nnx.Module"], ["Heads"], ["GroupedHeads"], ["DecodingHeads"], ["LatentHeads"])
         assert bases_of(node) in known, f"{name} is not final."
         call = method(node, "__call__")
         assert call is not None, f"{name} has no __call__."
@@ -281,7 +281,7 @@ def test_imports_run_one_way(path):
         assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
         folders = {"layers", "families", "backends", "bench", "masks", "positions", "recurrence"}
-        folders |= {"sharding"}
+        folders |= {"cache", "sharding"}
         allowed |= folders & {part[0]}
         allowed |= {"parity"} if part[0] in KNOW_PARITY else set()
         allowed |= {"weights"} if part[0] in ("bench", "families") else set()

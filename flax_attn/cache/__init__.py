@@ -1,0 +1,7 @@
+"""Caches of keys and values: attention of new tokens over all tokens so far."""
+
+from .attention import attend_cached as attend_cached
+from .attention import attend_memory as attend_memory
+from .memory import Memory as Memory
+from .paged import PagedCache as PagedCache
+from .slots import Cache as Cache

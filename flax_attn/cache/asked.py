@@ -1,0 +1,43 @@
+"""Whether a cache serves a mask, a score and a dropout: how far they look, and by what."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..masks import Mask
+from ..scores import Score
+
+
+def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
+    """ValueError where a mask, a score or a dropout means nothing beside this cache."""
+    for part in (*_parts(mask), *_parts(score), dropout):
+        if isinstance(getattr(part, "offset", None), str):
+            raise ValueError(
+                'offset="end" beside a cache would count slots, not tokens; use CAUSAL or '
+                "Causal(), which goes by the tokens' positions."
+            )
+        axes = "".join(getattr(part, "AXES", {}).values())
+        if not cache.by_slot and ("q" in axes or "k" in axes):
+            raise ValueError(
+                f"{type(part).__name__} goes by slot, and in a ring or a paged cache no slot "
+                "belongs to one token. Use a cache without window= and pages=, or a mask or score "
+                "that goes by position, such as MaskFn or ScoreFn."
+            )
+    if cache.window is None:
+        return
+    back = mask.reach(cache.keep_first)
+    if back is None or back > cache.window:
+        looks = "any number of tokens" if back is None else f"{back} tokens"
+        kept = f", and the first {cache.keep_first}" if cache.keep_first else ""
+        raise ValueError(
+            f"The ring holds a window of {cache.window} tokens{kept}, and the mask looks back over "
+            f"{looks}. Narrow it, mask & Window({cache.window - 1}, 0), or make the cache with a "
+            "larger window=."
+        )
+
+
+def _parts(node: Any) -> Iterator[Any]:
+    """A mask or a score, and the masks and scores that it is made of."""
+    yield node
+    for part in vars(node).values():
+        if isinstance(part, Mask | Score):
+            yield from _parts(part)

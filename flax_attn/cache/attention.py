@@ -1,0 +1,169 @@
+"""Attention of new tokens over a cache, which it gives back with these tokens stored."""
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ..attend import attend
+from ..dropout import Drop
+from ..masks import CAUSAL, FULL, Mask, as_mask
+from ..quantized import Quantized
+from ..scores import IDENTITY, Score
+from .asked import check_mask
+from .memory import Memory
+from .paged import PagedCache
+from .slots import Cache
+
+C = TypeVar("C", Cache, PagedCache)
+
+
+def attend_cached(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B T K H"],
+    v: Float[Array, "*B T K h"] | None,
+    cache: C,
+    *,
+    mask: Mask | Array | None = CAUSAL,
+    valid: Bool[Array, "*#B T"] | None = None,
+    score: Score | None = IDENTITY,
+    scale: float | Array | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    dropout: Drop | None = None,
+    backend: str = "auto",
+) -> tuple[Float[Array, "*B T N h"], C]:
+    """Stores keys and values of T tokens, and lets the tokens look at all that is stored.
+
+    Outputs equal those of one `attend` over the whole sequence, however it is cut into calls, if
+    the cache keeps all that the mask shows. A mask, a score and a dropout are asked at the tokens'
+    positions, which count the stored tokens of a row from 0.
+
+    Args:
+      q, k, v: of the new tokens. Rotary embeddings are applied before, at the positions
+        `cache.next_places(T, valid)`. v is None for a latent cache.
+      cache: a `Cache` or a `PagedCache`.
+      mask: as of `attend`; None is FULL. What has an axis of S, such as a boolean array, goes by
+        slot and needs a static cache. `Lengths` and `Prefix` count tokens.
+      valid: which of the tokens are there. The others are neither stored nor seen, and their
+        outputs are zero, so that padding may stand anywhere.
+      score, scale, sinks, dropout, backend: as of `attend`.
+
+    Returns:
+      The outputs, and the cache with these tokens. For a latent cache the values are the keys,
+      h = H, and the caller cuts off what is no value.
+
+    Raises:
+      ValueError: if shapes, heads or rows do not fit the cache; if the cache has no room, outside
+        jit, before anything is written. Under jit nothing is overwritten, the outputs of that row
+        are NaN from then on, and `cache.check()` raises. If the mask looks further back than a ring
+        holds, or has `offset="end"`.
+      TypeError: if the dtypes differ from the cache's.
+
+    Source: Pope et al., "Efficiently Scaling Transformer Inference", 2022.
+
+    >>> from flax_attn import Cache, attend, attend_cached
+    >>> x = jax.random.normal(jax.random.key(0), (2, 6, 3, 4))
+    >>> one, cache = attend_cached(*3 * [x[:, :4]], Cache.empty(2, 6, 3, 4))
+    >>> two, cache = attend_cached(*3 * [x[:, 4:]], cache)
+    >>> whole = attend(x, x, x, mask=CAUSAL)
+    >>> bool(jnp.allclose(jnp.concatenate([one, two], 1), whole, atol=1e-6))
+    True
+    """
+    q, k = jnp.asarray(q), jnp.asarray(k)
+    v = None if v is None else jnp.asarray(v)
+    mask = FULL if mask is None else as_mask(mask)
+    score = IDENTITY if score is None else score
+    check_mask(cache, mask, score, dropout)
+    _check_fit(q, k, v, cache)
+    T = q.shape[-3]
+    places = cache.next_places(T, valid)
+    written = cache.append(k, v, places)
+    if cache.holds_beside(T):
+        keys, values, positions = written.read()
+    else:
+        keys, values, positions = _beside(cache, k, v, places)
+    keys, values = (_as_attended(x, q.dtype) for x in (keys, values))
+    how = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    how |= {"q_positions": places, "kv_positions": positions, "backend": backend}
+    o = attend(q, keys, values, **how)
+    return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
+
+
+def attend_memory(
+    q: Float[Array, "*B T N H"],
+    memory: Memory,
+    *,
+    mask: Mask | Array | None = FULL,
+    score: Score | None = IDENTITY,
+    scale: float | Array | None = None,
+    dropout: Drop | None = None,
+    backend: str = "auto",
+) -> Float[Array, "*B T N h"]:
+    """Attention over a memory: `attend(q, k, v)` with what `Memory.of(k, v, valid)` kept.
+
+    Args:
+      q: queries, at positions 0, 1, 2, ...
+      memory: what is looked at.
+      mask, score, scale, dropout, backend: as of `attend`.
+
+    Raises:
+      ValueError, TypeError: as `attend` does.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3.
+
+    >>> memory = Memory.of(jnp.ones((7, 3, 4)), jnp.ones((7, 3, 5)))
+    >>> attend_memory(jnp.ones((1, 3, 4)), memory).shape
+    (1, 3, 5)
+    """
+    keys, values = (_as_attended(x, q.dtype) for x in (memory.keys, memory.values))
+    how = {"mask": mask, "score": score, "scale": scale, "dropout": dropout, "backend": backend}
+    return attend(q, keys, values, kv_positions=memory.positions, **how)
+
+
+def _beside(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
+    """What a ring holds and, behind it, tokens of which some would overwrite what others see."""
+    *old, positions = cache.read()
+    new = [k] if v is None else [k, v]
+    if cache.store is not None:  # so that a token is the same whoever looks at it
+        new = [cache.store.quantize(x) for x in new]
+    kept = [
+        jnp.concatenate([_plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)], axis=-2)
+        for a, b in zip(old, new, strict=False)
+    ]
+    return kept[0], kept[-1], jnp.concatenate([positions, places], axis=-1)
+
+
+def _plain(x: Any, dtype: Any) -> jax.Array:
+    return x.dequantized(dtype) if isinstance(x, Quantized) else x
+
+
+def _as_attended(x: Any, dtype: Any) -> jax.Array:
+    """`*B K S H` as `*B S K H`."""
+    return jnp.swapaxes(_plain(x, dtype), -3, -2)
+
+
+def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:
+    given = f"q {q.shape}, k {k.shape}" + ("" if v is None else f", v {v.shape}")
+    if not q.shape[:-2] == k.shape[:-2] == (k if v is None else v).shape[:-2]:
+        raise ValueError(f"q, k and v must be of the same new tokens; got {given}.")
+    keys, values, _ = jax.eval_shape(lambda c: c.read(), cache)
+    latent = cache.values is None if isinstance(cache, Cache) else cache.pool_values is None
+    if latent != (v is None):
+        raise ValueError(
+            "A latent cache stores keys alone, and any other one values too; got "
+            f"{'values' if latent else 'v=None'}. Make the cache with the layer's own init_cache."
+        )
+    for name, x, kept in (("k", k, keys), ("v", k if v is None else v, values)):
+        wanted = (*kept.shape[:-3], kept.shape[-3], kept.shape[-1])
+        if (*x.shape[:-3], *x.shape[-2:]) != wanted:
+            raise ValueError(
+                f"The cache holds {'keys' if name == 'k' else 'values'} of rows {wanted[:-2]}, "
+                f"{wanted[-2]} heads and width {wanted[-1]}; got {name} {x.shape}. Each layer "
+                "has a cache of its own: layer.init_cache(batch, length)."
+            )
+        if cache.store is None and x.dtype != kept.dtype:
+            raise TypeError(
+                f"The cache holds {kept.dtype}, and {name} is {x.dtype}. Make the cache with "
+                f"dtype={x.dtype}, or cast what is stored."
+            )

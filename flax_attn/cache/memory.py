@@ -1,0 +1,79 @@
+"""The memory of cross attention: keys and values made once, read by every step."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._types import frozen
+from .rows import check_like, there_of
+
+
+@frozen
+class Memory:
+    """Keys and values of a context, such as an encoder's output, for a decoder's steps.
+
+    Made by `layer.remember(context, valid=None)`, and read by `layer(x, cache=memory)`, which gives
+    it back unchanged. It is a frozen pytree, as `Cache` is.
+
+    Attributes:
+      keys, values: `*B K S H` and `*B K S h`.
+      positions: `*B S`, where each token stands, -1 for those that are not there.
+
+    Raises:
+      ValueError: by its methods, if a row does not fit.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3.
+
+    >>> from flax_attn import Memory, attend_memory
+    >>> memory = Memory.of(jnp.ones((2, 7, 3, 4)), jnp.ones((2, 7, 3, 5)))
+    >>> attend_memory(jnp.ones((2, 1, 6, 4)), memory).shape
+    (2, 1, 6, 5)
+    """
+
+    keys: Any
+    values: Any
+    positions: Any
+
+    @staticmethod
+    def of(
+        k: Float[Array, "*B S K H"],
+        v: Float[Array, "*B S K h"],
+        valid: Bool[Array, "*#B S"] | None = None,
+    ) -> "Memory":
+        """The memory of these keys and values; tokens that are not valid are never seen.
+
+        Raises:
+          TypeError: if `valid` is not boolean.
+          ValueError: if it does not broadcast to `*B S`.
+        """
+        *batch, S, _, _ = k.shape
+        there = there_of(valid, tuple(batch), S)
+        positions = jnp.where(there, jnp.arange(S, dtype=jnp.int32), -1)
+        return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
+
+    def take(self, rows: Int[Array, " R"]) -> "Memory":
+        """These rows of the first batch axis, in this order, copied."""
+        rows = jnp.asarray(rows)
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+
+    def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
+        """The memory with these rows empty: whoever looks there sees nothing."""
+        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.positions.shape[:-1])
+        return replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
+
+    def insert(self, row: int | jax.Array, other: "Memory") -> "Memory":
+        """The memory with a row of the first batch axis replaced by `other`, of one row.
+
+        Raises:
+          ValueError: if `other` differs in anything but the number of rows, or has not one.
+        """
+        check_like(self, other)
+        row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
+        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+
+    def check(self) -> "Memory":
+        """The memory itself, which cannot overflow."""
+        return self

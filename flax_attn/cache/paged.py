@@ -1,0 +1,279 @@
+"""A cache in pages: rows of unequal lengths share one pool, and a table says whose page is whose.
+
+Which page belongs to which row is the caller's to decide, on the host: a page is taken when a row
+needs it, and returned when the row is done. Here nothing is allocated.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from .._types import frozen
+from ..quantized import Float8, Int8
+from .rows import check_overflow, counted, first_row, next_places
+from .slots import Cache
+
+
+@frozen
+class PagedCache:
+    """Keys and values in pages of a pool that all rows share.
+
+    Token p of a row stands in the page `table[row, p // page]`, at `p % page`. It has the methods
+    of `Cache`; the table is replaced with `dataclasses.replace(cache, table=...)`.
+
+    Attributes:
+      pool_keys, pool_values: `P K page H` and `P K page h`; values None for a latent cache.
+      table: `*B pages`, the page in the pool, -1 where a row has none.
+      length: `*B`, the tokens stored so far.
+      overflowed: `*B`, rows that were given more tokens than they have pages for.
+
+    Raises:
+      ValueError: by its methods, which say why.
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", 2023.
+
+    >>> from dataclasses import replace
+    >>> from flax_attn import PagedCache, attend_cached
+    >>> cache = PagedCache.empty(2, 8, 3, (5, 4), 6)  # five pages of four tokens
+    >>> cache = replace(cache, table=jnp.asarray([[3, -1], [0, 2]]))
+    >>> x = jnp.ones((2, 3, 3, 6))
+    >>> o, cache = attend_cached(x, x, x, cache)
+    >>> cache.length.tolist()
+    [3, 3]
+    """
+
+    pool_keys: Any
+    pool_values: Any
+    table: Any
+    length: Any
+    overflowed: Any
+    store: Int8 | Float8 | None = None
+
+    @staticmethod
+    def empty(
+        batch: int | tuple[int, ...],
+        length: int,
+        num_kv_heads: int,
+        pages: tuple[int, int],
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        dtype: Any = jnp.float32,
+        store: Int8 | Float8 | None = None,
+        latent: bool = False,
+        layers: int | None = None,
+    ) -> "PagedCache":
+        """A pool of empty pages, and a table in which no row has a page.
+
+        Args:
+          batch: the batch axes `*B`; a number stands for one axis, () for none.
+          length: tokens that a row can hold at most, which is the width of the table.
+          num_kv_heads, head_dim, value_dim: as of `Cache.empty`.
+          pages: how many pages the pool has, and how many tokens a page holds.
+          dtype, store, latent, layers: as of `Cache.empty`.
+
+        Raises:
+          ValueError: for sizes below 1.
+        """
+        count, page = pages
+        value_dim = head_dim if value_dim is None else value_dim
+        check_positive(length=length, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_positive(value_dim=value_dim, pages=count, page=page)
+        front = () if layers is None else (layers,)
+        axes = (*front, *((batch,) if isinstance(batch, int) else batch))
+
+        def pool(width: int) -> Any:
+            x = jnp.zeros((*front, count, num_kv_heads, page, width), dtype)
+            return x if store is None else store.quantize(x)
+
+        return PagedCache(
+            pool_keys=pool(head_dim),
+            pool_values=None if latent else pool(value_dim),
+            table=jnp.full((*axes, -(-length // page)), -1, jnp.int32),
+            length=jnp.zeros(axes, jnp.int32),
+            overflowed=jnp.zeros(axes, bool),
+            store=store,
+        )
+
+    @property
+    def page(self) -> int:
+        """How many tokens a page holds."""
+        return self.pool_keys.shape[-2]
+
+    @property
+    def slots(self) -> int:
+        """How many tokens a row has room for if it has all pages, S."""
+        return self.table.shape[-1] * self.page
+
+    @property
+    def window(self) -> None:
+        """A paged cache is no ring."""
+        return
+
+    @property
+    def by_slot(self) -> bool:
+        """Arrays with an axis of S are refused: how many slots a row has is its table's affair."""
+        return False
+
+    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
+        """The positions of the next T tokens, -1 for those that are not valid."""
+        return next_places(self.length, T, valid)
+
+    def holds_beside(self, T: int) -> bool:
+        """Whether T tokens can be written before any of them looks back: always."""
+        return True
+
+    def append(
+        self,
+        k: Float[Array, "*B T K H"],
+        v: Float[Array, "*B T K h"] | None,
+        places: Int[Array, "*B T"],
+    ) -> "PagedCache":
+        """The cache with T more tokens, at the positions that `next_places` gave.
+
+        Raises:
+          ValueError: outside jit, if a row has no page for one of them; nothing is written then.
+        """
+        new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
+        lacks = (places >= 0) & (self._pages_of(places) < 0)
+        lacking = lacks.any(axis=-1)
+        if not isinstance(lacking, Tracer) and lacking.any():
+            row = first_row(lacking)
+            raise ValueError(
+                f"Row {row} would need pages of {self.page} for {int(new[row])} tokens, and its "
+                "table has none for some of them. Give it pages: replace(cache, table=...)."
+            )
+        over = self.overflowed | lacking
+        places = jnp.where(over[..., None], -1, places)
+        values = None if v is None else self._put(self.pool_values, v, places)
+        return replace(
+            self,
+            pool_keys=self._put(self.pool_keys, k, places),
+            pool_values=values,
+            length=jnp.where(over, self.length, new),
+            overflowed=over,
+        )
+
+    def _pages_of(self, places: jax.Array) -> jax.Array:
+        """The page in the pool where each token stands, -1 where there is none."""
+        at = places // self.page
+        inside = (places >= 0) & (at < self.table.shape[-1])
+        found = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
+        return jnp.where(inside, found, -1)
+
+    def _put(self, pool: Any, x: jax.Array, places: jax.Array) -> Any:
+        tokens = x if self.store is None else self.store.quantize(x)
+        pages = self._pages_of(places).reshape(-1)  # of all rows' tokens, one after the other
+        pages = jnp.where(pages < 0, self.pool_keys.shape[0], pages)
+        slots, axes = places.reshape(-1) % self.page, places.ndim
+
+        def write(kept: jax.Array, new: jax.Array) -> jax.Array:
+            new = new.reshape(-1, *new.shape[axes:]).astype(kept.dtype)
+            return kept.at[pages, :, slots].set(new, mode="drop")
+
+        return jax.tree.map(write, pool, tokens)
+
+    def read(self) -> tuple[Any, Any, jax.Array]:
+        """Keys and values `*B K S H`, gathered from their pages, and the positions of tokens."""
+        axes = self.length.ndim
+
+        def gathered(pool: jax.Array) -> jax.Array:
+            x = jnp.moveaxis(pool[jnp.maximum(self.table, 0)], axes, axes + 1)  # *B K pages page
+            return x.reshape(*x.shape[: axes + 1], self.slots, *x.shape[axes + 3 :])
+
+        keys = jax.tree.map(gathered, self.pool_keys)
+        values = keys if self.pool_values is None else jax.tree.map(gathered, self.pool_values)
+        slot = counted(self.slots, axes)
+        there = (slot < self.length[..., None]) & (jnp.repeat(self.table, self.page, -1) >= 0)
+        return keys, values, jnp.where(there, slot, -1)
+
+    def truncate(self, length: int | Int[Array, "*#B"]) -> "PagedCache":
+        """The cache without the tokens from position `length` on; pages stay in the table."""
+        length = jnp.broadcast_to(jnp.asarray(length, jnp.int32), self.length.shape)
+        return replace(self, length=jnp.minimum(self.length, length))
+
+    def take(self, rows: Int[Array, "*B"]) -> "PagedCache":
+        """As many rows as before, each a copy of the row that `rows` names, in pages of its own.
+
+        Raises:
+          ValueError: outside jit, if a row lacks pages for what it would be given.
+        """
+        rows = jnp.asarray(rows)
+        if rows.shape != self.length.shape[:1]:
+            raise ValueError(
+                f"take of a paged cache names a row for each of its {self.length.shape[:1]} rows, "
+                f"since pages are the caller's; got shape {rows.shape}."
+            )
+        given, own, length = self.table[rows], self.table, self.length[rows]
+        first = counted(own.shape[-1], length.ndim) * self.page
+        needed = first < length[..., None]
+        lacking = (needed & (own < 0)).any(axis=-1)
+        if not isinstance(lacking, Tracer) and lacking.any():
+            raise ValueError(
+                f"Row {first_row(lacking)} lacks pages for the tokens it would be given. Give it "
+                "pages: replace(cache, table=...)."
+            )
+        there = jnp.where(needed & (own >= 0), own, self.pool_keys.shape[0])
+        keys, values = (
+            jax.tree.map(lambda x: x.at[there].set(x[given], mode="drop"), pool)
+            for pool in (self.pool_keys, self.pool_values)
+        )
+        over = self.overflowed[rows] | lacking
+        return replace(self, pool_keys=keys, pool_values=values, length=length, overflowed=over)
+
+    def reset(self, rows: Bool[Array, "*#B"]) -> "PagedCache":
+        """The cache with these rows empty; pages stay in the table until the caller takes them."""
+        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+        return replace(
+            self, length=jnp.where(rows, 0, self.length), overflowed=self.overflowed & ~rows
+        )
+
+    def insert(self, row: int | jax.Array, other: "Cache | PagedCache") -> "PagedCache":
+        """The cache with the tokens of `other`, a static or paged cache of one row, in a row.
+
+        Raises:
+          ValueError: if `other` is a ring or has several rows or another store; outside jit, if
+            the row lacks pages.
+        """
+        if other.window is not None or other.length.shape != (1,) or other.store != self.store:
+            raise ValueError(
+                "insert into a paged cache takes a static or paged cache of one row with the same "
+                f"store; got rows {other.length.shape}, window={other.window}."
+            )
+        keys, values, positions = other.read()
+        mine = replace(
+            self,
+            table=self.table[row][None],
+            length=jnp.zeros(1, jnp.int32),
+            overflowed=other.overflowed,
+            store=None,  # what `other` holds is quantized already
+        )
+        new = mine.append(*_as_tokens(keys, values, self.pool_values), positions)
+        return replace(
+            self,
+            pool_keys=new.pool_keys,
+            pool_values=new.pool_values,
+            length=self.length.at[row].set(new.length[0]),
+            overflowed=self.overflowed.at[row].set(new.overflowed[0]),
+        )
+
+    def check(self) -> "PagedCache":
+        """The cache itself, unless a row has overflowed.
+
+        Raises:
+          ValueError: naming the rows.
+        """
+        check_overflow(self.overflowed, self.slots)
+        return self
+
+
+def _as_tokens(keys: Any, values: Any, pool_values: Any) -> tuple[Any, Any]:
+    """Keys and values `*B K S H` as `*B S K H`; no values for a latent cache."""
+    keys, values = (jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), y) for y in (keys, values))
+    return keys, None if pool_values is None else values

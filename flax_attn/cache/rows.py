@@ -1,0 +1,102 @@
+"""What caches share: places of new tokens, writes of rows, and what a row must be told."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
+
+from .._arrays import per_entry
+from .._types import Sizes
+
+
+def next_places(
+    length: Int[Array, "*B"], T: int, valid: Bool[Array, "*#B T"] | None
+) -> Int[Array, "*B T"]:
+    """Positions of T tokens after `length` others, -1 for those that are not valid.
+
+    >>> next_places(jnp.asarray([3]), 3, jnp.asarray([[False, True, True]])).tolist()
+    [[-1, 3, 4]]
+    """
+    if valid is None:
+        return length[..., None] + counted(T, length.ndim)
+    there = there_of(valid, length.shape, T)
+    return jnp.where(there, length[..., None] + jnp.cumsum(there, -1, dtype=jnp.int32) - 1, -1)
+
+
+def counted(count: int, rows: int) -> Int[Array, "... count"]:
+    """0, 1, 2, ... along the last axis, behind as many axes of length one as there are of rows."""
+    return jnp.arange(count, dtype=jnp.int32).reshape((1,) * rows + (count,))
+
+
+def there_of(valid: Any, batch: tuple[int, ...], T: int) -> Bool[Array, "*B T"]:
+    """Which tokens are there; None stands for all.
+
+    Raises:
+      TypeError: if `valid` is not boolean.
+      ValueError: if it does not broadcast to `*B T`.
+    """
+    there = jnp.asarray(True if valid is None else valid)
+    if there.dtype != jnp.bool_:
+        raise TypeError(
+            f"valid must be boolean, True for a token that is there; got {there.dtype}."
+        )
+    return per_entry("valid", there, Sizes(batch, 1, T, T), T).reshape(*batch, T)
+
+
+def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> jax.Array:
+    """`x`, `*B K S ...`, with `new`, `*B T K ...`, at `slots`, `*B T`; beyond the last: nowhere.
+
+    Without heads both lack the axis K. Nothing is copied if `x` is donated.
+    """
+    axes, (*_, T) = slots.ndim - 1, slots.shape
+    rows = math.prod(slots.shape[:-1])
+    flat = x.reshape(rows, *x.shape[axes:])
+    at = jnp.arange(rows, dtype=jnp.int32)[:, None], *(slice(None),) * heads, slots.reshape(rows, T)
+    new = new.reshape(rows, *new.shape[axes:]).astype(x.dtype)
+    return flat.at[at].set(new, mode="drop").reshape(x.shape)
+
+
+def check_room(slots: int, new: jax.Array) -> None:
+    """ValueError, where lengths are known, if a row would need more slots than there are."""
+    if not isinstance(new, Tracer) and (new > slots).any():
+        row = first_row(new > slots)
+        need = int(new.reshape(-1)[jnp.argmax((new > slots).reshape(-1))])
+        raise ValueError(
+            f"The cache holds {slots} tokens a row; row {row} would need {need}. Make a longer "
+            "one, or one with window= for a mask that looks no further back."
+        )
+
+
+def check_overflow(overflowed: jax.Array, slots: int) -> None:
+    """ValueError that names the rows that have overflowed."""
+    if overflowed.any():
+        rows = jnp.argwhere(overflowed).tolist()
+        rows = [row[0] if len(row) == 1 else tuple(row) for row in rows]
+        raise ValueError(
+            f"The cache holds {slots} tokens a row; rows {rows} were given more, and their "
+            "outputs are NaN since. `reset` empties them."
+        )
+
+
+def check_like(cache: Any, other: Any) -> None:
+    """ValueError unless `other` is such a cache with one row."""
+    if jax.tree.structure(cache) != jax.tree.structure(other):
+        raise ValueError(
+            "insert takes a cache of the same kind, with the same window, keep_first, spare and "
+            "store, and one row; got another kind."
+        )
+    for mine, its in zip(jax.tree.leaves(cache), jax.tree.leaves(other), strict=True):
+        if its.shape != (1, *mine.shape[1:]) or its.dtype != mine.dtype:
+            raise ValueError(
+                f"insert takes a cache of one row that fits {mine.dtype}{list(mine.shape)}; "
+                f"got {its.dtype}{list(its.shape)}."
+            )
+
+
+def first_row(bad: jax.Array) -> Any:
+    """The index of the first row that is bad: a number, or a tuple for several batch axes."""
+    row = jnp.argwhere(bad)[0].tolist() if bad.ndim else []
+    return row[0] if len(row) == 1 else tuple(row)

@@ -1,0 +1,271 @@
+"""A cache of keys and values in slots: static, or a ring that keeps a window of tokens.
+
+Everything is asked by position, never by slot: `positions` says which token a slot holds, and -1
+that it holds none. So masks mean the same in a static cache and in a ring, beside padding, and
+after tokens were taken back.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from .._types import frozen
+from ..quantized import Float8, Int8
+from .rows import check_like, check_overflow, check_room, first_row, next_places, put
+
+Store = Int8 | Float8
+
+
+@frozen
+class Cache:
+    """Keys and values of the tokens so far; `attend_cached` and layers read it and give a new one.
+
+    It is a frozen pytree, made by `Cache.empty` or by a layer's `init_cache`. Shapes and dtypes
+    never change, so it can be carried by `jax.lax.scan`, donated, and kept in an `nnx.Variable`.
+    For a scan over layers the arrays have an axis of layers in front; inside the scan they have
+    none, and there the methods are called.
+
+    Attributes:
+      keys, values: `*B K S H` and `*B K S h`, or `Quantized`; values None for a latent cache,
+        whose values are the first columns of its keys.
+      positions: `*B S`, the position of the token in each slot, -1 where there is none.
+      length: `*B`, how many tokens were stored so far, less what `truncate` took back. It is the
+        position of the next token.
+      overflowed: `*B`, rows that were given more tokens than there are slots. Nothing is stored in
+        them any more, and their outputs are NaN.
+      window: how many tokens back a ring reaches, the token itself included; None for no ring.
+      keep_first: how many tokens from the start a ring keeps for ever.
+      spare: how many tokens can be taken back from a ring.
+      store: how keys and values are quantized, or None.
+
+    Raises:
+      ValueError: by its methods, which say why.
+
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, for rings
+    that keep the first tokens; here without new numbers for positions.
+
+    >>> from flax_attn import Cache, attend_cached
+    >>> cache = Cache.empty(2, 8, 3, 4)  # two rows, eight tokens, three key heads of width 4
+    >>> x = jnp.ones((2, 5, 3, 4))
+    >>> o, cache = attend_cached(x, x, x, cache)
+    >>> o.shape, cache.length.tolist()
+    ((2, 5, 3, 4), [5, 5])
+    """
+
+    keys: Any
+    values: Any
+    positions: Any
+    length: Any
+    overflowed: Any
+    window: int | None = None
+    keep_first: int = 0
+    spare: int = 0
+    store: Store | None = None
+
+    @staticmethod
+    def empty(
+        batch: int | tuple[int, ...],
+        length: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        window: int | None = None,
+        keep_first: int = 0,
+        spare: int = 0,
+        dtype: Any = jnp.float32,
+        store: Store | None = None,
+        latent: bool = False,
+        layers: int | None = None,
+    ) -> "Cache":
+        """A cache that holds no token yet.
+
+        Args:
+          batch: the batch axes `*B`; a number stands for one axis, () for none.
+          length: tokens that a row can hold.
+          num_kv_heads, head_dim: key heads K and their width H.
+          value_dim: width h of the values; None for H.
+          window: keep only so many tokens, the newest included, in a ring that never overflows: for
+            a mask `CAUSAL & Window(window - 1, 0)`. Where `length` tokens fit in as many slots as
+            the ring would need, there is no ring.
+          keep_first: tokens from the start that the ring keeps besides.
+          spare: slots that the ring has besides, so that `truncate` can take back as many tokens.
+          dtype: of keys and values.
+          store: `Int8()` or `Float8()`, with one scale a token and head.
+          latent: whether values are the first columns of the keys, and stored only there.
+          layers: how many layers share one stack, for a scan over them; None for no such axis.
+
+        Raises:
+          ValueError: for sizes below 1, or `keep_first` or `spare` without a window.
+        """
+        axes = (batch,) if isinstance(batch, int) else tuple(batch)
+        axes = axes if layers is None else (layers, *axes)
+        value_dim = head_dim if value_dim is None else value_dim
+        check_positive(length=length, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_positive(value_dim=value_dim)
+        ring = _ring(length, window, keep_first, spare)
+        slots = sum(ring.values()) if ring else length
+
+        def zeros(width: int) -> Any:
+            x = jnp.zeros((*axes, num_kv_heads, slots, width), dtype)
+            return x if store is None else store.quantize(x)
+
+        return Cache(
+            keys=zeros(head_dim),
+            values=None if latent else zeros(value_dim),
+            positions=jnp.full((*axes, slots), -1, jnp.int32),
+            length=jnp.zeros(axes, jnp.int32),
+            overflowed=jnp.zeros(axes, bool),
+            store=store,
+            **ring,
+        )
+
+    @property
+    def slots(self) -> int:
+        """How many tokens a row has room for at one time, S."""
+        return self.positions.shape[-1]
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether token p stands in slot p, so that arrays with an axis of S fit."""
+        return self.window is None
+
+    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
+        """The positions of the next T tokens, -1 for those that are not valid."""
+        return next_places(self.length, T, valid)
+
+    def holds_beside(self, T: int) -> bool:
+        """Whether T tokens can be written before any of them looks back."""
+        return self.window is None or T <= self.spare + 1
+
+    def append(
+        self,
+        k: Float[Array, "*B T K H"],
+        v: Float[Array, "*B T K h"] | None,
+        places: Int[Array, "*B T"],
+    ) -> "Cache":
+        """The cache with T more tokens, at the positions that `next_places` gave.
+
+        Raises:
+          ValueError: outside jit, if a row has no room for them; nothing is written then.
+        """
+        new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
+        over = self.overflowed
+        if self.window is None:
+            check_room(self.slots, new)
+            over = over | (new > self.slots)
+        slots = self._slots_of(jnp.where(over[..., None], -1, places), new)
+        values = None if v is None else self._put(self.values, v, slots)
+        return replace(
+            self,
+            keys=self._put(self.keys, k, slots),
+            values=values,
+            positions=put(self.positions, slots, places, heads=False),
+            length=jnp.where(over, self.length, new),
+            overflowed=over,
+        )
+
+    def _slots_of(self, places: jax.Array, new: jax.Array) -> jax.Array:
+        """The slot of each token; one beyond the last, where writes are dropped, if it has none."""
+        slots = places
+        if self.window is not None:
+            first, round_ = self.keep_first, self.slots - self.keep_first
+            slots = jnp.where(places < first, places, first + (places - first) % round_)
+            # Of two tokens for one slot the later one stays: the order of writes is not defined.
+            gone = (places >= first) & (places < new[..., None] - round_)
+            slots = jnp.where(gone, self.slots, slots)
+        return jnp.where(places < 0, self.slots, slots)
+
+    def _put(self, kept: Any, x: jax.Array, slots: jax.Array) -> Any:
+        new = x if self.store is None else self.store.quantize(x)
+        return jax.tree.map(lambda c, y: put(c, slots, y), kept, new)
+
+    def read(self) -> tuple[Any, Any, jax.Array]:
+        """Keys and values as they lie, `*B K S H`, and the positions of their tokens."""
+        return self.keys, self.keys if self.values is None else self.values, self.positions
+
+    def truncate(self, length: int | Int[Array, "*#B"]) -> "Cache":
+        """The cache without the tokens from position `length` on, such as rejected drafts.
+
+        Raises:
+          ValueError: outside jit, if a ring no longer holds the window before that position: it
+            takes back as many tokens as it has `spare`. Under jit the row counts as overflowed.
+        """
+        length = jnp.broadcast_to(jnp.asarray(length, jnp.int32), self.length.shape)
+        length = jnp.minimum(self.length, length)
+        over = self.overflowed
+        if self.window is not None:
+            first = jnp.minimum(self.keep_first, length)  # which are stored in any case
+            least = jnp.maximum(first, length - self.window)
+            lost = (length < self.length) & (self._count(least, length) < length - least)
+            if not isinstance(lost, Tracer) and lost.any():
+                raise ValueError(
+                    f"The ring has spare={self.spare}, so that truncate can take back as many "
+                    f"tokens; row {first_row(lost)} would lose more. Make it with a larger spare=."
+                )
+            over = over | lost
+        positions = jnp.where(self.positions < length[..., None], self.positions, -1)
+        return replace(self, length=length, positions=positions, overflowed=over)
+
+    def _count(self, start: jax.Array, stop: jax.Array) -> jax.Array:
+        """How many tokens are stored from one position to another."""
+        inside = (self.positions >= start[..., None]) & (self.positions < stop[..., None])
+        return inside.sum(axis=-1, dtype=jnp.int32)
+
+    def take(self, rows: Int[Array, " R"]) -> "Cache":
+        """These rows of the first batch axis, in this order, copied: a beam's survivors."""
+        rows = jnp.asarray(rows)
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+
+    def reset(self, rows: Bool[Array, "*#B"]) -> "Cache":
+        """The cache with these rows empty, for other sequences."""
+        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+        return replace(
+            self,
+            positions=jnp.where(rows[..., None], -1, self.positions),
+            length=jnp.where(rows, 0, self.length),
+            overflowed=self.overflowed & ~rows,
+        )
+
+    def insert(self, row: int | jax.Array, other: "Cache") -> "Cache":
+        """The cache with a row of the first batch axis replaced by `other`, a cache of one row.
+
+        Raises:
+          ValueError: if `other` differs in anything but the number of rows, or has not one.
+        """
+        check_like(self, other)
+        row = jnp.asarray(row, jnp.int32)
+        at = jax.lax.dynamic_update_index_in_dim
+        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+
+    def check(self) -> "Cache":
+        """The cache itself, unless a row has overflowed.
+
+        Raises:
+          ValueError: naming the rows.
+        """
+        check_overflow(self.overflowed, self.slots)
+        return self
+
+
+def _ring(length: int, window: int | None, keep_first: int, spare: int) -> dict[str, int]:
+    """Window, first tokens and spare slots of a ring; nothing where as many slots hold all."""
+    ring = {"keep_first": keep_first, "spare": spare}
+    if window is None:
+        if keep_first or spare:
+            raise ValueError(
+                "keep_first and spare are for a ring, which has a window; got window=None, "
+                f"keep_first={keep_first}, spare={spare}."
+            )
+        return {}
+    check_positive(window=window)
+    if keep_first < 0 or spare < 0:
+        raise ValueError(
+            f"keep_first and spare are counts of 0 or more; got {keep_first} and {spare}."
+        )
+    return {"window": window, **ring} if window + keep_first + spare < length else {}

@@ -1,0 +1,139 @@
+"""What layers share that decode: a cache of their sizes, and attention with one or without."""
+
+from typing import Any, Literal, TypedDict, TypeVar
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from ..attend import Empty, attend
+from ..cache import Cache, Memory, PagedCache, attend_cached
+from ..masks import Mask
+from ..quantized import Float8, Int8
+
+AnyCache = Cache | PagedCache
+C = TypeVar("C", Cache, PagedCache)
+M = TypeVar("M", Cache, PagedCache, Memory)
+
+
+class Call(TypedDict, total=False):
+    """The keywords at the call of a layer of self attention, but for `cache`."""
+
+    mask: Mask | Array | None
+    positions: Int[Array, "... T"] | None
+    valid: Bool[Array, "*#B T"] | None
+    empty: Empty
+    deterministic: bool | None
+
+
+class CrossCall(TypedDict, total=False):
+    """The keywords at the call of a layer of self and cross attention, but for `cache`."""
+
+    mask: Mask | Array | None
+    valid: Bool[Array, "*#B T"] | None
+    deterministic: bool | None
+
+
+class CacheOptions(TypedDict, total=False):
+    """The keywords of `init_cache`: see `Cache.empty`, and `pages` of `PagedCache.empty`.
+
+    With window="mask" a ring reaches as far back as the layer's mask looks.
+    """
+
+    window: int | Literal["mask"] | None
+    keep_first: int
+    spare: int
+    dtype: Any
+    store: Int8 | Float8 | None
+    pages: tuple[int, int] | None
+    layers: int | None
+
+
+def new_cache(
+    batch: int | tuple[int, ...],
+    length: int,
+    sizes: tuple[int, int, int],
+    mask: Mask,
+    dtype: Any,
+    options: CacheOptions,
+    latent: bool = False,
+) -> AnyCache:
+    """An empty cache for K key heads of width H and values of width h, the `sizes`.
+
+    Raises:
+      ValueError: for options that do not go together, or window="mask" with a mask that looks back
+        without a limit.
+    """
+    given: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
+    given["dtype"] = dtype if given["dtype"] is None else given["dtype"]
+    pages = given.pop("pages", None)
+    if given.get("window") == "mask":
+        given["window"] = _window_of(mask, given.get("keep_first", 0))
+    if pages is None:
+        return Cache.empty(batch, length, *sizes, **given)
+    ring = {name: given.pop(name, None) for name in ("window", "keep_first", "spare")}
+    if any(ring.values()):
+        raise ValueError(
+            "A paged cache is no ring: leave window, keep_first and spare out, or pages; got "
+            f"pages={pages} and {', '.join(f'{k}={v}' for k, v in ring.items() if v)}."
+        )
+    heads, *widths = sizes
+    return PagedCache.empty(batch, length, heads, pages, *widths, **given)
+
+
+def arithmetic_dtype(linear: nnx.Linear) -> Any:
+    """The dtype in which a projection computes, if what it is given is no wider."""
+    return linear.kernel[...].dtype if linear.dtype is None else linear.dtype
+
+
+def _window_of(mask: Mask, keep_first: int) -> int:
+    back = mask.reach(keep_first)
+    if back is None:
+        raise ValueError(
+            'window="mask" needs a mask that looks back over a known number of tokens, such as '
+            f"CAUSAL & Window(255, 0); this layer's looks back without a limit: {mask}."
+        )
+    return back
+
+
+def attended(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B T K H"],
+    v: Float[Array, "*B T K h"],
+    cache: Any,
+    *,
+    valid: Bool[Array, "*#B T"] | None,
+    empty: Empty = "zero",
+    latent: bool = False,
+    **how: Any,
+) -> tuple[Float[Array, "*B T N h"], Any]:
+    """Attention of tokens over themselves, or over a cache too, and the cache with them.
+
+    Without a cache the mask hides already what is not valid. A latent cache stores keys alone.
+    """
+    if cache is None:
+        return attend(q, k, v, empty=empty, **how), None
+    if isinstance(cache, Memory):
+        raise TypeError(
+            "A Memory is for cross attention; this call is self attention, and takes "
+            "layer.init_cache(batch, length)."
+        )
+    if empty != "zero":
+        raise ValueError(
+            f'empty={empty!r} cannot be had with a cache, which holds no mean; leave empty="zero".'
+        )
+    return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
+
+
+def check_eval(dropout: Any, deterministic: bool | None) -> None:
+    """ValueError if a layer that keeps its weights would drop some of them beside a cache."""
+    off = dropout.deterministic if deterministic is None else deterministic
+    if dropout.rate and not off:
+        raise ValueError(
+            f"dropout={dropout.rate} is for training, and a cache is for decoding: call "
+            "layer.eval() before, or hand in deterministic=True."
+        )
+
+
+def with_cache(y: Array, cache: Any) -> Any:
+    """What a layer gives: y, and the cache if it was given one."""
+    return y if cache is None else (y, cache)

@@ -1,0 +1,234 @@
+"""Taking back, reordering, emptying and filling rows; overflow; what is compiled."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import CAUSAL, Memory, Prefix, Window, attend, attend_cached, attend_memory
+from parity_tests.core.drawing import float64 as float64
+
+from .cuts import T, empty, jitted, paged, same, stepped, tokens
+
+pytestmark = pytest.mark.usefixtures("float64")
+WINDOW = CAUSAL & Window(3, 0)
+# A cache with nine tokens can give some back, and go on.
+CACHES = {
+    "static": (lambda: empty(), {"mask": CAUSAL}),
+    "ring": (lambda: empty(window=4, spare=5), {"mask": WINDOW}),
+    "first kept": (
+        lambda: empty(window=4, spare=5, keep_first=2),
+        {"mask": CAUSAL & (Window(3, 0) | Prefix(2))},
+    ),
+    "paged": (paged, {"mask": CAUSAL}),
+}
+kinds = pytest.mark.parametrize("kind", CACHES)
+
+
+def part(x, start, stop):
+    return {name: y[:, start:stop] for name, y in x.items()}
+
+
+def whole_of(x, **how):
+    return attend(*x.values(), **how)
+
+
+@kinds
+@pytest.mark.parametrize("back", [9, 7, 4])
+def test_tokens_are_taken_back_and_others_follow(kind, back):
+    make, how = CACHES[kind]
+    x, other = tokens(length=14), tokens(seed=7, length=14)
+    step = jitted(**how)
+    _, cache = stepped(part(x, 0, 9), make(), (9,), step=step)
+    cache = cache.truncate(back)
+    assert cache.length.tolist() == [back] * 3
+    o, cache = stepped(part(other, 0, 5), cache, (1, 1, 1, 2), step=step)
+    joined = {name: jnp.concatenate([x[name][:, :back], other[name][:, :5]], 1) for name in x}
+    assert same(o, whole_of(joined, **how)[:, back:])
+
+
+@kinds
+def test_rows_are_taken_back_to_lengths_of_their_own(kind):
+    make, how = CACHES[kind]
+    x = tokens(length=14)
+    _, cache = stepped(part(x, 0, 9), make(), (9,), **how)
+    cache = cache.truncate(jnp.asarray([9, 6, 20]))
+    assert cache.length.tolist() == [9, 6, 9]
+    o, _ = stepped(part(x, 9, 10), cache, (1,), **how)
+    short = {name: jnp.concatenate([y[1:2, :6], y[1:2, 9:10]], 1) for name, y in x.items()}
+    assert same(o[1], whole_of(short, **how)[0, -1:])
+    assert same(o[::2], whole_of(part(x, 0, 10), **how)[::2, -1:])
+
+
+def test_a_ring_gives_back_no_more_than_it_has_spare():
+    x = tokens(length=14)
+    _, cache = stepped(x, empty(window=4, spare=2), (14,), mask=WINDOW)
+    assert cache.truncate(12).length.tolist() == [12] * 3
+    with pytest.raises(ValueError, match=r"spare=2.*row 1 would lose more"):
+        cache.truncate(jnp.asarray([12, 11, 14]))
+    over = jax.jit(lambda c: c.truncate(11))(cache)
+    assert over.overflowed.tolist() == [True] * 3
+    with pytest.raises(ValueError, match=r"rows \[0, 1, 2\]"):
+        over.check()
+    twice = cache.truncate(12)
+    with pytest.raises(ValueError, match="spare=2"):
+        twice.truncate(11)
+
+
+@kinds
+def test_rows_are_reordered_and_copied(kind):
+    make, how = CACHES[kind]
+    x, rows = tokens(length=14), np.asarray([2, 0, 0])
+    _, cache = stepped(part(x, 0, 9), make(), (9,), **how)
+    o, _ = stepped(part(x, 9, 14), cache.take(rows), (1, 4), **how)
+    mixed = {name: jnp.concatenate([y[rows][:, :9], y[:, 9:]], axis=1) for name, y in x.items()}
+    assert same(o, whole_of(mixed, **how)[:, 9:])
+
+
+@kinds
+def test_an_emptied_row_begins_anew_whatever_it_held(kind):
+    make, how = CACHES[kind]
+    x = tokens(length=14)
+    bad = {**x, "k": x["k"].at[1].set(jnp.nan), "v": x["v"].at[1].set(jnp.inf)}
+    _, cache = stepped(part(bad, 0, 9), make(), (9,), **how)
+    cache = cache.reset(np.asarray([False, True, False]))
+    assert cache.length.tolist() == [9, 0, 9]
+    o, _ = stepped(part(x, 9, 14), cache, (4, 1), **how)
+    assert same(o[1], whole_of(part(x, 9, 14), **how)[1])
+    assert same(o[::2], whole_of(x, **how)[::2, 9:])
+
+
+@kinds
+def test_a_prefilled_row_is_put_in(kind):
+    make, how = CACHES[kind]
+    x, other = tokens(length=14), tokens((1,), seed=9, length=14)
+    _, cache = stepped(part(x, 0, 9), make(), (9,), **how)
+    one = empty if kind == "paged" else lambda batch, **_: jax.tree.map(lambda y: y[:1], make())
+    _, one = stepped(part(other, 0, 5), one((1,)), (5,), **how)
+    put = jax.jit(lambda cache, row, one: cache.insert(row, one))
+    cache = put(cache, jnp.asarray(1), one)
+    assert cache.length.tolist() == [9, 5, 9]
+    o, _ = stepped(part(x, 9, 10), cache, (1,), **how)
+    mine = {name: jnp.concatenate([other[name][:, :5], x[name][1:2, 9:10]], 1) for name in x}
+    assert same(o[1], whole_of(mine, **how)[0, -1:])
+    assert same(o[::2], whole_of(part(x, 0, 10), **how)[::2, -1:])
+
+
+def test_overflow_is_told_before_anything_is_written():
+    x = tokens(length=14)
+    valid = np.ones((3, 14), bool)
+    valid[0, :6] = False
+    _, cache = stepped(part(x, 0, 9), empty(length=12), (9,), jnp.asarray(valid[:, :9]))
+    with pytest.raises(ValueError, match=r"holds 12 tokens a row; row 1 would need 14"):
+        stepped(part(x, 9, 14), cache, (5,))
+    assert cache.length.tolist() == [3, 9, 9]
+
+
+def test_overflow_under_jit_overwrites_nothing_and_is_nan_from_then_on():
+    x = tokens(length=14)
+    valid = np.ones((3, 14), bool)
+    valid[0, :6] = False
+    step = jitted()
+    o, before = stepped(part(x, 0, 9), empty(length=12), (9,), jnp.asarray(valid[:, :9]), step)
+    assert np.isfinite(o).all()
+    o, cache = stepped(part(x, 9, 14), before, (4, 1), step=step)
+    assert np.isfinite(o[0]).all() and np.isnan(o[1:]).all()
+    assert cache.overflowed.tolist() == [False, True, True]
+    for name in ("keys", "values", "positions", "length"):
+        assert np.array_equal(getattr(cache, name)[1:], getattr(before, name)[1:]), name
+    with pytest.raises(ValueError, match=r"holds 12 tokens a row; rows \[1, 2\]"):
+        cache.check()
+    assert cache.reset(np.asarray([False, True, True])).check() is not None
+    o, cache = stepped(part(x, 0, 1), cache.truncate(1), (1,), step=step)
+    assert np.isnan(o[1:]).all()  # taking back mends no row that lost tokens
+
+
+def test_overflow_in_a_scan():
+    x = tokens(length=14)
+
+    def step(cache, parts):
+        o, cache = stepped({n: y[:, None] for n, y in parts.items()}, cache, (1,))
+        return cache, o[:, 0]
+
+    over = {name: jnp.moveaxis(y, 1, 0) for name, y in x.items()}
+    cache, o = jax.lax.scan(step, empty(length=11), over)
+    assert same(jnp.moveaxis(o, 0, 1)[:, :11], whole_of(x, mask=CAUSAL)[:, :11])
+    assert np.isnan(o[11:]).all() and cache.overflowed.all()
+    assert same(cache.keys, jnp.swapaxes(x["k"][:, :11], 1, 2))
+
+
+def test_a_prefill_and_any_number_of_steps_trace_twice():
+    x, traces = tokens(), []
+
+    @jax.jit
+    def step(q, k, v, cache):
+        traces.append(q.shape[1])
+        return attend_cached(q, k, v, cache, mask=WINDOW)
+
+    _, cache = step(*part(x, 0, 14).values(), empty(window=4))
+    for at in range(14, T):
+        _, cache = step(*part(x, at, at + 1).values(), cache)
+    assert traces == [14, 1]
+
+
+def test_as_data_of_a_module_and_as_a_variable():
+    x, whole = tokens(length=5), whole_of(tokens(length=5), mask=CAUSAL)
+
+    class Decoder(nnx.Module):
+        def __init__(self):
+            self.as_data = nnx.data(empty())
+            self.as_variable = nnx.Variable(empty())
+
+        def __call__(self, q, k, v):
+            one, self.as_data = attend_cached(q, k, v, self.as_data)
+            two, cache = attend_cached(q, k, v, self.as_variable.get_value())
+            self.as_variable.set_value(cache)
+            return one, two
+
+    decoder, step = Decoder(), nnx.jit(lambda decoder, *x: decoder(*x))
+    for at in range(5):
+        one, two = step(decoder, *part(x, at, at + 1).values())
+        assert same(one, whole[:, at : at + 1]) and same(two, one)
+    assert decoder.as_data.length.tolist() == [5, 5, 5]
+
+
+def test_a_stack_of_layers_in_a_scan():
+    x, layers = tokens(length=5), 2
+    whole = [whole_of(tokens(seed=i, length=5), mask=CAUSAL) for i in range(layers)]
+    xs = jax.tree.map(lambda *y: jnp.stack(y), *(tokens(seed=i, length=5) for i in range(layers)))
+    stack = empty(layers=layers)
+    assert stack.keys.shape[0] == layers
+
+    @jax.jit
+    def step(stack, xs):
+        def layer(_, both):
+            x, cache = both
+            return None, attend_cached(x["q"], x["k"], x["v"], cache)
+
+        return jax.lax.scan(layer, None, (xs, stack))[1]
+
+    for at in range(5):
+        o, stack = step(stack, jax.tree.map(lambda y, at=at: y[:, :, at : at + 1], xs))
+        for i in range(layers):
+            assert same(o[i], whole[i][:, at : at + 1])
+    assert x["k"].shape[0] == 3
+
+
+def test_a_memory_is_read_by_every_step():
+    x = tokens(length=14)
+    valid = jnp.asarray(np.random.default_rng(3).random((3, 14)) > 0.3)
+    k, v = (jnp.where(valid[..., None, None], x[name], jnp.nan) for name in "kv")
+    memory = Memory.of(k, v, valid)
+    o = jnp.concatenate([attend_memory(x["q"][:, at : at + 7], memory) for at in (0, 7)], 1)
+    whole = [attend(x["q"][r], *(y[r][valid[r]] for y in (k, v))) for r in range(3)]
+    assert same(o, np.stack(whole))
+    rows = jnp.asarray([1, 1, 0])
+    assert same(attend_memory(x["q"][rows], memory.take(rows)), np.stack(whole)[rows])
+    empty_row = memory.reset(jnp.asarray([True, False, False])).check()
+    assert not attend_memory(x["q"], empty_row)[0].any()
+    put = empty_row.insert(0, jax.tree.map(lambda y: y[:1], memory))
+    assert same(attend_memory(x["q"], put), np.stack(whole))
+    assert replace(memory, values=memory.values).positions.shape == (3, 14)
