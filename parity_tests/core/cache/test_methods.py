@@ -11,7 +11,7 @@ from flax import nnx
 from flax_attn import CAUSAL, Memory, Prefix, Window, attend, attend_cached, attend_memory
 from parity_tests.core.drawing import float64 as float64
 
-from .cuts import T, empty, jitted, paged, same, stepped, tokens
+from .cuts import K, T, empty, jitted, paged, same, stepped, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 WINDOW = CAUSAL & Window(3, 0)
@@ -172,6 +172,23 @@ def test_a_prefill_and_any_number_of_steps_trace_twice():
     for at in range(14, T):
         _, cache = step(*part(x, at, at + 1).values(), cache)
     assert traces == [14, 1]
+
+
+@pytest.mark.parametrize("made", [{}, {"window": 1400}], ids=["static", "ring"])
+def test_a_compiled_step_writes_in_place_and_copies_nothing_of_the_caches_size(made):
+    cache, x = empty((2,), 2048, **made), tokens((2,), length=1)
+    mask = CAUSAL & Window(1399, 0)
+    step = jax.jit(lambda q, k, v, c: attend_cached(q, k, v, c, mask=mask), donate_argnums=3)
+    text = step.lower(*x.values(), cache).compile().as_text()
+    aliased = text.split("input_output_alias={")[1].split("entry_computation_layout")[0]
+    assert aliased.count("must-alias") + aliased.count("may-alias") >= len(jax.tree.leaves(cache))
+    S = cache.slots
+    for shape in (f"f64[2,{K},{S},", f"f64[2,{S},{K},", f"f64[{2 * K},{S},"):
+        for line in text.splitlines():
+            made_here = line.split(" = ")[-1].strip()
+            if made_here.startswith(shape):
+                op = made_here.split("} ")[-1].split("(")[0] if "} " in made_here else made_here
+                assert not op.startswith(("copy", "transpose", "convert", "select")), line
 
 
 def test_as_data_of_a_module_and_as_a_variable():
