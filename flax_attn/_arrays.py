@@ -75,7 +75,7 @@ def aligned(x: jax.Array, like: jax.Array) -> jax.Array:
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:
     """`array[indices]`, where an axis of length one answers for every index."""
     return jnp.asarray(array)[
-        tuple(i if n > 1 else 0 * i for i, n in zip(indices, array.shape, strict=True))
+        tuple(0 * i if n == 1 else i for i, n in zip(indices, array.shape, strict=True))
     ]
 
 

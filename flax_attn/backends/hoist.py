@@ -171,7 +171,7 @@ def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
     index = tuple(jnp.asarray(x) for x in index)
-    by_entry = [i > 1 and 0 in axes and x.shape[0] > 1 for i, x in enumerate(index)]
+    by_entry = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
     flat = [
         x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
         for i, (x, deep) in enumerate(zip(index, by_entry, strict=True))

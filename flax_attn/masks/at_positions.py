@@ -102,7 +102,7 @@ class AtPositions(Mask):
 
     def _row(self, positions: jax.Array, b: Any, rows: Rows | None = None) -> jax.Array:
         """The positions of one batch entry, of the queries `rows` alone if they are given."""
-        row = positions[b if positions.shape[0] > 1 else 0]
+        row = positions[0 if positions.shape[0] == 1 else b]
         return row if rows is None else jax.lax.dynamic_slice_in_dim(row, rows[0], rows.size)
 
     def _slots(self, b: Any, found: Range, sizes: Sizes) -> tuple[Any, Any, Any]:

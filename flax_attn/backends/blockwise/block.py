@@ -54,8 +54,8 @@ class Block(NamedTuple):
         """Where the block's part of an array `B|1 N|1 T|1 S|1` starts, and its size there."""
         starts, counts = (self.b, self.n, self.q, self.k), (1, self.G, self.rows, self.cols)
         axes = list(zip(array.shape, starts, counts, strict=True))
-        return [_index(s if n > 1 else 0) for n, s, _ in axes], [
-            c if n > 1 else 1 for n, _, c in axes
+        return [_index(0 if n == 1 else s) for n, s, _ in axes], [
+            1 if n == 1 else c for n, _, c in axes
         ]
 
     def cut(self, array: jax.Array) -> jax.Array:
