@@ -97,6 +97,13 @@ class Dropout(Drop):
     def keep(self, b, n, q, k):
         if self.positions is not None:
             q, k = self.positions.of(b, q, k)
+        return self._keep(b, n, q, k)
+
+    def grid(self, sizes):
+        b, n, q, k = sizes.iotas()
+        return self._keep(b, n, *((q, k) if self.positions is None else self.positions.grid))
+
+    def _keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         b, n = in_whole(self.places, b, n)
         words = jax.random.bits(self.key, (2,), jnp.uint32)
         one, two = _threefry(words[0], words[1], b, n)

@@ -130,7 +130,8 @@ class Mask:
         """`lo, hi`: no query of `range(*q)` may look at a key outside, whichever its head.
 
         A bound mask is asked once for all heads, with n = 0, and what lies beyond the keys is cut
-        off. Backends ask for `Rows`: a pair that may be traced, whose `size` is a number.
+        off. Backends ask for `Rows`: a pair that may be traced, whose `size` is a number. At
+        `q_positions` the pair holds the least and most of a block's positions, and has no `size`.
         """
         return 0, sizes.S
 

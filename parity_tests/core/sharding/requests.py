@@ -34,6 +34,7 @@ from flax_attn import (
     Lengths,
     Mask,
     MaskFn,
+    Prefix,
     Score,
     ScoreFn,
     Segments,
@@ -56,6 +57,7 @@ BY_BOTH = (
     "dropout",
     "arrays cut along heads",
     "rows that see nothing",
+    "positions",
 )
 COLLECTIVES = r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
@@ -106,6 +108,13 @@ class Temperature(Score):
 
     def __call__(self, logits, b, n, q, k):
         return logits * self.table[b, n] + ((q + k) % 3).astype(logits.dtype)
+
+
+def standing(seed: int, length: int) -> np.ndarray:
+    """Positions in any order, with gaps; some are absent."""
+    random = np.random.RandomState(seed)
+    at = np.stack([random.permutation(20)[:length] for _ in range(B)]).astype(np.int32)
+    return np.where(random.rand(B, length) < 0.2, -1, at)
 
 
 IDS = {"q_ids": np.sort(whole(1, 4, B, T)), "kv_ids": np.sort(whole(2, 4, B, S))}
@@ -199,6 +208,21 @@ REQUESTS = {
         {"kv": np.asarray([100, 1000, 300, 200], np.int32)},
         {"kv": P("data")},
         lengths=(1, 1100),
+    ),
+    "positions": Request(
+        lambda a: {
+            "mask": (CAUSAL | Prefix(3)) & MaskFn(by_place),
+            "score": ScoreFn(by_head, a["gain"]),
+            "dropout": Dropout(0.4, jax.random.key(9)),
+            "q_positions": a["q_at"],
+            "kv_positions": a["kv_at"],
+        },
+        {
+            "gain": drawn(7, N),
+            "q_at": standing(24, T),
+            "kv_at": standing(25, S),
+        },
+        {"q_at": P("data"), "kv_at": P("data")},
     ),
     "batch alone": Request(
         lambda a: {"mask": CAUSAL, "dropout": Dropout(0.2, jax.random.key(5))},

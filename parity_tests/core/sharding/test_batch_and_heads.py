@@ -23,6 +23,7 @@ SHARED = (
     "one key head, which all devices have",
     "small arrays that come cut",
     "rows that see nothing",
+    "positions",
 )
 SENTENCES = {
     "length": ("NotImplementedError", "along its length, over 'data'"),
@@ -38,7 +39,7 @@ def test_eight_devices_beside_one():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == (13 + 4) * 2 + 5  # requests by blockwise, four by both; kinds of axes
+    assert len(rows) == (14 + 5) * 2 + 5  # requests by blockwise, five by both; kinds of axes
     assert len(edges) == 5 and all(edges.values()), edges
     assert [fault for row in rows for fault in faults(row)] == []
 
