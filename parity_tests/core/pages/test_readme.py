@@ -66,9 +66,12 @@ def test_the_certificate_fits_a_page_of_838_pixels():
     assert sum(map(len, widest)) <= 93, f"README's table is too wide by its words {widest}."
 
 
-def test_its_report_is_the_one_that_the_page_on_porting_prints():
-    (report,) = blocks(TEXT, "text")
-    assert any(report in shown for shown in blocks(text_of("docs/porting.md"), "text"))
+def test_its_reports_are_those_that_the_page_on_porting_prints():
+    (shown,) = blocks(TEXT, "text")
+    wrong, right = shown.split("\n\n")
+    assert "DIFFERENT" in wrong and ", 0 different" in right
+    for report in (wrong, right):
+        assert any(report in block for block in blocks(text_of("docs/porting.md"), "text"))
 
 
 def test_its_counts_of_faults_are_those_of_the_trial():
