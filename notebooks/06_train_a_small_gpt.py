@@ -9,22 +9,30 @@
 # %% [markdown]
 # # 6. Train a small GPT
 #
+# *20 minutes to read, 3 minutes to run.*
+# [The text](#The-text) ·
+# [What counting reaches](#What-counting-reaches) ·
+# [The model](#The-model) ·
+# [One training step](#One-training-step) ·
+# [Ask PyTorch](#Ask-PyTorch-whether-it-is-right) ·
+# [Train](#Train) ·
+# [Let it write](#Let-it-write) ·
+# [What the heads look at](#What-the-heads-look-at) ·
+# [Exercises](#Exercises)
+#
 # Multi-head attention from [chapter 4](04_many_heads.ipynb) is the heart of a language model. Here
-# we build the rest around it and train the whole on Python's own documentation, one character at
-# a time. No recurrent network is left.
+# we build the rest around it and train it on Python's own documentation, one character at a time.
+# There is no recurrent network any more.
 #
 # At the end you will understand
 #
-# * what a GPT is: embeddings, blocks of attention and a small network, one linear map at the
-#   end;
-# * what "predict the next character" means as a loss, and which loss mere counting already
-#   reaches;
-# * how a training step is written with `nnx`, `optax` and `jit`;
+# * what a GPT is: embeddings, blocks of attention and a small network, one linear map at the end;
+# * what "predict the next character" means as a loss, and which loss mere counting already reaches;
+# * how to write a training step with Flax, Optax and `jit`;
 # * how to show that a training run is right: its first 50 losses are those of the same model in
-#   PyTorch, under the same weights, the same data and the same dropout masks.
+#   PyTorch, with the same weights, the same data and the same dropout masks.
 
 # %%
-import importlib.util
 import re
 import textwrap
 from pydoc_data.topics import topics
@@ -34,6 +42,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from climb import HAS_TORCH, diagram
 from flax import nnx
 from IPython.display import display
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -41,18 +50,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from flax_attn import CAUSAL, MultiHeadAttention, attention_weights
 from flax_attn.parity import compare, port
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
 print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch gave once")
 
 # %% [markdown]
 # ## The text
 #
-# What `help("assert")` prints lies in the standard library, as `pydoc_data.topics`. It is the
-# language reference, cut into topics. Some paragraphs stand in several topics. We keep each one
-# once: otherwise the part held out for testing would have been seen in training. Tables drawn
-# with bars are left out, and wide gaps are narrowed to eight spaces. A model that looks back only
-# 64 characters cannot count its way through them.
+# What `help("assert")` prints is stored in the standard library, in `pydoc_data.topics`. It is the
+# language reference, cut into topics. Some paragraphs occur in several topics. We keep each one
+# once. Otherwise the part that is held out for testing would have been seen in training. Tables
+# drawn with bars are left out, and wide gaps are narrowed to eight spaces, because a model that
+# looks back only 64 characters cannot count its way through them.
 
 # %%
 plain = str.maketrans(
@@ -63,26 +70,31 @@ paragraphs = dict.fromkeys(everything.split("\n\n"))
 prose = [p for p in paragraphs if not re.search(r"^ *[|+]", p, re.MULTILINE)]
 text = re.sub(" {9,}", " " * 8, "\n\n".join(prose))
 
+# %%
 print(f"{len(everything):,} characters, {len(text):,} without repetitions and tables\n")
 print("\n\n".join(prose[:6]))
 
 # %% [markdown]
-# A model sees numbers. Our alphabet is the line break and the 95 printable characters of ASCII,
-# so the model has the same size in every version of Python, although the text differs a little.
+# A model sees numbers. Here each character is a token. Our alphabet is the line break and the 95
+# printable characters of ASCII, so the model has the same size in every version of Python, although
+# the text differs a little.
 
 # %%
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 NUMBER = {character: number for number, character in enumerate(ALPHABET)}
 
 
+# %%
 def encode(text):
     return np.array([NUMBER[c] for c in text if c in NUMBER], dtype=np.int32)
 
 
+# %%
 def decode(numbers):
     return "".join(ALPHABET[n] for n in numbers)
 
 
+# %%
 data = encode(text)
 held_out = int(0.95 * len(data))
 training, testing = data[:held_out], data[held_out:]
@@ -96,10 +108,10 @@ print(encode("import"), f"{len(training):,} to learn from, {len(testing):,} to b
 #
 # $$-\log p(\text{the character that came} \mid \text{those before})$$
 #
-# with the natural logarithm, whose unit is called *nat*. Who knows nothing says $\tfrac1{96}$ and
-# pays $\log 96 \approx 4.56$. Who has counted how often each character occurs pays less, and who
-# has counted which character follows which pays less again. These three are the bars that
-# attention has to clear.
+# with the natural logarithm, whose unit is called *nat*. A model that knows nothing gives every
+# character probability 1/96 and scores $\log 96 \approx 4.56$. A model that has counted how often
+# each character occurs does better. A model that has counted which character follows which does
+# better again. These are the three marks that attention has to beat.
 
 # %%
 V = len(ALPHABET)
@@ -108,6 +120,7 @@ pairs = np.ones((V, V))
 np.add.at(pairs, (training[:-1], training[1:]), 1)
 follows = pairs / pairs.sum(axis=1, keepdims=True)
 
+# %%
 knows_nothing = np.log(V)
 counts_characters = -np.log(single / single.sum())[testing].mean()
 counts_pairs = -np.log(follows)[testing[:-1], testing[1:]].mean()
@@ -115,18 +128,21 @@ assert counts_pairs < counts_characters < knows_nothing
 print(f"{knows_nothing:.2f}, {counts_characters:.2f}, {counts_pairs:.2f} nats a character")
 
 # %% [markdown]
+# > **Try it.** Print the five characters that most often follow a "q".
+#
 # ## The model
 #
-# Each character becomes a vector that says what it is and where it stands:
+# Each character becomes a vector that says what it is and at which place it is:
 #
 # $$x_t = E_{c_t} + P_t$$
 #
-# $E$ has a row for each character of the alphabet and $P$ one for each place, and both are
-# learned. Without $P$ the past would be a bag of characters, because the softmax does not care in
-# which order it sees the keys.
+# $E$ has a row for each character of the alphabet and $P$ has one for each place, and both are
+# learned. Without $P$ the past would be a bag of characters, because attention does not depend on
+# the order of the keys. The number of places is the **context length**: the model reads at most 64
+# characters at once.
 #
-# Then come a few **blocks**. In each, attention carries information between places, and a small
-# network, also called feed-forward, works on every place by itself. Both add to $x$ and do not
+# Then come a few **blocks**. In each of them, attention moves information between places, and a
+# small network, called feed-forward, works on every place by itself. Both add to $x$ and do not
 # replace it:
 #
 # $$x \leftarrow x + \mathrm{attention}(\mathrm{norm}(x)), \qquad
@@ -135,19 +151,45 @@ print(f"{knows_nothing:.2f}, {counts_characters:.2f}, {counts_pairs:.2f} nats a 
 # Two names are new. The **norm** (`nnx.LayerNorm`) brings the numbers of each vector to mean 0
 # and standard deviation 1, then gives each a learned factor $g$ and offset $b$. **gelu** lets
 # large positive numbers pass and turns strongly negative ones to almost nothing, without a
-# corner in between:
+# corner between them:
 #
 # $$\mathrm{norm}(x) = g \odot \frac{x - \mathrm{mean}(x)}{\sqrt{\mathrm{var}(x) + 10^{-5}}} + b,
 # \qquad \mathrm{gelu}(u) \approx \tfrac{u}{2}
 # \Big(1 + \tanh\big(\sqrt{2/\pi}\,(u + 0.0447\, u^3)\big)\Big)$$
 #
-# A last norm and a last linear map give one score to each character of the alphabet. Their
-# softmax is the prediction.
+# A last norm and a last linear map give one score to each character of the alphabet. The softmax of
+# these scores is the prediction.
+
+# %%
+blue, orange, green = "lightsteelblue", "navajowhite", "palegreen"
+diagram(
+    {
+        "characters\n+ places": (0, 0, blue),
+        "norm": (1.5, 0.7, orange),
+        "attention": (2.9, 0.7, green),
+        "+": (3.9, 0, "white"),
+        "norm ": (4.9, 0.7, orange),
+        "feed-forward": (6.4, 0.7, green),
+        "+ ": (7.6, 0, "white"),
+        "norm, linear,\nsoftmax": (9.1, 0, blue),
+    },
+    [
+        *[("characters\n+ places", "norm"), ("norm", "attention"), ("attention", "+")],
+        *[("characters\n+ places", "+"), ("+", "norm "), ("norm ", "feed-forward")],
+        *[("feed-forward", "+ "), ("+", "+ "), ("+ ", "norm, linear,\nsoftmax")],
+    ],
+    title="One block, between the embeddings and the prediction. A GPT has several",
+)
+
+# %% [markdown]
+# As classes. (`**types` passes on the dtype of the parameters. We will need it to compute in
+# float64.)
 
 # %%
 CONTEXT, WIDTH, HEADS, BLOCKS = 64, 96, 4, 2
 
 
+# %%
 class Block(nnx.Module):
     def __init__(self, rate, *, rngs, **types):
         self.norm1 = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs, **types)
@@ -181,14 +223,16 @@ class GPT(nnx.Module):
         return self.scores(self.norm(x))  # B T V
 
 
+# %%
 model = GPT(rngs=nnx.Rngs(0))
 size = sum(parameter.size for parameter in jax.tree.leaves(nnx.state(model, nnx.Param)))
 print(f"{size:,} parameters; the smallest GPT-2 has 124 million")
 
 # %% [markdown]
-# [Chapter 3](03_looking_back_only.ipynb) promised that a causal mask hides the future. In the
-# whole model that is worth a test: if a character changes, nothing before it may change, not by
-# one bit. This is what lets one pass over 64 characters give 64 honest predictions at once.
+# [Chapter 3](03_looking_back_only.ipynb) promised that a causal mask hides the future. That is
+# worth a test in the whole model: if a character changes, nothing before it may change, not by one
+# bit. This is why one pass over 64 characters gives 64 predictions at once, and none of them has
+# seen its answer.
 
 # %%
 model.eval()  # no dropout
@@ -206,8 +250,8 @@ assert not np.array_equal(before[:, 40:], after[:, 40:])
 #
 # $$\mathrm{loss} = -\frac{1}{BT} \sum_{b,t} \log p(c_{b,t+1} \mid c_{b,1} \ldots c_{b,t})$$
 #
-# `nnx.jit` compiles the step once, gradient and optimizer included. The optimizer will be AdamW:
-# Adam as in chapters 2 and 5, and with each step all weights shrink a little (*weight decay*).
+# `nnx.jit` compiles the step once, with gradient and optimizer. The optimizer will be **AdamW**: it
+# is Adam, and with each step all weights become a little smaller (*weight decay*).
 
 
 # %%
@@ -216,11 +260,13 @@ def windows(data, count, rng):
     return data[starts[:, None] + np.arange(CONTEXT + 1)]  # B T+1
 
 
+# %%
 def mean_loss(model, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch[:, :-1]), batch[:, 1:])
     return losses.mean()
 
 
+# %%
 @nnx.jit
 def step(model, optimizer, batch):
     loss, gradients = nnx.value_and_grad(mean_loss)(model, batch)
@@ -229,19 +275,19 @@ def step(model, optimizer, batch):
 
 
 # %% [markdown]
-# ## Is it right? Ask PyTorch
+# ## Ask PyTorch whether it is right
 #
 # A wrong training step often trains too, only worse, and nobody notices. So before the long run
-# comes a short one that can be checked number by number: 50 steps here, and 50 steps of a model
-# of the same sizes in PyTorch. Three things must be the same in both.
+# comes a short one that can be checked number by number: 50 steps here, and 50 steps of a model of
+# the same sizes in PyTorch. Three things must be the same in both.
 #
-# * **The weights.** `port` carries them over.
-# * **The data.** A short text, written out below, so that it is the same in every Python.
-# * **The dropout masks.** The two libraries never draw the same random numbers. So JAX draws,
-#   and PyTorch is handed what was drawn.
+# * **The weights.** `port` copies them.
+# * **The data.** We take a short text, written out below, so that it is the same in every Python.
+# * **The dropout masks.** The two libraries never draw the same random numbers. So JAX draws, and
+#   PyTorch is given what was drawn.
 #
-# And the arithmetic is done in float64, where the only difference left is the order of
-# additions, sixteen places down.
+# We compute in float64. There the only difference left is the order of additions, and it shows in
+# the sixteenth digit.
 
 # %%
 RATE = 0.1
@@ -261,7 +307,7 @@ batches = encode(EXCERPT)[starts[..., None] + np.arange(CONTEXT + 1)]  # 50 batc
 print(batches.shape, repr(decode(batches[0, 0])))
 
 # %% [markdown]
-# How do we learn what a dropout is going to draw? We copy the model, random state and all, and
+# How do we find out what a dropout is going to draw? We copy the model with its random state, and
 # send ones through each dropout of the copy. What comes back as zero will be dropped.
 
 
@@ -276,6 +322,7 @@ def keep_masks(model, batch):
     return masks
 
 
+# %%
 with jax.enable_x64(True):
     ours = GPT(RATE, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
     beginning = nnx.clone(ours)  # the weights that PyTorch will start from
@@ -285,14 +332,14 @@ with jax.enable_x64(True):
         masks.append(keep_masks(ours, batch))
         losses.append(float(step(ours, optimizer, batch)))
 
+# %%
 kept = np.mean(np.concatenate([mask.ravel() for mask in masks[0].values()]))
 assert abs(kept - (1 - RATE)) < 0.01
 print(f"{len(masks[0])} masks a step, {kept:.1%} kept; loss {losses[0]:.3f} to {losses[-1]:.3f}")
 
 # %% [markdown]
-# The same model in PyTorch. The names are those of our model, so `port` needs no rule. Each
-# dropout multiplies by a mask it has been handed. This cell does nothing where torch is not
-# installed.
+# The next cells hold the same model in PyTorch. The names are those of our model, so `port` needs
+# no rule. They do nothing where PyTorch is not installed.
 
 # %%
 if HAS_TORCH:
@@ -319,6 +366,10 @@ if HAS_TORCH:
             x = x + self.dropout1(self.attention(self.norm1(x)))
             return x + self.dropout2(self.down(gelu(self.up(self.norm2(x)), approximate="tanh")))
 
+
+# %%
+if HAS_TORCH:
+
     class TorchGPT(nn.Module):
         def __init__(self):
             super().__init__()
@@ -334,6 +385,9 @@ if HAS_TORCH:
                 x = block(x)
             return self.scores(self.norm(x))
 
+
+# %%
+if HAS_TORCH:
     jax_gpt, torch_gpt = GPT(RATE, rngs=nnx.Rngs(0)), TorchGPT()
     tokens = batches[0, :2, :-1]
     report = compare(torch_gpt, jax_gpt, tokens, train=True, dtypes=("float64",), eager=False)
@@ -341,10 +395,10 @@ if HAS_TORCH:
     print(report)
 
 # %% [markdown]
-# That was one forward and one backward pass with dropout: every intermediate value, every
-# gradient. Now the 50 steps. Where torch is missing, the losses it gave once are written down
-# here. They belong to the weights and masks that JAX drew then. Should a JAX to come draw others,
-# the sums `DRAWN` will tell, and only a live PyTorch can be asked.
+# That was one forward and one backward pass with dropout: every intermediate value and every
+# gradient. Now the 50 steps. Where PyTorch is missing, the losses that it gave once are written
+# down here. They belong to the weights and masks that JAX drew then. If a future JAX draws
+# different numbers, the checksums `DRAWN` will not match, and then only a live PyTorch can answer.
 
 # %%
 # fmt: off
@@ -393,6 +447,7 @@ if HAS_TORCH:
 else:
     torch_losses = RECORDED
 
+# %%
 if on_record:
     np.testing.assert_allclose(losses, RECORDED)
 largest = np.abs(np.subtract(losses, torch_losses)).max()
@@ -414,31 +469,34 @@ below.text(49, 1e-12, "at the bottom: no difference at all", ha="right", color="
 plt.show()
 
 # %% [markdown]
-# Two lines could not be told apart, so one of them is dots. The training step is right, dropout
-# and optimizer included. Now the long run may begin.
+# Two lines could not be told apart, so one of them is drawn as dots. The training step is right,
+# with dropout and optimizer. Now the long run can begin.
 
 # %% [markdown]
 # ## Train
 #
-# The `step` is the one that was just checked, now in float32. The learning rate, which is about
-# how far one step moves each weight, rises for a while, because AdamW's first steps are taken on
-# little evidence, and then sinks along a cosine. The text is read about five times. That is too
-# little for a quarter of a million weights to learn it by heart, so this run needs no dropout.
+# The `step` is the one that was just checked, now in float32. The learning rate rises for a while,
+# because AdamW's first steps are taken on little evidence, and then sinks along a cosine. The text
+# is read about five times. That is too little for a quarter of a million weights to learn it by
+# heart, so this run needs no dropout.
 
 # %%
 STEPS, BATCH = 1600, 16
 rate = optax.warmup_cosine_decay_schedule(0.0, 1e-2, STEPS // 20, STEPS, end_value=1e-4)
 
+# %%
 model = GPT(rngs=nnx.Rngs(0))
 untrained = nnx.clone(model)
 optimizer = nnx.Optimizer(model, optax.adamw(rate, b2=0.99, weight_decay=0.01), wrt=nnx.Param)
 rng = np.random.default_rng(0)
 
+# %%
 columns = "[progress.description]loss {task.fields[loss]:.2f}", "step {task.completed}/{task.total}"
 bar = Progress(TextColumn(columns[0]), BarColumn(50), TextColumn(columns[1]), TimeElapsedColumn())
 task = bar.add_task("", total=STEPS, loss=knows_nothing)
 display(bar, display_id="training")
 
+# %%
 curve = []
 model.train()
 for number in range(STEPS):
@@ -449,8 +507,9 @@ for number in range(STEPS):
 curve = np.array(curve)
 
 # %% [markdown]
-# The test: the text that was held out. A model that had learned by heart would fall far behind
-# here. This one does a little worse than on the text it has read, and far better than counting.
+# The test is the text that was held out. A model that had learned its text by heart would be much
+# worse here. This one is a little worse than on the text that it has read, and far better than
+# counting.
 
 # %%
 model.eval()
@@ -482,9 +541,10 @@ plt.show()
 # %% [markdown]
 # ## Let it write
 #
-# Give the model 64 characters, draw the next one from its probabilities, move the window by
-# one, and so on. Dividing the scores by a *temperature* below 1 makes likely characters
-# likelier.
+# Give the model 64 characters, draw the next one from its probabilities, move the window by one,
+# and so on. Dividing the scores by a *temperature* below 1 makes likely characters more likely.
+# (This computes all 64 characters again for each new one. Real models keep the keys and values of
+# the past, in a *cache*.)
 
 
 # %%
@@ -498,10 +558,12 @@ def write(model, window, key, length=420, temperature=0.6):
     return jax.lax.scan(one, window, jax.random.split(key, length))[1]
 
 
+# %%
 def show(text):
     print("\n".join(textwrap.fill(line, 90) for line in text.split("\n")))
 
 
+# %%
 prompt = "The value of the expression is a new object. If it has a method of that name, "
 window = jnp.asarray(encode(prompt)[-CONTEXT:])
 untrained.eval()
@@ -512,7 +574,7 @@ sample = decode(write(model, window, jax.random.key(1)))
 show("AFTER\n" + prompt + sample)
 
 # %% [markdown]
-# And who has only counted pairs writes this:
+# A model that has only counted pairs writes this:
 
 # %%
 draw, counted = np.random.default_rng(1), [NUMBER[" "]]
@@ -523,28 +585,32 @@ counted = decode(counted)
 show(counted)
 
 # %% [markdown]
-# Does the sample read like the documentation? You can see it. A count says it too: how many of
-# its words are words of the documentation?
+# Does the sample read like the documentation? A count can tell: how many of its words are words of
+# the documentation?
 
 # %%
 known = set(re.findall(r"[a-z]{3,}", text.lower()))
 
 
+# %%
 def share_known(sample):
     return np.mean([word in known for word in re.findall(r"[a-z]{3,}", sample.lower())])
 
 
+# %%
 longer = decode(write(model, window, jax.random.key(2), length=2000))
 print(f"model {share_known(longer):.0%}, pairs {share_known(counted):.0%}")
 assert share_known(longer) > 0.75 > share_known(counted)
 
 # %% [markdown]
+# > **Try it.** Write with `temperature=0.1` and with `temperature=2.0`. (Call `write` with it.)
+#
 # ## What the heads look at
 #
 # `attention_weights` gives the weights for any queries and keys. We take both from the trained
-# layers, for one line of text, and ask of each head how much of its weight goes to the
-# character before, to the one before that, and to spaces. The winners are drawn: one row for
-# each character that looks, dark where it looks.
+# layers, for one line of text. For each head we ask how much of its weight goes to the character
+# before, to the one before that, and to spaces. The heads with the largest shares are drawn: one
+# row for each character that looks, dark where it looks.
 
 
 # %%
@@ -569,6 +635,7 @@ goes_to = {
 }
 assert goes_to["one back"].max() > 0.5
 
+# %%
 fig, axes = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
 for ax, (name, share) in zip(axes, goes_to.items(), strict=True):
     block, head = divmod(int(share.argmax()), HEADS)
@@ -580,25 +647,44 @@ for ax, (name, share) in zip(axes, goes_to.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# Nobody asked for a head that copies the character before. A model that only counts pairs knows
-# one character; a head like this hands the next block the second one. The last picture is less
-# tidy: a head that gives much of its weight to spaces, the seams between words, and not always to
-# the nearest.
-
-# %% [markdown]
-# ## Exercise
+# Nobody asked for a head that copies the character before. A model that only counts pairs knows one
+# character. A head like this gives the next block the second one. The last picture is less clear:
+# this head gives much of its weight to spaces, where words begin and end, and not always to the
+# nearest one.
 #
-# Take the attention out: in `Block.__call__` drop the line with `self.attention`, and train
-# again. What loss do you expect on the held-out text? Which of the three counting losses is the
-# right one to compare with?
+# > **Try it.** Choose another `line`. Does the head that looks one back still do so?
+#
+# ## Exercises
+#
+# **1.** Take the attention out: in `Block.__call__` delete the line with `self.attention`, and
+# train again. What loss do you expect on the held-out text? Which of the three counting losses is
+# the right one to compare with?
 #
 # <details><summary>Answer</summary>
 #
-# Without attention no place hears from another. The model sees one character and its place in
-# the window, and the place says nothing. So it can learn what counting pairs knows, and no
-# more: all 1600 steps lead to 2.56 nats, where counting gave 2.57. The whole way from there down
-# to the model's loss came through attention.
+# Without attention no place gets anything from another. The model sees one character and its place
+# in the window, and the place says nothing. So it can learn what counting pairs knows, and no more:
+# all 1600 steps lead to 2.56 nats, where counting gave 2.57. Everything better than that came
+# through attention.
 #
 # </details>
+#
+# **2.** Take the places out: in `GPT.__call__` leave out `self.places(...)`, and train again. Is
+# the model now as blind to order as the layer of chapter 1? Guess first.
+#
+# <details><summary>Answer</summary>
+#
+# Not quite. The loss on the held-out text is 2.18 nats: much worse than with places, and better than
+# the 2.57 of counting pairs. The causal mask itself tells places apart: the first character sees
+# one token, the second sees two, and so on. So two blocks can work out something about the order.
+# Without the mask they could not.
+#
+# </details>
+#
+# **To read:** Radford and others,
+# [Language models are unsupervised multitask learners](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)
+# (GPT-2); Andrej Karpathy, [Let's build GPT](https://www.youtube.com/watch?v=kCc8FmEb1nY); Olsson
+# and others, [In-context learning and induction heads](https://arxiv.org/abs/2209.11895), on what
+# such heads do.
 #
 # Next: [7. Port a real model](07_port_a_real_model.ipynb), with weights that somebody else trained.
