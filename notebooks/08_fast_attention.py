@@ -9,26 +9,37 @@
 # %% [markdown]
 # # 8. Fast attention
 #
-# The formula of this climb has one large array: the weights, one number for every pair of tokens.
-# Twice the text, four times the array. It is written, read again, and thrown away. This last
-# chapter computes the same function without ever having it.
+# *25 minutes to read, 2 minutes to run.*
+# [Quadratic memory](#What-quadratic-memory-is) ·
+# [One row](#One-row-never-seen-as-a-whole) ·
+# [All rows](#All-rows) ·
+# [Gradients](#Gradients-without-stored-weights) ·
+# [Masks](#What-the-mask-hides-is-not-computed) ·
+# [Backends](#Which-backend-runs) ·
+# [Times](#Times) ·
+# [Exercises](#Exercises)
+#
+# The formula of all these chapters has one large array: the weights, one number for every pair of
+# tokens. With twice the text it is four times as large. It is written, read again, and thrown away.
+# This chapter computes the same function without ever storing it.
 #
 # At the end you will understand
 #
-# * what "quadratic memory" is, in bytes, and who pays for it;
+# * what "quadratic memory" is, in bytes;
 # * the **online softmax**: how to take a softmax of a row that you never see as a whole;
-# * how the gradient is had without having kept the weights;
+# * how to compute the gradient without storing the attention weights;
 # * which blocks of a mask need not be computed at all;
-# * how to ask this library which way it takes, and why: `explain` and `use_backend`.
+# * how to ask this library which backend it uses, and why: `explain` and `use_backend`.
 
 # %%
-import importlib.util
 import time
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from climb import HAS_TORCH, diagram, same
 from flax import nnx
 from matplotlib.colors import ListedColormap
 
@@ -46,27 +57,22 @@ from flax_attn import (
     use_backend,
 )
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch
 
     from torch_ref.simplified_self_attention import SimplifiedSelfAttention
 
-np.set_printoptions(precision=4, suppress=True)
-plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
-jax.config.update("jax_default_matmul_precision", "float32")  # all digits, on every device
-
 # %% [markdown]
 # ## What quadratic memory is
 #
-# Queries and the output are lists of T vectors, keys and values of S. Their size grows with the
-# text. The weights are a table of T rows and S columns, one for each head. With $N$ heads of width
-# $H$, and four bytes a number:
+# Queries and the output are lists of T vectors, keys and values are lists of S vectors. Their size
+# grows with the text. The weights are a table of T rows and S columns, one table for each head.
+# With $N$ heads of width $H$, and four bytes a number, that is
 #
 # $$\text{bytes} = 4 \cdot N \cdot T \cdot S \qquad \text{against} \qquad
 # 4 \cdot N \cdot H \cdot (2\,T + 2\,S).$$
 #
-# GPT-2's smallest model has N = 12 heads, H = 64 wide.
+# GPT-2's smallest model has N = 12 heads of width H = 64.
 
 # %%
 N, H = 12, 64
@@ -74,10 +80,12 @@ lengths = 2 ** np.arange(7, 18)
 table = 4.0 * N * lengths**2
 lists = 4.0 * N * H * 4 * lengths
 
+# %%
 for T, a, b in zip(lengths, table, lists, strict=True):
     if T in (1024, 8192, 131_072):
         print(f"T = {T:>6}: weights {a / 1e9:>8.2f} GB, all the rest {b / 1e9:.2f} GB")
 
+# %%
 figure, ax = plt.subplots(figsize=(5.5, 3.2))
 ax.loglog(lengths, table, "o-", label="the weights, T x S")
 ax.loglog(lengths, lists, "o-", label="queries, keys, values, output")
@@ -89,18 +97,17 @@ ax.legend()
 figure.tight_layout()
 
 # %% [markdown]
-# At 256 tokens the two are equal. After that the table takes over. And a model in training keeps
-# the table of every layer until its gradient is taken.
+# At 256 tokens the two are equal. Beyond that the table is larger. And a model in training keeps
+# the table of every layer until its gradient is computed.
 #
-# ## Measured
+# ### Measured
 #
-# The compiler behind `jit` knows how much scratch memory a program will need before it runs. So
-# nothing has to be run here: we compile for a shape (`jax.ShapeDtypeStruct` is an array's shape and
-# type without its numbers), and ask.
+# The compiler behind `jit` knows how much temporary memory a program will need before it runs. So
+# nothing has to be run here: we compile for a shape (`jax.ShapeDtypeStruct`), and ask.
 #
-# `attend` is the one function below most layers of this library, and there are several ways to
-# compute it, its **backends**. `"reference"` is the plain formula, table and all; `"blockwise"` is
-# what this chapter is about.
+# `attend` is the one function below most layers of this library. There are several ways to compute
+# it, its **backends**. `"reference"` is the plain formula, with the table. `"blockwise"` is what
+# this chapter is about.
 
 
 # %%
@@ -108,21 +115,25 @@ def plain(q, k, v):  # T N H
     return attend(q, k, v, backend="reference")
 
 
+# %%
 def blockwise(q, k, v):  # T N H
     return attend(q, k, v, backend="blockwise")
 
 
+# %%
 def both_ways(attention):
     """The output's sum and its gradients: one step of training."""
     return jax.value_and_grad(lambda *x: attention(*x).sum(), argnums=(0, 1, 2))
 
 
+# %%
 def scratch(function, T):
     """Bytes of temporary memory that the compiled function needs, for four heads of width 64."""
     x = jax.ShapeDtypeStruct((T, 4, 64), jnp.float32)
     return jax.jit(function).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
 
+# %%
 some = [1024, 2048, 4096, 8192, 16_384]
 needs = {
     "plain, forward": [scratch(plain, T) for T in some],
@@ -130,6 +141,8 @@ needs = {
     "blockwise, forward": [scratch(blockwise, T) for T in some],
     "blockwise, with gradients": [scratch(both_ways(blockwise), T) for T in some],
 }
+
+# %%
 print("T".rjust(26), *(f"{T:>8}" for T in some))
 for name, found in needs.items():
     print(f"{name:>26}", *(f"{n / 2**20:>8,.0f}" for n in found), " MiB")
@@ -148,9 +161,9 @@ figure.tight_layout()
 
 # %% [markdown]
 # Doubling T costs the plain formula four times as much. On a CPU, up to 2,048 tokens, the library
-# writes its blocks out side by side and works on several at once: that is quicker and takes some
-# memory, though a fraction of the table. Longer texts go through a loop, one block at a time. From
-# there on memory grows as T does: twice the text, twice the bytes.
+# works on several blocks at once. That is quicker and takes some memory, though only a fraction of
+# the table. Longer texts go through a loop, one block at a time. From there on, memory grows as T
+# does: twice the text, twice the bytes.
 
 # %%
 for kind in ("forward", "with gradients"):
@@ -159,11 +172,12 @@ for kind in ("forward", "with gradients"):
     assert blocks[-1] < 2.5 * blocks[-2] and plainly[-1] > 30 * blocks[-1]
 
 # %% [markdown]
-# ## One row, never seen as a whole
+# ## One row never seen as a whole
 #
-# How can that be? A softmax needs the whole row: its largest number, for safety, and the sum of all
-# exponentials. Let us take the six words of [chapter 1](01_attention_without_weights.ipynb) again,
-# and the query *journey*, and allow ourselves only **two keys at a time**.
+# How is that possible? A softmax needs the whole row: its largest number, to be safe, and the sum
+# of all exponentials. Let us take the six words of [chapter 1](01_attention_without_weights.ipynb)
+# again, and the query *journey*, and look at only **two keys at a time**. We begin with the last
+# word, to show that any order will do.
 
 # %%
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
@@ -181,17 +195,32 @@ query, keys, values = x[1], x[::-1], x[::-1]  # the last word first: any order w
 NAMES = WORDS[::-1]
 
 # %% [markdown]
-# We carry three things along, for what has been seen so far: the largest score $m$, the sum $z$ of
-# the exponentials, and the sum $o$ of the values, each times its exponential. Both sums are taken
-# **relative to the largest score so far**, with $e^{s - m}$ for $e^s$. A new block of scores $s_j$
-# with values $v_j$ comes:
+# For what has been seen so far we keep three things: the largest score $m$, the sum $z$ of the
+# exponentials, and the sum $o$ of the values, each times its exponential. Both sums are taken
+# **relative to the largest score so far**: $e^{s - m}$ in place of $e^s$. For each new block of
+# scores $s_j$ with values $v_j$ these three are updated
+# ([Milakov and Gimelshein](https://arxiv.org/abs/1805.02867), 2018):
 #
 # $$m' = \max(m, \max_j s_j), \qquad
 # z' = e^{m - m'}\, z + \sum_j e^{s_j - m'}, \qquad
 # o' = e^{m - m'}\, o + \sum_j e^{s_j - m'}\, v_j.$$
 #
-# When a larger score turns up, everything so far was measured against the wrong maximum. One
-# factor, $e^{m - m'}$, puts it right. At the end the output is $o / z$.
+# When a larger score comes, everything so far was measured against the wrong maximum. One factor,
+# $e^{m - m'}$, corrects it. At the end $o / z$ is the context vector. (The papers call it the
+# output, and so it has the letter $o$.)
+
+# %%
+blocks = ["step\none", "with\nstarts", "journey\nYour"]
+boxes = {"m, z, o\nempty": (0, 0, "lightsteelblue")}
+arrows = []
+for n, block in enumerate(blocks, 1):
+    boxes[block] = (1.7 * n, 0.9, "navajowhite")
+    boxes[f"m, z, o\nafter {2 * n} keys"] = (1.7 * n, 0, "lightsteelblue")
+    arrows += [(block, f"m, z, o\nafter {2 * n} keys")]
+states = [name for name in boxes if name.startswith("m, z, o")]
+boxes["o / z"] = (6.6, 0, "palegreen")
+arrows += [*pairwise(states), (states[-1], "o / z")]
+diagram(boxes, arrows, size=(8.4, 1.8))
 
 # %%
 m, z, o = -np.inf, 0.0, np.zeros(3)
@@ -210,21 +239,20 @@ for start in range(0, len(keys), 2):
     print(f"{'':>18}  m = {m:.4f}, z = {z:.4f}, o = {o}")
 
 # %% [markdown]
-# Look at the corrections. The very first is $e^{-\infty} = 0$: there was nothing to be corrected.
-# *starts* scores higher than anything before it, so what two words had added up shrinks to 0.68
-# of itself; *journey* itself is higher still, by a little. And the end is what chapter 1 found
-# with all six scores at once:
+# Look at the corrections. The first one is $e^{-\infty} = 0$: there was nothing to correct.
+# *Starts* has a higher score than anything before it, so the sums of two words are multiplied by
+# 0.68. *Journey* itself is a little higher still. The result is what chapter 1 found with all six
+# scores at once:
 
 # %%
 scores = keys @ query
 weights = np.exp(scores) / np.exp(scores).sum()
-np.testing.assert_allclose(o / z, weights @ values, rtol=1e-12)
-np.testing.assert_allclose(o / z, [0.4419, 0.6515, 0.5683], atol=5e-5)  # as printed there
 print(o / z)
+same(o / z, weights @ values, within=1e-12)
 
 # %% [markdown]
-# Drawn: what the weights *seem* to be after each block. Every step is an honest softmax of the
-# keys so far; new keys take their share from all the others alike.
+# The picture shows the weights after each block. Every step is the softmax of the keys so far. New
+# keys take their share from all the others in the same proportion.
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True)
@@ -239,8 +267,7 @@ figure.tight_layout()
 np.testing.assert_allclose(so_far, weights)
 
 # %% [markdown]
-# The order of the blocks does not matter, and a huge score does no harm, which it does to a softmax
-# without the maximum. Let *Your*, in the last block, be a shout:
+# As a function, for blocks of any size:
 
 
 # %%
@@ -257,27 +284,37 @@ def online(scores, values, size):
     return o / z
 
 
+# %%
+same(online(scores, values, 1), weights @ values, within=1e-12)
+same(online(scores[::-1], values[::-1], 4), weights @ values, within=1e-12)
+
+# %% [markdown]
+# > **Try it.** Print `online(scores, values, 6)`. How many corrections does it need?
+#
+# A very large score does no harm, as it would to a softmax without the maximum. Let *Your*, in the
+# last block, have one.
+
+# %%
 loud = scores + np.array([0, 0, 0, 0, 0, 1000.0])
 with np.errstate(over="ignore", invalid="ignore"):
     print("exponentials as they are:", np.exp(loud) @ values / np.exp(loud).sum())
 print("block by block:          ", online(loud, values, 2))
-np.testing.assert_allclose(online(loud, values, 2), values[5])
-for size in (1, 2, 4, 6):
-    np.testing.assert_allclose(online(scores, values, size), weights @ values, rtol=1e-12)
-    np.testing.assert_allclose(online(scores[::-1], values[::-1], size), weights @ values)
+same(online(loud, values, 2), values[5])
 
 # %% [markdown]
 # ## All rows
 #
-# Rows do not know of each other, so all queries of a block can go at once: $m$ and $z$ get one
-# number a row, $o$ one vector. The library's backend `"blockwise"` is this loop, with blocks that
-# fit into the processor's *cache*, the small and fast memory next to it.
+# Rows do not depend on each other, so a block of queries can go at once: $m$ and $z$ get one number
+# for each row, and $o$ one vector. The library's backend `"blockwise"` is this loop, with blocks
+# that fit into the processor's *cache*, a small and fast memory.
+# [FlashAttention](https://arxiv.org/abs/2205.14135) (2022) did it first, on GPUs.
 #
-# Of each row we note down one number more, the logarithm of the sum of its exponentials:
+# We keep one more number for each row, the logarithm of the sum of its exponentials:
 #
 # $$L = \log \sum_j e^{s_j} = m + \log z.$$
 #
-# It is called **log-sum-exp**, and will be of use twice. (Scale 1.0, since chapter 1 had none.)
+# It is called **log-sum-exp**, and we will need it for the gradients and in an exercise. (The scale
+# is 1.0, because chapter 1 did not scale.)
 
 
 # %%
@@ -299,39 +336,41 @@ def in_blocks(q, k, v, rows, cols):
     return out, lse
 
 
+# %%
 out, lse = in_blocks(x, x, x, rows=3, cols=2)
 with jax.enable_x64(True):
     one_head = jnp.asarray(x)[:, None]  # T N H
     ours, our_lse = attend(
         one_head, one_head, one_head, scale=1.0, backend="blockwise", return_lse=True
     )
-np.testing.assert_allclose(ours[:, 0], out, rtol=1e-12)
-np.testing.assert_allclose(our_lse[:, 0], lse, rtol=1e-12)
+same(ours[:, 0], out, within=1e-12)
+same(our_lse[:, 0], lse, within=1e-12)
 
+# %%
 if HAS_TORCH:
-    np.testing.assert_allclose(SimplifiedSelfAttention()(torch.tensor(x)), out, rtol=1e-12)
+    same(SimplifiedSelfAttention()(torch.tensor(x)), out, within=1e-12)
 print(out)
 
 # %% [markdown]
-# ## The way back
+# ## Gradients without stored weights
 #
-# The gradient of a softmax needs the weights, and we did not keep them. But with one number a
-# row, $L$, any block of weights $P$ can be computed again from its queries and keys. So nothing is
-# kept but the output and $L$, and the way back walks over the blocks once more. Write $do$ for the
-# gradient of the loss with respect to the output $o$, $ds$ for that of the scores, and so on, and
-# $\circ$ for the product number by number:
+# The gradient of a softmax needs the weights, and we did not store them. But with the one number
+# $L$ for each row, any block of weights $w$ can be computed again from its queries and keys. So
+# only the output and $L$ are stored, and the gradient goes over the blocks once more. Write $do$
+# for the gradient of the loss with respect to the output $o$, $ds$ for that of the scores, and so
+# on, and $\circ$ for the product number by number:
 #
-# $$P = e^{q k^\top - L}, \qquad dP = do\, v^\top, \qquad
-# ds = P \circ (dP - \text{rowsum}(do \circ o)),$$
+# $$w = e^{q k^\top - L}, \qquad dw = do\, v^\top, \qquad
+# ds = w \circ (dw - \text{rowsum}(do \circ o)),$$
 #
-# $$dq = ds\, k, \qquad dk = ds^\top q, \qquad dv = P^\top do.$$
+# $$dq = ds\, k, \qquad dk = ds^\top q, \qquad dv = w^\top do.$$
 #
-# The term with *rowsum* is the only one that looks at a whole row: weights add up to one, so what
-# one of them gains the others lose, on average $\sum_j P_j\, dP_j$. And that is $do \cdot o$, for
-# which the output is enough.
+# Only the term with *rowsum* depends on a whole row. Weights add up to one, so if one of them
+# grows, the others shrink. That gives the term $\sum_j w_j\, dw_j$, and this sum is $do \cdot o$,
+# for which the output is enough.
 #
-# It is some more arithmetic in return for far less memory. Since one mostly waits for memory, it is
-# quicker too.
+# This takes a little more arithmetic and far less memory. Since a processor mostly waits for
+# memory, it is quicker too.
 
 
 # %%
@@ -339,43 +378,47 @@ def gradients_in_blocks(q, k, v, o, lse, do, cols):
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for start in range(0, len(k), cols):
         block = slice(start, start + cols)
-        p = np.exp(q @ k[block].T - lse[:, None])  # the weights of these keys, again
-        dp = do @ v[block].T
-        ds = p * (dp - (do * o).sum(-1, keepdims=True))
+        w = np.exp(q @ k[block].T - lse[:, None])  # the weights of these keys, again
+        dw = do @ v[block].T
+        ds = w * (dw - (do * o).sum(-1, keepdims=True))
         dq += ds @ k[block]
         dk[block] = ds.T @ q
-        dv[block] = p.T @ do
+        dv[block] = w.T @ do
     return dq, dk, dv
 
 
+# %%
 do = np.random.RandomState(0).standard_normal(out.shape)
 by_hand = gradients_in_blocks(x, x, x, out, lse, do, cols=2)
 
-with jax.enable_x64(True):
-    for backend in ("reference", "blockwise"):
-
-        def loss(q, k, v, backend=backend):
-            o = attend(q[:, None], k[:, None], v[:, None], scale=1.0, backend=backend)
-            return (o[:, 0] * do).sum()
-
-        by_jax = jax.grad(loss, argnums=(0, 1, 2))(*[jnp.asarray(x)] * 3)
-        for got, want in zip(by_hand, by_jax, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
-print("three gradients, by hand, by the plain formula and by the library's blocks: equal")
-
-# %% [markdown]
-# ## What nobody sees need not be computed
-#
-# A mask hides pairs. Where it hides a whole block, the block is skipped: no product, no
-# exponential. Where it hides nothing of a block, nobody need look at the mask. Only the blocks on
-# the border need both.
-#
-# Here are 96 tokens in blocks of 8, under four masks: the past (chapter 3); the token itself and 15
-# before it; several documents packed into one row, each of which sees itself alone; and the past
-# within one's own document. Masks are put together by `&`.
 
 # %%
-T, size = 96, 8
+def loss(q, k, v, backend):
+    o = attend(q[:, None], k[:, None], v[:, None], scale=1.0, backend=backend)
+    return (o[:, 0] * do).sum()
+
+
+# %% [markdown]
+# We compare with the gradients that JAX computes, of the plain formula and of the library's blocks.
+
+# %%
+with jax.enable_x64(True):
+    for backend in ("reference", "blockwise"):
+        by_jax = jax.grad(loss, argnums=(0, 1, 2))(*[jnp.asarray(x)] * 3, backend)
+        same(by_hand, by_jax, within=1e-12)
+
+# %% [markdown]
+# ## What the mask hides is not computed
+#
+# A mask hides pairs. If it hides a whole block, the block is skipped: no product and no exponential
+# are computed. If it hides nothing of a block, the mask itself need not be computed there. Only the
+# blocks on the border need both.
+#
+# Here are 96 tokens in blocks of 8, with four masks: the past (chapter 3); the token itself and the
+# 15 before it; several documents packed into one row, each of which sees only itself; and the past
+# within the same document. `&` combines masks.
+
+# %%
 ids = jnp.repeat(jnp.arange(4), jnp.array([20, 36, 12, 28]))  # four documents in one row
 masks = {
     "Causal()": CAUSAL,
@@ -385,7 +428,8 @@ masks = {
 }
 
 
-def block_kinds(mask):
+# %%
+def block_kinds(mask, T=96, size=8):
     """0 for a hidden block, 1 for one on the border, 2 for one that is seen as a whole."""
     nothing = jnp.zeros((T, 1, 1))
     seen = np.asarray(attention_weights(nothing, nothing, mask=mask))[0] > 0  # T T
@@ -393,6 +437,7 @@ def block_kinds(mask):
     return blocks.any((1, 3)).astype(int) + blocks.all((1, 3))
 
 
+# %%
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.6), layout="constrained")
 colors = ListedColormap(["white", "#fdae6b", "#3182bd"])
 for ax, (name, mask) in zip(axes, masks.items(), strict=True):
@@ -404,13 +449,18 @@ for ax, (name, mask) in zip(axes, masks.items(), strict=True):
     ax.set_yticks([])
     ax.set_xlabel("blocks of keys")
 axes[0].set_ylabel("blocks of queries")
-figure.suptitle("white: skipped, orange: masked, blue: computed without a look at the mask")
+figure.suptitle("white: skipped, orange: masked, blue: computed without the mask")
+plt.show()
+
+# %%
 assert (block_kinds(CAUSAL) > 0).sum() == 12 * 13 / 2
 
 # %% [markdown]
-# That is why masks are objects in this library and no arrays of T x T booleans: an object can be
-# *asked* which keys a block of queries may see. The compiler counts what is left of the
-# arithmetic, here for one head and 1,024 tokens:
+# > **Try it.** Draw `Window(15, 15)`, a window to both sides.
+#
+# That is why masks are objects in this library, and not arrays of T x T booleans: an object can
+# tell which keys a block of queries may see. The compiler counts the arithmetic that is left, here
+# for one head and 1,024 tokens:
 
 # %%
 one = jax.ShapeDtypeStruct((1024, 1, 64), jnp.float32)
@@ -422,25 +472,26 @@ for name, mask in {"FULL": FULL, "CAUSAL": CAUSAL, "Window(127, 0)": Window(127,
 
     count[name] = jax.jit(masked).lower(one, one, one).compile().cost_analysis()["flops"]
     print(f"{name:>15}: {count[name] / 1e6:.0f} million operations")
+
+# %%
 if jax.default_backend() == "cpu":
     assert count["Window(127, 0)"] < count["CAUSAL"] < count["FULL"]
 
 # %% [markdown]
-# ## Which way does it take? `explain`
+# ## Which backend runs
 #
-# `attend` has more backends than these two. All are held to the same answers, and each says for
-# itself what it can serve. `explain` takes the arguments of `attend`, computes nothing, and prints
-# what every backend says, in the order in which they are tried. (`assume_platform` asks as if for
-# another machine, so that this page reads alike on all.)
+# `attend` has more backends than these two. All of them have to give the same results, and each one
+# says what it can compute. `explain` takes the arguments of `attend`, computes nothing, and prints
+# what every backend says, in the order in which they are tried. (`assume_platform` asks as if on
+# another machine, so that this page is the same on all machines.)
 
 # %%
 small, long = jnp.ones((6, 4, 64)), jnp.ones((1024, 4, 64))
 with assume_platform("cpu"):
-    print(explain(small, small, small, mask=CAUSAL))
-    print()
-    print(explain(long, long, long, mask=CAUSAL))
-    assert explain(small, small, small).chosen == "reference"
-    assert explain(long, long, long).chosen == "blockwise"
+    few = explain(small, small, small, mask=CAUSAL)
+    many = explain(long, long, long, mask=CAUSAL)
+print(few, many, sep="\n\n")
+assert (few.chosen, many.chosen) == ("reference", "blockwise")
 
 # %% [markdown]
 # Line by line:
@@ -448,13 +499,13 @@ with assume_platform("cpu"):
 # * **cudnn**, **tokamax** and **splash** are *kernels*: programs written for one kind of device,
 #   NVIDIA's GPUs or Google's TPUs. Each refuses and gives the reason: this is a CPU, or the kernel
 #   is not installed.
-# * **blockwise** is this chapter, in plain JAX. It *could* serve six words, but is passed over:
-#   there the plain formula is as quick.
-# * **reference** is the plain formula. It serves everything and is asked last.
+# * **blockwise** is this chapter, in plain JAX. It *could* compute six words, but it is passed
+#   over, because the plain formula is as quick there.
+# * **reference** is the plain formula. It can compute everything and is tried last.
 # * **chosen** is the first that neither refuses nor is passed over.
 #
-# Now as if for an H100, a large NVIDIA GPU (9.0 is the number of its generation). There one usually
-# computes in `bfloat16`: two bytes a number, about three digits.
+# Now we ask as if on an H100, a large NVIDIA GPU (9.0 is the number of its generation). There one
+# usually computes in `bfloat16`: two bytes a number, about three digits.
 
 # %%
 half = long.astype(jnp.bfloat16)
@@ -462,8 +513,11 @@ with assume_platform("gpu", (9, 0)):
     print(explain(half, half, half, mask=CAUSAL))
 
 # %% [markdown]
-# Two requests that cuDNN cannot serve. The first has a *softcap*: some models bend every score to
-# $c \tanh(s / c)$, so that none is larger than $c$. The second has plain float32 numbers.
+# > **Try it.** What does `explain` say for `small` in `bfloat16` on the same GPU? And for
+# > `assume_platform("tpu")`?
+#
+# Here are two requests that cuDNN cannot compute. The first has a *softcap*: some models replace
+# every score by $c \tanh(s / c)$, so that none is larger than $c$. The second has float32 numbers.
 
 # %%
 with assume_platform("gpu", (9, 0)):
@@ -473,39 +527,42 @@ print(capped, exact, sep="\n\n")
 assert capped.chosen != "cudnn" and exact.chosen != "cudnn"
 
 # %% [markdown]
-# Nobody rounds your numbers or drops your softcap to be quick. A backend that would have to,
+# No backend rounds your numbers or ignores your softcap to be quick. If it would have to, it
 # refuses.
 #
-# ## Choosing yourself
+# ### Choosing yourself
 #
-# `attend(..., backend=...)` chooses for one call. `use_backend` does it for all calls inside,
-# layers included. The answers stay the same, and what cannot be served is refused aloud.
+# `attend(..., backend=...)` chooses for one call. `use_backend` chooses for all calls inside its
+# block, in layers too. The results stay the same, and a backend that cannot compute something
+# raises an error.
 
 # %%
 layer = TransformerMultiHeadAttention(48, 4, rngs=nnx.Rngs(0))
-tokens = jax.random.normal(jax.random.key(0), (2, 300, 48))
+text = jax.random.normal(jax.random.key(0), (2, 300, 48))
 
+# %%
 with use_backend("reference"):
-    first = layer(tokens, mask=CAUSAL)
+    first = layer(text, mask=CAUSAL)
 with use_backend("blockwise"):
-    second = layer(tokens, mask=CAUSAL)
-np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
+    second = layer(text, mask=CAUSAL)
+same(first, second)
 
+# %%
 with assume_platform("cpu"), use_backend("cudnn"):
     try:
-        layer(tokens)
+        layer(text)
     except NotImplementedError as refusal:
         print(refusal)
     else:
         raise AssertionError("cudnn cannot run there")
 
 # %% [markdown]
-# ## The clock
+# ## Times
 #
-# The plain formula, written out, against the blocks, causal, eight heads of width 64. The first
-# call compiles and is not counted. Then the two take turns, and we keep the quickest call of each,
-# the one that other programs disturbed least. These are the times of the machine that made this
-# page, taken in a few seconds: with you the numbers will be others, and may jump.
+# We compare the plain formula, written out, with the blocks: causal, eight heads of width 64. The
+# first call compiles and is not counted. Then the two take turns, and we keep the quickest call of
+# each, the one that other programs disturbed least. The times are those of the machine that made
+# this page, measured in a few seconds. Yours will be different.
 
 
 # %%
@@ -521,6 +578,7 @@ def quickest(contenders, inputs, rounds):
     return {name: min(times) for name, times in found.items()}
 
 
+# %%
 def plain_causal(q, k, v):  # T N H
     scores = jnp.einsum("tnh,snh->nts", q, k) / q.shape[-1] ** 0.5  # N T S
     past = jnp.tril(jnp.ones(scores.shape[1:], bool))[None]
@@ -528,10 +586,12 @@ def plain_causal(q, k, v):  # T N H
     return jnp.einsum("nts,snh->tnh", weights, v)  # T N H
 
 
+# %%
 def blockwise_causal(q, k, v):  # T N H
     return attend(q, k, v, mask=CAUSAL, backend="blockwise")
 
 
+# %%
 steps_timed = {
     "forward": {"plain": jax.jit(plain_causal), "blockwise": jax.jit(blockwise_causal)},
     "with gradients": {
@@ -539,6 +599,8 @@ steps_timed = {
         "blockwise": jax.jit(both_ways(blockwise_causal)),
     },
 }
+
+# %%
 lengths_timed = [256, 512, 1024, 2048]
 clock = {kind: [] for kind in steps_timed}
 for T in lengths_timed:
@@ -548,6 +610,7 @@ for T in lengths_timed:
     for kind, contenders in steps_timed.items():
         clock[kind].append(quickest(contenders, inputs, rounds=max(7, 16_384 // T)))
 
+# %%
 for kind, found in clock.items():
     print(f"{kind}, the plain formula's time over that of the blocks:")
     for T, times in zip(lengths_timed, found, strict=True):
@@ -568,19 +631,18 @@ axes[0].legend(loc="upper left")
 figure.tight_layout()
 
 # %% [markdown]
-# Some of it is the half of the pairs that the blocks skip. The rest is traffic: the table is
-# written and read several times over, while a block stays in the cache until it is used up. And
-# both lines climb with the square of T in the end, for the *arithmetic* is still quadratic. That is
-# the point of fast attention: not other numbers, not fewer pairs, but no large array.
+# Part of the gain is the half of the pairs that the blocks skip. The rest is memory traffic: the
+# table is written and read several times, while a block stays in the cache until it is used. In the
+# end both lines grow with the square of T, because the *arithmetic* is still quadratic. That is the
+# point of fast attention: the same numbers for the same pairs, but no large array.
 #
-# ## The benchmark
+# ### The benchmark
 #
-# Timing on a shared machine is a craft of its own. The command `flax-attn bench` does it with care:
-# all contenders are proven equal in float64 first, and take turns in another order each round.
-# These are figures that it gave on two cores of a CPU: causal, two heads of width 64, float32, and
-# the longer a sentence, the fewer of them. How many times as long as this library do JAX's own
-# `jax.nn.dot_product_attention` and PyTorch take? Where a line ends, a call would have taken too
-# long.
+# The command `flax-attn bench` measures with more care: all contenders are proven equal in float64
+# first, and they take turns in another order in each round. These are figures that it gave on two
+# cores of a CPU: causal, two heads of width 64, float32. How many times as long as this library do
+# JAX's own `jax.nn.dot_product_attention` and PyTorch take? Where a line ends, a call would have
+# taken too long.
 
 # %%
 lengths_bench = [256, 512, 1024, 2048, 4096, 8192, 16_384]
@@ -590,6 +652,8 @@ recorded = {
     "PyTorch, forward": [0.943, 1.39, 2.01, 1.35, 1.09, 1.2, 1.26],
     "PyTorch, with gradients": [1.17, 1.72, 1.85, 1.46, 1.22, 1.6, 1.2],
 }
+
+# %%
 figure, ax = plt.subplots(figsize=(8, 3.4))
 for (name, ratios), style in zip(recorded.items(), ("C0o-", "C0s--", "C1o-", "C1s--"), strict=True):
     ax.semilogx(lengths_bench[: len(ratios)], ratios, style, label=name)
@@ -603,17 +667,17 @@ figure.tight_layout()
 
 # %% [markdown]
 # PyTorch works block by block too, so it is close. [docs/benchmarks.md](../docs/benchmarks.md) has
-# all tables, the rows where this library is behind among them, and what was tried and did not help.
+# all tables, also those rows where this library is slower.
 #
-# ## Exercise
+# ## Exercises
 #
-# A text is so long that its keys and values lie on two machines, half on each. Each can answer
-# `attend(q, its_keys, its_values, return_lse=True)`. Put the two answers together, without moving
-# a key.
+# **1.** A text is so long that its keys and values are on two machines, a part on each. Each
+# machine can compute `attend(q, its_keys, its_values, return_lse=True)`. Combine the two results,
+# without moving a key.
 #
 # <details><summary>Answer</summary>
 #
-# Each half's log-sum-exp says how much weight it has in all: the halves are two "keys" with the
+# The log-sum-exp of each part says how much weight it has in all: the parts are two "keys" with the
 # scores $L_1$ and $L_2$. So take a softmax over the two, and mix the outputs:
 #
 # $$o = e^{L_1 - L}\, o_1 + e^{L_2 - L}\, o_2, \qquad L = \log(e^{L_1} + e^{L_2}).$$
@@ -625,19 +689,39 @@ figure.tight_layout()
 # )
 # share = jax.nn.softmax(jnp.stack([l1, l2]), axis=0)[..., None]  # 2 T N 1
 # both = share[0] * o1 + share[1] * o2  # T N H
-# np.testing.assert_allclose(both, attend(q, k, v), rtol=1e-4, atol=1e-6)
+# same(both, attend(q, k, v))
 # ```
 #
-# It is the online softmax again, with blocks that happen to live far apart, and it works for any
-# number of machines.
+# It is the online softmax again, with blocks that are on different machines, and it works for any
+# number of them.
 #
 # </details>
 #
-# ## The top of the climb
+# **2.** How many blocks of a causal mask are skipped, masked, and computed without the mask, if 96
+# tokens are cut into blocks of 16? Guess, then count. What happens to the share of skipped blocks
+# as blocks get smaller?
 #
-# You began with six words and a dot product. You have given it weights, covered the future, split
-# it into heads, put it into a recurrent model, trained a small GPT with it, carried it over from
-# PyTorch, and computed it without its table. All of it was one formula:
+# <details><summary>Answer</summary>
+#
+# ```python
+# kinds = block_kinds(CAUSAL, size=16)
+# assert [int((kinds == kind).sum()) for kind in range(3)] == [15, 6, 15]
+# ```
+#
+# With $n$ blocks in a row, $n(n-1)/2$ are skipped, $n$ are on the border, and the rest is seen as a
+# whole. The share that is skipped, $(n-1)/2n$, approaches one half.
+#
+# </details>
+#
+# **To read:** Milakov and Gimelshein,
+# [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867); Dao and others,
+# [FlashAttention](https://arxiv.org/abs/2205.14135).
+#
+# ## Where you are now
+#
+# You began with six words and a dot product. You gave it weights, covered the future, split it into
+# heads, put it into a recurrent model, trained a small GPT with it, ported it from PyTorch, and
+# computed it without its table. All of it was one formula:
 #
 # $$\text{softmax}\Big(\frac{q k^\top}{\sqrt{H}} + \text{mask}\Big)\, v.$$
 #
@@ -645,9 +729,9 @@ figure.tight_layout()
 #
 # * [the README](../README.md): what the library holds, and the table of what is proven;
 # * [docs/recipes.md](../docs/recipes.md): a layer of your own, padding, mixed precision, saving,
-#   exporting, moving over from other libraries, each in one piece that runs;
-# * [docs/porting.md](../docs/porting.md): bring a module of your own from PyTorch, and prove it;
-# * the layers themselves, in `flax_attn/layers`: one variant a file, each as short as what you
+#   exporting, moving from other libraries, each in one piece that runs;
+# * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
+# * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
 #   wrote here.
 #
-# Or back to the foot: [1. Attention without weights](01_attention_without_weights.ipynb).
+# Or go back to the start: [1. Attention without weights](01_attention_without_weights.ipynb).
