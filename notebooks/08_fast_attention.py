@@ -728,8 +728,8 @@ figure.tight_layout()
 # Where to go from here:
 #
 # * [the README](../README.md): what the library holds, and the table of what is proven;
-# * [docs/recipes.md](../docs/recipes.md): a layer of your own, padding, mixed precision, saving,
-#   exporting, moving from other libraries, each in one piece that runs;
+# * [docs/recipes.md](../docs/recipes.md): padding masks, mixed precision, export, checkpoints,
+#   Linen, and moving from other attention modules, each in one piece that runs;
 # * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
 # * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
 #   wrote here.

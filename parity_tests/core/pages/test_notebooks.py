@@ -29,7 +29,6 @@ PUBLIC = {
 of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
 
-SHORT = [path for path in CHAPTERS if path.stem[:2] in ("00", "01", "02", "03", "04", "05", "06", "08")]
 EXPLAINED = [path for path in CHAPTERS if path.stem[:2] in ("00", "01", "02", "03", "04")]
 
 
@@ -94,7 +93,7 @@ def test_its_links_lead_somewhere(path):
         assert (FOLDER / file).exists(), file
 
 
-@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
+@of_all_chapters
 def test_a_cell_is_one_idea(path):
     lengths = [len(source.splitlines()) for kind, source in cells(path) if kind == "code"]
     assert median(lengths) <= 6 and max(lengths) <= 30
