@@ -674,10 +674,10 @@ plt.show()
 #
 # <details><summary>Answer</summary>
 #
-# Not quite. The loss on the held-out text is 2.18 nats: much worse than with places, and better than
-# the 2.57 of counting pairs. The causal mask itself tells places apart: the first character sees
-# one token, the second sees two, and so on. So two blocks can work out something about the order.
-# Without the mask they could not.
+# Not quite. The loss on the held-out text is 2.18 nats: much worse than with places, and better
+# than the 2.57 of counting pairs. The causal mask itself tells places apart: the first character
+# sees one token, the second sees two, and so on. So two blocks can work out something about the
+# order. Without the mask they could not.
 #
 # </details>
 #

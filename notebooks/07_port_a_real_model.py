@@ -835,8 +835,8 @@ np.testing.assert_allclose(
 #
 # </details>
 #
-# **2.** Swap two heads in a copy of `mine`: their rows of the queries, keys and values, and nothing
-# else. Where will the report find the fault, and why not earlier?
+# **2.** Swap two heads in a copy of `mine`: their columns of the queries, keys and values, and
+# nothing else. Where will the report find the fault, and why not earlier?
 #
 # <details><summary>Answer</summary>
 #
@@ -851,8 +851,9 @@ np.testing.assert_allclose(
 # assert not report.ok
 # ```
 #
-# Already `query` differs: each linear map has its columns in another order. Had `dense` been
-# swapped along, the result would be equal, since heads have no order (chapter 4, exercise 2).
+# It finds it at the first linear map, because all three have their columns in another order. If you
+# swap the rows of `dense` too, the result is equal, since heads have no order (chapter 4,
+# exercise 2).
 #
 # </details>
 #
