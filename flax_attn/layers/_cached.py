@@ -1,10 +1,11 @@
 """What layers share that decode: a cache of their sizes, and attention with one or without."""
 
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._checks import check_choice
 from ..attend import Empty, attend
 from ..cache import Cache, Memory, PagedCache, attend_cached
 from ..masks import Mask
@@ -30,6 +31,7 @@ class CrossCall(TypedDict, total=False):
 
     mask: Mask | Array | None
     valid: Bool[Array, "*#B T"] | None
+    empty: Empty
     deterministic: bool | None
 
 
@@ -117,11 +119,17 @@ def attended(
             "A Memory is for cross attention; this call is self attention, and takes "
             "layer.init_cache(batch, length)."
         )
-    if empty != "zero":
+    check_empty(empty, cache)
+    return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
+
+
+def check_empty(empty: Empty, cache: Any) -> None:
+    """ValueError for a word that `empty` does not know, and for the mean beside a cache."""
+    check_choice("empty", empty, *get_args(Empty))
+    if cache is not None and empty != "zero":
         raise ValueError(
             f'empty={empty!r} cannot be had with a cache, which holds no mean; leave empty="zero".'
         )
-    return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
 
 
 def check_eval(dropout: Any, deterministic: bool | None) -> None:

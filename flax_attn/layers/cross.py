@@ -8,6 +8,7 @@ from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_input, check_positive
+from ..attend import Empty
 from ..cache import Memory, attend_memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
@@ -18,6 +19,7 @@ from ._cached import (
     M,
     arithmetic_dtype,
     attended,
+    check_empty,
     new_cache,
     with_cache,
 )
@@ -47,8 +49,8 @@ class CrossAttention(nnx.Module):
 
     Raises:
       ValueError: for counts below 1, heads that do not divide in_features, a share outside [0, 1];
-        in the call, if x, memory, masks or valid do not fit, or for a missing memory whose width
-        differs from x's.
+        in the call, if x, memory, masks or valid do not fit, for a missing memory whose width
+        differs from x's, or another word for `empty`.
       TypeError: if x or memory are not floating, or a mask or valid not boolean.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
@@ -106,6 +108,7 @@ class CrossAttention(nnx.Module):
         *,
         mask: Mask | Array | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
@@ -117,9 +120,12 @@ class CrossAttention(nnx.Module):
           mask: replaces the layer's; None is the layer's.
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
+          empty: what a token gives that may look at nothing: "zero", or "mean", as of
+            `GroupedQueryAttention`.
           deterministic: overrules `train()` and `eval()`.
           cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
+        check_empty(empty, cache)
         widths = self.q_proj.in_features, self.k_proj.in_features
         x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
@@ -128,7 +134,7 @@ class CrossAttention(nnx.Module):
             o = attend_memory(q, cache, mask=seen, dropout=drop)  # *B T N H
         else:
             k, v = self.keys_and_values(memory)  # *B S N H
-            how = {"mask": seen, "valid": valid, "dropout": drop}
+            how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty}
             o, cache = attended(q, k, v, cache, **how)  # *B T N H
         return with_cache(zero_absent(self.out_proj(merge_heads(o)), valid), cache)  # *B T D
 

@@ -9,6 +9,7 @@ from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input, check_positive
+from ..attend import Empty
 from ..cache import Memory, attend_memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
@@ -20,6 +21,7 @@ from ._cached import (
     M,
     arithmetic_dtype,
     attended,
+    check_empty,
     new_cache,
     with_cache,
 )
@@ -52,8 +54,8 @@ class T5Attention(nnx.Module):
 
     Raises:
       ValueError: for counts below 1, a share outside [0, 1], buckets that `t5_buckets` refuses; in
-        the call, if x, memory, masks, valid or bias do not fit, or where the bias is asked of a
-        layer without a table.
+        the call, if x, memory, masks, valid or bias do not fit, for another word for `empty`, or
+        where the bias is asked of a layer without a table.
       TypeError: if x, memory or bias are not floating, or a mask or valid not boolean.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -147,6 +149,7 @@ class T5Attention(nnx.Module):
         mask: Mask | Array | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         bias: Score | Float[Array, "... #T #S"] | None = None,
+        empty: Empty = "zero",
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
@@ -160,9 +163,12 @@ class T5Attention(nnx.Module):
             seen, and their outputs are zero. A memory's padding is said by the mask.
           bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
             `*B N T S`.
+          empty: what a token gives that may look at nothing: "zero", or "mean", as of
+            `GroupedQueryAttention`.
           deterministic: overrules `train()` and `eval()`.
           cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
+        check_empty(empty, cache)
         widths = self.q.in_features, self.k.in_features
         x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
         q = split_heads(self.q(x), self.head_dim)  # *B T N H
@@ -172,7 +178,7 @@ class T5Attention(nnx.Module):
             o = attend_memory(q, cache, **how)  # *B T N H
         else:
             k, v = self.keys_and_values(memory)  # *B S N H
-            o, cache = attended(q, k, v, cache, valid=valid, **how)  # *B T N H
+            o, cache = attended(q, k, v, cache, valid=valid, empty=empty, **how)  # *B T N H
         return with_cache(zero_absent(self.o(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(

@@ -73,9 +73,14 @@ def prove_part(small: Part, **options: Any) -> Proof:
         "torch_call": parts.call(config, small),
         "title": f"{small.name}, {small.part} {small.index}: {small.fields}",
     }
-    x = (drawn(7, config), *([drawn(9, config)] if small.part == "cross" else []))
-    report = compare(theirs, mine, *x, **{**ONCE, **how, **options})
+    report = compare(theirs, mine, **{**ONCE, **how, "kwargs": inputs(small, config), **options})
     return Proof(small.name, type(theirs).__name__, type(mine).__name__, report)
+
+
+def inputs(small: Part, config: Any) -> dict[str, np.ndarray]:
+    """What an attention of an encoder-decoder model is given."""
+    memory = {"memory": drawn(9, config)} if small.part == "cross" else {}
+    return {"x": drawn(7, config), **memory}
 
 
 def drawn(length: int, config: Any) -> np.ndarray:

@@ -115,11 +115,23 @@ def call(config: Any, small: Part) -> Any:
     of_mask = "mask" if small.name == "t5" else "attention_mask"
     of_memory = "encoder_hidden_states" if small.name == "umt5" else "key_value_states"
 
-    def called(layer: Any, x: Any, memory: Any = None) -> Any:
+    def called(layer: Any, x: Any, memory: Any = None, present: Any = None) -> Any:
         more = {} if memory is None else {of_memory: memory}
-        return layer(x, **{of_mask: handed(config, small, x).get(of_mask)}, **more)[0]
+        mask = handed(config, small, x).get(of_mask)
+        if present is not None:
+            mask = _joined(mask, present, x.dtype)
+        return layer(x, **{of_mask: mask}, **more)[0]
 
     return called
+
+
+def _joined(mask: Any, present: Any, dtype: Any) -> Any:
+    """An additive mask with which keys that are not there are hidden too."""
+    import torch
+
+    hidden = present[:, None, None, :] == 0
+    hidden = hidden if mask is None else hidden | (mask < 0)
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
 
 def handed(config: Any, small: Part, x: Any) -> dict[str, Any]:

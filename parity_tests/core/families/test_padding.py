@@ -7,8 +7,9 @@ from flax import nnx
 from flax_attn import families
 from flax_attn.masks import Dense
 from flax_attn.parity import compare
-from parity_tests.families import witness
+from parity_tests.families import inputs, parts, prove_part, witness
 from parity_tests.families.configs import CONFIGS, NAMES
+from parity_tests.families.parts import PARTS
 
 # Three tokens of padding, nothing else, and none. Decoders have empty rows in the first of them.
 PRESENT = np.asarray([[0, 0, 0, 1, 1, 1, 1], [0] * 7, [1] * 7])
@@ -19,9 +20,12 @@ PADDED = {x.name: x for x in reversed(CONFIGS)} | {
 }
 
 
-def padded(layer, x, present):
+EACH = {(small.name, small.part): small for small in reversed(PARTS)}
+
+
+def padded(layer, x, present, **memory):
     mask = layer.mask & Dense(present[:, None, None, :] != 0)
-    return layer(x, mask=mask, empty="mean")
+    return layer(x, **memory, mask=mask, empty="mean")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,3 +46,12 @@ def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
         taps=False,
     )
     assert report.certain, report  # torch's finfo.min is so large that its noise hides differences
+
+
+@pytest.mark.parametrize("small", EACH.values(), ids=map("-".join, EACH))
+def test_all_rows_of_a_part_are_transformers(small, transformers):
+    given = inputs(small, parts.config_of(small.given, small.name))
+    length = given.get("memory", given["x"]).shape[1]
+    present = np.asarray([[0] * 3 + [1] * (length - 3), [0] * length])
+    report = prove_part(small, kwargs={**given, "present": present}, flax_call=padded).report
+    assert report.certain, report

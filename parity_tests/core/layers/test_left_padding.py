@@ -3,11 +3,12 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import CAUSAL, Dense, GroupedQueryAttention, Rotary
+from flax_attn import CAUSAL, CrossAttention, Dense, GroupedQueryAttention, Rotary, T5Attention
 from flax_attn.parity import assert_parity, judge
 from parity_tests.core.backends.refusal import refused
 
@@ -99,3 +100,20 @@ def test_the_word_reaches_the_arithmetic_and_the_default_is_zero():
 def test_another_word_is_refused():
     with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
         layer()(X, empty="nan")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **house: CrossAttention(12, 3, **house),
+        lambda **house: T5Attention(12, 3, 4, **house),
+    ],
+)
+def test_layers_with_a_memory_say_what_an_empty_row_gives(build):
+    attention, x = build(rngs=nnx.Rngs(0)), jnp.ones((2, 5, 12))
+    nothing = jnp.zeros((5, 5), bool)
+    mean = attention(x, mask=nothing, empty="mean")
+    assert mean.any() and judge.alike(mean, attention(x, mask=~nothing))  # all values are alike
+    assert judge.alike(attention(x, mask=nothing), attention(0 * x, mask=nothing))
+    with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
+        attention(x, empty="nan")
