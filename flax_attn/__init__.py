@@ -98,6 +98,9 @@ if TYPE_CHECKING:
     from .positions import alibi_slopes as alibi_slopes
     from .positions import rotary_angles as rotary_angles
     from .positions import rotate as rotate
+    from .quantized import Float8 as Float8
+    from .quantized import Int8 as Int8
+    from .quantized import Quantized as Quantized
     from .reference import softmax as softmax
     from .rules import Rules as Rules
     from .scores import IDENTITY as IDENTITY
@@ -125,6 +128,9 @@ _HOMES = {
     "DropoutMask": ".dropout",
     "flax_attention": ".flax_drop_in",
     "AttentionPool": ".layers",
+    "Float8": ".quantized",
+    "Int8": ".quantized",
+    "Quantized": ".quantized",
     "Cache": ".cache",
     "Memory": ".cache",
     "PagedCache": ".cache",

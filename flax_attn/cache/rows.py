@@ -1,6 +1,5 @@
 """What caches share: places of new tokens, writes of rows, and what a row must be told."""
 
-import math
 from typing import Any
 
 import jax
@@ -49,14 +48,18 @@ def there_of(valid: Any, batch: tuple[int, ...], T: int) -> Bool[Array, "*B T"]:
 def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> jax.Array:
     """`x`, `*B K S ...`, with `new`, `*B T K ...`, at `slots`, `*B T`; beyond the last: nowhere.
 
-    Without heads both lack the axis K. Nothing is copied if `x` is donated.
+    Without heads both lack the axis K. Nothing is copied if `x` is donated, and nothing leaves its
+    device if rows and heads are sharded.
     """
-    axes, (*_, T) = slots.ndim - 1, slots.shape
-    rows = math.prod(slots.shape[:-1])
-    flat = x.reshape(rows, *x.shape[axes:])
-    at = jnp.arange(rows, dtype=jnp.int32)[:, None], *(slice(None),) * heads, slots.reshape(rows, T)
-    new = new.reshape(rows, *new.shape[axes:]).astype(x.dtype)
-    return flat.at[at].set(new, mode="drop").reshape(x.shape)
+
+    def row(x: jax.Array, slots: jax.Array, new: jax.Array) -> jax.Array:
+        if heads:
+            return x.at[:, slots].set(jnp.swapaxes(new, 0, 1), mode="drop")
+        return x.at[slots].set(new, mode="drop")
+
+    for _ in range(slots.ndim - 1):
+        row = jax.vmap(row)
+    return row(x, slots, new.astype(x.dtype))
 
 
 def check_room(slots: int, new: jax.Array) -> None:
