@@ -24,8 +24,23 @@ class Decode:
       axes: the inputs that are cut, and along which axis; None cuts the first input along its axis
         -2. The outputs of the steps are joined along the first of these axes.
 
-    >>> Decode(cuts=[(3, 1, 1), (5,)]).checked({"x": np.ones((2, 5, 4))})
-    [Cut(lengths=(3, 1, 1)), Cut(lengths=(5,))]
+    A sum of all tokens so far, whose cache is the sum:
+
+    >>> import torch
+    >>> from flax import nnx
+    >>> from flax_attn.parity import compare
+    >>> class Sums(nnx.Module):
+    ...     def init_cache(self, batch, length):
+    ...         return np.zeros((batch, 1, 4))
+    ...
+    ...     def __call__(self, x, cache=0.0):  # B T D
+    ...         y = cache + x.cumsum(-2)
+    ...         return y if isinstance(cache, float) else (y, y[:, -1:])
+    >>> def theirs(module, x):
+    ...     return x.cumsum(-2)
+    >>> how = {"torch_call": theirs, "decode": Decode(cuts=[(3, 4), (5, 1, 1)])}
+    >>> compare(torch.nn.Module(), Sums(), np.ones((2, 7, 4)), dtypes=("float64",), **how).ok
+    True
     """
 
     cuts: Sequence[Sequence[int]] = ()

@@ -215,6 +215,8 @@ def lost(stepped: Stepped) -> str:
         return ""
     itself = sight.missing == [sight.token]
     told = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
+    if start and sight.cut and sight.cut[-1] == sight.token - start:
+        return f"{told}: the mask is asked at its place in the step, {sight.token - start}"
     if sight.extra:
         return f"{told}, and sees {_these(sight.extra)} in their place: places shifted"
     if sight.token in sight.missing:
