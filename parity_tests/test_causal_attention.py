@@ -1,5 +1,5 @@
 from flax_attn.layers import CausalAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 NOTEBOOK = {"d_in": 3, "d_out": 2, "context_length": 6, "dropout": 0.0}
 ODD = {"d_in": 11, "d_out": 6, "context_length": 9, "dropout": 0.0}
@@ -7,7 +7,7 @@ BIASED = {**ODD, "qkv_bias": True}
 SQUARE = {"d_in": 7, "d_out": 7, "context_length": 7, "dropout": 0.0}
 
 CASES = [
-    Case(CausalAttention, NOTEBOOK, x=(6, 3)),
+    Case(CausalAttention, NOTEBOOK, x=(6, 3), decode=Decode()),
     Case(CausalAttention, NOTEBOOK, x=(2, 6, 3)),
     Case(CausalAttention, ODD, x=(2, 5, 11)),  # shorter than the context
     Case(CausalAttention, BIASED, x=(2, 9, 11)),

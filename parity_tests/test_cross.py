@@ -4,7 +4,7 @@ import numpy as np
 
 from flax_attn import CAUSAL
 from flax_attn.layers.cross import CrossAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 SIZES = {"in_features": 12, "num_heads": 3}
 WHISPER = {**SIZES, "key_bias": False}
@@ -60,15 +60,31 @@ def causal(sizes):
     return {"config": lambda: {**sizes, "mask": CAUSAL}, "name": f"{name},mask=CAUSAL"}
 
 
+def remembered(layer, x, memory, cache):
+    """A step whose cache holds the memory's keys and values."""
+    return layer(x, cache=layer.remember(memory) if cache is None else cache)
+
+
 CASES = [
-    Case(CrossAttention, {**SIZES, "memory_features": 7}, x=(2, 9, 12), memory=(2, 13, 7)),
+    Case(
+        CrossAttention,
+        {**SIZES, "memory_features": 7},
+        x=(2, 9, 12),
+        memory=(2, 13, 7),
+        decode=Decode(flax=remembered),
+    ),
     Case(CrossAttention, SIZES, x=(9, 12), **ONE),
     Case(CrossAttention, SIZES, x=(2, 9, 12), valid=VALID, **ONE),
     Case(CrossAttention, WHISPER, x=(2, 9, 12), memory=(2, 13, 12), mask=RAGGED, **ONE),
     Case(CrossAttention, {**SIZES, "dropout": 0.3}, x=(2, 9, 12), train=True, **ONE),
     Case(CrossAttention, {"in_features": 12, "num_heads": 12}, x=(12, 12, 12), **ONE),
     Case(CrossAttention, WHISPER, x=(2, 9, 12), **of("Whisper")),
-    Case(CrossAttention, **causal(WHISPER), x=(2, 9, 12), **of("Whisper", torch_call=causal_call)),
+    Case(
+        CrossAttention,
+        **causal(WHISPER),
+        x=(2, 9, 12),
+        **of("Whisper", torch_call=causal_call, decode=Decode()),
+    ),
     Case(CrossAttention, WHISPER, x=(2, 9, 12), memory=(2, 13, 12), **of("Whisper")),
     Case(CrossAttention, SIZES, x=(2, 13, 12), mask=PADDING, **of("Bart")),
     Case(CrossAttention, **causal(SIZES), x=(2, 9, 12), **of("Bart", torch_call=causal_call)),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from flax_attn.layers.exclusive import ExclusiveAttention
-from flax_attn.parity import Case, Rule
+from flax_attn.parity import Case, Decode, Rule
 
 SIZES = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
@@ -47,7 +47,7 @@ def unturned(layer, x):
 ONE = {"dtypes": ("float64",), "x": (2, 7, 11)}
 
 CASES = [
-    Case(ExclusiveAttention, SIZES, x=(2, 7, 11)),
+    Case(ExclusiveAttention, SIZES, x=(2, 7, 11), decode=Decode()),
     Case(ExclusiveAttention, {**SIZES, "learned": False}, **ONE),
     Case(ExclusiveAttention, {**SIZES, "gate": True}, **ONE, mask=RAGGED),
     Case(ExclusiveAttention, {**SIZES, "qkv_bias": True}, **ONE, mask=RAGGED),

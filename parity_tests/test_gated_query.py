@@ -4,7 +4,7 @@ import numpy as np
 
 from flax_attn import RMSNorm, Rotary
 from flax_attn.layers.gated_query import GatedQueryAttention
-from flax_attn.parity import Case, Rule
+from flax_attn.parity import Case, Decode, Rule
 
 SIZES = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
@@ -64,7 +64,7 @@ GEMMA = {"eps": 1e-6, "plus_one": True}
 LLAMA = {"eps": 1e-6, "cast": "before"}
 FULL = {"layer_types": ["full_attention"]}
 CASES = [
-    Case(GatedQueryAttention, SIZES, x=(2, 7, 11)),
+    Case(GatedQueryAttention, SIZES, x=(2, 7, 11), decode=Decode()),
     Case(GatedQueryAttention, {**SIZES, "fused": True}, x=(2, 7, 11), mask=RAGGED),
     Case(
         GatedQueryAttention,

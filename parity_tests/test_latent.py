@@ -7,7 +7,7 @@ from flax import nnx
 
 from flax_attn import Alibi, Rotary, Rules, Softcap, Yarn, alibi_slopes
 from flax_attn.layers.latent import LatentAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 PLAIN = {
     **{"in_features": 11, "num_heads": 3, "kv_rank": 8},
@@ -114,7 +114,12 @@ def scaled_latents(layer, x):
 FLOAT64 = {"dtypes": ("float64",)}
 BIASED = {"own": {"attention_bias": True}}
 CASES = [
-    Case(LatentAttention, **turned("interleaved", layout="interleaved"), x=(2, 7, 11)),
+    Case(
+        LatentAttention,
+        **turned("interleaved", layout="interleaved"),
+        x=(2, 7, 11),
+        decode=Decode(),
+    ),
     Case(LatentAttention, {**SIZES, "absorbed": True, "out_bias": True}, x=(2, 5, 1, 11)),
     Case(LatentAttention, **turned("half", PLAIN), **FLOAT64, x=(2, 7, 11), positions=FAR),
     Case(LatentAttention, **scored(), **FLOAT64, x=(2, 7, 11)),

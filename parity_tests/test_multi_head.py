@@ -5,7 +5,7 @@ from flax import nnx
 
 from flax_attn import taps
 from flax_attn.layers import CausalAttention, MultiHeadAttention
-from flax_attn.parity import Case, Rule, judge
+from flax_attn.parity import Case, Decode, Rule, judge
 
 NOTEBOOK = {"d_in": 3, "d_out": 2, "context_length": 6, "dropout": 0.0, "num_heads": 2}
 ODD = {"d_in": 11, "d_out": 12, "context_length": 9, "dropout": 0.0, "num_heads": 3}
@@ -63,7 +63,7 @@ def of_torch(width, heads, context_length, **given):
 
 
 CASES = [
-    Case(MultiHeadAttention, NOTEBOOK, x=(6, 3)),
+    Case(MultiHeadAttention, NOTEBOOK, x=(6, 3), decode=Decode()),
     Case(MultiHeadAttention, NOTEBOOK, x=(2, 6, 3)),
     Case(MultiHeadAttention, ODD, x=(2, 5, 11)),  # shorter than the context
     Case(MultiHeadAttention, BIASED, x=(2, 9, 11)),

@@ -4,7 +4,7 @@ import numpy as np
 
 from flax_attn import RMSNorm, Rotary, Rules
 from flax_attn.layers.shared_key_value import SharedKeyValueAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 SIZES = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
@@ -100,7 +100,7 @@ def alone(module, x):
 GEMMA4 = "transformers.models.gemma4.modeling_gemma4.Gemma4TextAttention"
 KV = {"k": (2, 7, 3, 4), "v": (2, 7, 3, 4)}
 CASES = [
-    Case(SharedKeyValueAttention, SIZES, x=(2, 7, 11)),
+    Case(SharedKeyValueAttention, SIZES, x=(2, 7, 11), decode=Decode()),
     Case(SharedKeyValueAttention, **placed(), **FLOAT64, x=(2, 7, 11), mask=RAGGED),
     Case(
         SharedKeyValueAttention,

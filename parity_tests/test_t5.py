@@ -4,7 +4,7 @@ import numpy as np
 
 from flax_attn import CAUSAL
 from flax_attn.layers.t5 import T5Attention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 SIZES = {"in_features": 11, "num_heads": 3, "head_dim": 4, "buckets": 8, "max_distance": 7}
 ONE = {"dtypes": ("float64",)}
@@ -75,7 +75,7 @@ CASES = [
     Case(T5Attention, SIZES, x=(9, 11), **ONE),
     Case(T5Attention, SIZES, x=(2, 9, 11), mask=RAGGED, **ONE),
     Case(T5Attention, SIZES, x=(2, 9, 11), valid=VALID, **ONE),
-    Case(T5Attention, **causal(), x=(2, 9, 11)),
+    Case(T5Attention, **causal(), x=(2, 9, 11), decode=Decode()),
     Case(T5Attention, SIZES, x=(2, 9, 11), memory=(2, 13, 11), mask=PADDING, **ONE),
     Case(T5Attention, {**SIZES, "has_bias": False}, x=(2, 9, 11), bias=(3, 9, 9), **ONE),
     Case(T5Attention, {**SIZES, "dropout": 0.3}, x=(2, 9, 11), train=True, **ONE),

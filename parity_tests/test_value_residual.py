@@ -3,7 +3,7 @@
 import numpy as np
 
 from flax_attn.layers.value_residual import ValueResidualAttention
-from flax_attn.parity import Case, Rule
+from flax_attn.parity import Case, Decode, Rule
 
 SIZES = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
@@ -38,7 +38,7 @@ def published(learned):
 
 
 CASES = [
-    Case(ValueResidualAttention, SIZES, **ONE),
+    Case(ValueResidualAttention, SIZES, **ONE, decode=Decode()),
     Case(ValueResidualAttention, SIZES, x=(2, 7, 11), values=(2, 7, 3, 4)),
     Case(ValueResidualAttention, {**SIZES, "learned_mix": True}, **ONE, **FIRST, mask=RAGGED),
     Case(ValueResidualAttention, {**SIZES, "learned_mix": True}, **ONE, **FIRST, valid=VALID),
