@@ -1,6 +1,11 @@
-"""Arrays of keys and values in eight bits, with one scale for each token and head."""
+"""Keys and values in eight bits, as a cache may store them: one scale for a token and head.
 
-from typing import Any
+scale = max |x| / most                     *B K S, where most is 127, or 448 in float8
+values = round(x / scale)                  *B K S H
+x' = values * scale
+"""
+
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +16,15 @@ from ._types import frozen, wide
 
 @frozen
 class Quantized:
-    """`values * scale`: eight bits a number, and one scale for all numbers of a token and a head.
+    """Eight-bit values, and a scale for each token and head: `values * scale`. Raises nothing.
 
-    Attributes:
-      values: `... H`, int8 or float8_e4m3fn.
-      scale: `...`, float32 or wider.
+    Args:
+      values: `... H`, in a cache `*B K S H`; int8 or float8_e4m3fn.
+      scale: `...`, in float32 or wider.
 
-    >>> Int8().quantize(jnp.asarray([[1.0, -2.0]])).dequantized(jnp.float32).round(2).tolist()
-    [[1.01, -2.0]]
+    >>> store = Int8().quantize(jnp.asarray([[[1.0, -2.0]]]))
+    >>> store.values.tolist(), store.shape
+    ([[[64, -127]]], (1, 1, 2))
     """
 
     values: Any
@@ -26,47 +32,81 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers that it stands for."""
+        """The shape of the values, `*B K S H`."""
         return self.values.shape
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the values."""
+        return self.values.dtype
+
     def dequantized(self, dtype: Any) -> jax.Array:
-        """The numbers that it stands for."""
+        """`values * scale`, multiplied in float32 or wider."""
         kind = self.scale.dtype
         return (self.values.astype(kind) * self.scale[..., None]).astype(dtype)
 
 
-@frozen
-class Int8:
-    """Stores whole numbers from -127 to 127. Raises nothing.
+class Store:
+    """The base of the ways to store keys and values in eight bits."""
 
-    Source: Dettmers et al., "LLM.int8()", 2022, section 2.1, by tokens and heads.
-
-    >>> Int8().quantize(jnp.zeros((5, 4))).scale.tolist()
-    [1.0, 1.0, 1.0, 1.0, 1.0]
-    """
+    dtype: ClassVar[Any]
+    most: ClassVar[float]
 
     def quantize(self, x: Float[Array, "... H"]) -> Quantized:
-        """`x` with a scale of max |x| / 127, or of 1 where all is zero; NaN stays in the scale."""
-        scale = _scale(x, 127)
-        return Quantized(jnp.round(x / scale[..., None]).astype(jnp.int8), scale)
+        """`x` by its nearest multiples of a token's scale.
+
+        Zeros, and what is too small for a scale, come back as zeros. A head of a token that holds
+        NaN or an infinity comes back as NaN, all of it: its scale is then not finite.
+
+        Raises:
+          TypeError: if `x` is not floating.
+        """
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{type(self).__name__} stores floating arrays; got {x.dtype}.")
+        x = x.astype(wide(x.dtype))
+        scale = jnp.max(jnp.abs(x), axis=-1) / self.most
+        scale = jnp.where(scale < jnp.finfo(scale.dtype).tiny, 1, scale)
+        finite = jnp.isfinite(scale)
+        values = jnp.where(finite[..., None], x / jnp.where(finite, scale, 1)[..., None], 0)
+        values = jnp.clip(values, -self.most, self.most)
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            values = jnp.round(values)
+        return Quantized(values.astype(self.dtype), scale)
 
 
 @frozen
-class Float8:
-    """Stores floats of four bits of exponent and three of mantissa, up to 448. Raises nothing.
+class Int8(Store):
+    """Whole numbers up to 127 times the scale: the error is at most half a scale.
+
+    Raises:
+      TypeError: by `quantize`, for arrays that are not floating.
+
+    Source: Dettmers et al., "LLM.int8()", 2022, whose vectors are rows of activations.
+
+    >>> store = Int8().quantize(jnp.asarray([[[0.0, 0.0]]]))
+    >>> store.scale.tolist(), store.dequantized(jnp.float32).tolist()
+    ([[1.0]], [[[0.0, 0.0]]])
+    """
+
+    dtype: ClassVar = jnp.dtype(jnp.int8)
+    most: ClassVar = 127.0
+
+
+@frozen
+class Float8(Store):
+    """float8_e4m3fn: four bits of mantissa with the leading one, numbers up to 448.
+
+    It is for memory: on a CPU attention to it takes several times as long as to float32, since XLA
+    widens it by many steps.
+
+    Raises:
+      TypeError: by `quantize`, for arrays that are not floating.
 
     Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 
-    >>> Float8().quantize(jnp.ones((5, 4))).values.dtype.name
+    >>> Float8().quantize(jnp.ones((1, 2, 4))).values.dtype.name
     'float8_e4m3fn'
     """
 
-    def quantize(self, x: Float[Array, "... H"]) -> Quantized:
-        """`x` with a scale of max |x| / 448, or of 1 where all is zero; NaN stays in the scale."""
-        scale = _scale(x, 448)
-        return Quantized((x / scale[..., None]).astype(jnp.float8_e4m3fn), scale)
-
-
-def _scale(x: jax.Array, most: int) -> jax.Array:
-    largest = jnp.max(jnp.abs(x.astype(wide(x.dtype))), axis=-1)
-    return jnp.where(largest == 0, 1, largest / most)
+    dtype: ClassVar = jnp.dtype(jnp.float8_e4m3fn)
+    most: ClassVar = 448.0

@@ -44,7 +44,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays, quantized < places
 < masks, positions, norms, normalisers, dropout < scores < rules < reference, recurrence < backends
-< sharding < attend < by_weights, drop_in, cache, state < layers < families
+< stored < sharding < attend < by_weights, drop_in, cache, state < layers < families
 < flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]

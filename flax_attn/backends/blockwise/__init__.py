@@ -101,7 +101,11 @@ def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules)
 
 def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
-    o, m, l = (forward_few if plan.few else forward_heads)(plan, q, k, v, rules)
+    return with_sinks(rules, *(forward_few if plan.few else forward_heads)(plan, q, k, v, rules))
+
+
+def with_sinks(rules: Rules, o: jax.Array, m: jax.Array, l: jax.Array) -> Any:
+    """The output scaled down by the share of the sinks; m and l as they are."""
     if rules.sinks is not None:
         stats = Stats(m, l)
         kept = share(stats, joined(stats, rules.sinks))  # B N T

@@ -20,6 +20,7 @@ from ..._arrays import varying_alike
 from ..._types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
+from ...quantized import Quantized
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
 from .plan import Plan
@@ -39,8 +40,18 @@ def forward_few(
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
     """Output, m and l, all in float32 or wider and before the sinks."""
+    return forward_store(plan, q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), rules)
+
+
+def forward_store(
+    plan: Plan,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B K S H"] | Quantized,
+    v: Float[Array, "B K S h"] | Quantized,
+    rules: Rules,
+) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
+    """The same of keys and values as a cache stores them."""
     (B, T, N, H), G = q.shape, plan.groups
-    k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))  # B K S H
     rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
     m, l, o = _walk(plan, rows, k, v, rules)
     o = o / jnp.where(l == 0, 1, l)[..., None]
@@ -127,20 +138,26 @@ def _start(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
     return varying_alike(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
 
 
-def _cut(plan: Plan, x: Float[Array, "B K S h"], b: jax.Array, at: jax.Array) -> jax.Array:
+def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     """The keys or values of a block, of all batch entries or, on a CPU, of the one in `b`.
 
     There it is a branch of its own that is always taken: XLA then copies whole rows of bytes, and
     number by number, which takes three times as long, where it fuses the cut with the product.
     """
     (_, K, S, h), cols = x.shape, plan.cols
+    if isinstance(x, Quantized):
+        first = (0 if plan.batched else b[0], 0, at)
+        size = (x.shape[0] if plan.batched else 1, K, cols)
+        first = [jnp.asarray(i, jnp.int32) for i in first]
+        scale = jax.lax.dynamic_slice(x.scale, first, size)
+        return Quantized(_cut(plan, x.values, b, at), scale)
     if plan.batched:
         return jax.lax.dynamic_slice_in_dim(x, at, cols, axis=2)
     flat = x.reshape(-1, K, S * h)
 
     def rows(at: Any) -> jax.Array:
         found = jax.lax.dynamic_slice(flat, (b[0], jnp.int32(0), at * h), (1, K, cols * h))
-        return found.astype(wide(x.dtype))
+        return found.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
 
     return jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at).reshape(1, K, cols, h)
 
@@ -167,7 +184,7 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
     l = alpha * l + jnp.sum(p, axis=3)
     if rules.dropout is not None:
         p = rules.dropout.apply(p.reshape(shape), _kept(rules.dropout, b, at))
-    pv = _weighted(plan, p.reshape(x.shape), vb.astype(kind), shown)
+    pv = _weighted(plan, p.reshape(x.shape), *_parts(vb, kind), shown)
     return new, l, alpha[..., None] * o + pv
 
 
@@ -195,27 +212,40 @@ def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
     """`scale * q.k`; the scale goes to the queries where that rounds nothing away."""
     kind = wide(q.dtype)
     scale = jnp.asarray(rules.scale, kind)
-    if plan.batched and q.dtype != kind:  # whose products are quick in a narrow dtype
+    if plan.batched and q.dtype == kb.dtype != kind:  # whose products are quick when narrow
         return jnp.einsum("bkrh,bkch->bkrc", q, kb, preferred_element_type=kind) * scale
-    q, kb = q.astype(kind) * scale, kb.astype(kind)
+    kb, factor = _parts(kb, kind)
+    q = q.astype(kind) * scale
     if plan.batched or q.shape[2] == 1:
-        return jnp.einsum("bkrh,bkch->bkrc", q, kb)
-    return jnp.swapaxes(jnp.einsum("bkch,bkrh->bkcr", kb, q), 2, 3)  # quicker on a CPU
+        x = jnp.einsum("bkrh,bkch->bkrc", q, kb)
+    else:  # quicker on a CPU
+        x = jnp.swapaxes(jnp.einsum("bkch,bkrh->bkcr", kb, q), 2, 3)
+    return x if factor is None else x * factor
 
 
-def _weighted(plan: Plan, p, vb, shown: Any) -> Float[Array, "B K R h"]:
+def _parts(x: Any, kind: Any) -> tuple[jax.Array, Any]:
+    """The numbers of a block, and their scale as `B K 1 C`, or None."""
+    if isinstance(x, Quantized):
+        return x.values.astype(kind), x.scale[:, :, None].astype(kind)
+    return x.astype(kind), None
+
+
+def _weighted(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
     """`p.v`, with zeros in place of values that nobody sees: NaN times no weight is NaN.
 
     On a CPU they are looked for only where the product is not finite, since that is a copy.
     """
-    pv = jnp.einsum("bkrc,bkch->bkrh", p, vb)
-    if shown is None or not plan.hides_keys:
-        return pv
+
+    def product(p: jax.Array, vb: jax.Array, factor: Any) -> jax.Array:
+        return jnp.einsum("bkrc,bkch->bkrh", p if factor is None else p * factor, vb)
 
     def of_seen() -> jax.Array:
         seen = shown.reshape(p.shape).any(axis=2)
-        return jnp.einsum("bkrc,bkch->bkrh", p, jnp.where(seen[..., None], vb, 0))
+        some = None if factor is None else jnp.where(seen[:, :, None], factor, 0)
+        return product(p, jnp.where(seen[..., None], vb, 0), some)
 
-    if plan.batched:
+    hides = shown is not None and plan.hides_keys
+    if hides and plan.batched:
         return of_seen()
-    return jax.lax.cond(jnp.isfinite(pv).all(), lambda: pv, of_seen)
+    pv = product(p, vb, factor)
+    return jax.lax.cond(jnp.isfinite(pv).all(), lambda: pv, of_seen) if hides else pv

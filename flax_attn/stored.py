@@ -1,0 +1,133 @@
+"""Attention to keys and values as a cache stores them: `*B K S H`, also in eight bits.
+
+k's scale goes on the logits and v's on the weights, so that eight bits a number are read. The
+backward pass makes wide keys and values of them.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._arrays import varying_alike
+from ._types import wide
+from .backends.blockwise import attention as attention_blockwise
+from .backends.blockwise import backward_pass, stats_of, with_sinks
+from .backends.blockwise.few_queries import forward_store
+from .backends.blockwise.plan import Plan, plan_of
+from .backends.hoist import hoist
+from .backends.local import bound, flat
+from .backends.platform import platform_of
+from .backends.protocol import are_few
+from .places import Places
+from .quantized import Quantized
+from .reference import Stats
+from .rules import Rules, sizes_of
+
+Stored = Any  # Quantized, or an array
+
+
+def attention(
+    q: Float[Array, "*B T N H"],
+    keys: Stored,
+    values: Stored,
+    rules: Rules,
+    places: Places | None = None,
+) -> tuple[Float[Array, "*B T N h"], Stats]:
+    """The output, in the dtype of q, and the parts of the weights, `*B N T`.
+
+    Args:
+      q: queries; any number of batch axes.
+      keys, values: `*B K S H` and `*B K S h`, both arrays in the dtype of q or both `Quantized`.
+      rules: as they were asked, not bound.
+      places: inside a `jax.shard_map`, where this shard stands in the whole.
+
+    Gradients reach q and the rules, and keys and values that are arrays. None reaches `Quantized`
+    ones, which count as constants. Where more than 64 queries share a key head, wide keys and
+    values are made of them.
+
+    Raises:
+      ValueError: if the shapes do not fit.
+      TypeError: if keys and values are not stored alike.
+    """
+    _check(q, keys, values)
+    B, (K, S, H) = keys.shape[:-3], keys.shape[-3:]
+    like: Any = jax.ShapeDtypeStruct((*B, S, K, H), q.dtype)
+    sizes, rules = sizes_of(q, like), bound(q, like, rules, places)
+    (q,) = flat(sizes, q)
+    keys, values = jax.tree.map(lambda x: flat(sizes, x)[0], (keys, values))
+    narrow = isinstance(keys, Quantized) and are_few(sizes, K) and 0 not in (*q.shape, *keys.shape)
+    o, stats = (_quantized if narrow else _wide)(q, keys, values, rules)
+    parts = (x.reshape(*B, *x.shape[1:]) for x in stats)
+    return o.reshape(*B, *o.shape[1:]), Stats(*parts)
+
+
+def _check(q: jax.Array, keys: Stored, values: Stored) -> None:
+    given = f"q {q.shape}, keys {keys.shape}, values {values.shape}"
+    if isinstance(keys, Quantized) != isinstance(values, Quantized):
+        kinds = f"{type(keys).__name__} and {type(values).__name__}"
+        raise TypeError(f"keys and values must both be Quantized or both be arrays; got {kinds}.")
+    fits = q.ndim >= 3 and len(keys.shape) == q.ndim and keys.shape[:-1] == values.shape[:-1]
+    if not fits or q.shape[:-3] != keys.shape[:-3] or q.shape[-1] != keys.shape[-1]:
+        raise ValueError(f"Stored keys and values lie as *B K S H beside q, *B T N H; got {given}.")
+    if keys.shape[-3] == 0 or q.shape[-2] % keys.shape[-3]:
+        raise ValueError(f"The key/value heads must divide the query heads; got {given}.")
+
+
+def _as_attended(x: Stored, dtype: Any) -> Float[Array, "B S K H"]:
+    """Keys or values as `attend` takes them; no gradient reaches those that are quantised."""
+    if isinstance(x, Quantized):
+        x = jax.lax.stop_gradient(x).dequantized(dtype)
+    return jnp.swapaxes(x, 1, 2)
+
+
+def _wide(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
+    k, v = (_as_attended(x, q.dtype) for x in (keys, values))
+    return attention_blockwise(q, k, v, rules)
+
+
+def _quantized(q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
+    B, K, S, H = keys.shape
+    like: Any = jax.ShapeDtypeStruct((B, S, K, H), q.dtype)
+    plan = plan_of(sizes_of(q, like), K, rules, platform_of(q))
+    keys, values = jax.lax.stop_gradient((keys, values))
+    q, keys, values, rules = varying_alike((q, keys, values, rules))
+    axes = jax.typeof(q).manual_axis_type.varying
+    return _run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(plan: Plan, q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
+    return _attend(plan, q, keys, values, rules)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
+    return _forward(plan, q, keys, values, rules)[0]
+
+
+def _forward(plan: Plan, q, keys: Quantized, values: Quantized, rules: Rules) -> Any:
+    o, m, l = with_sinks(rules, *forward_store(plan, q, keys, values, rules))
+    return (o.astype(q.dtype), stats_of(rules, m, l)), (q, keys, values, rules, o, m, l)
+
+
+def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
+    q, keys, values, rules, o, m, l = kept
+    do, dstats = given
+    dlse = dstats.l * stats_of(rules, m, l).l
+    # As wide as the logits, so that the weights are those of the forward pass.
+    k, v = (_as_attended(x, wide(q.dtype)) for x in (keys, values))
+    everything = q.astype(k.dtype), k, v, rules, o, m, l, do, dlse
+    dq, _, _, drules = backward_pass(plan, *everything)
+    return dq.astype(q.dtype), *jax.tree.map(_nothing, (keys, values)), drules
+
+
+def _nothing(x: jax.Array) -> Any:
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.zeros_like(x) if floating else np.zeros(x.shape, jax.dtypes.float0)
+
+
+_attend.defvjp(_forward, _backward)
