@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .dropout import Dropout as Dropout
     from .dropout import DropoutMask as DropoutMask
     from .flax_drop_in import flax_attention as flax_attention
+    from .layers import RGLRU as RGLRU
     from .layers import AttentionPool as AttentionPool
     from .layers import AxialAttention as AxialAttention
     from .layers import BahdanauAttention as BahdanauAttention
@@ -39,12 +40,16 @@ if TYPE_CHECKING:
     from .layers import ExclusiveAttention as ExclusiveAttention
     from .layers import GatedDeltaAttention as GatedDeltaAttention
     from .layers import GatedQueryAttention as GatedQueryAttention
+    from .layers import GatedShortConvolution as GatedShortConvolution
     from .layers import GroupedQueryAttention as GroupedQueryAttention
     from .layers import IndexedSparseAttention as IndexedSparseAttention
+    from .layers import KimiDeltaAttention as KimiDeltaAttention
     from .layers import LatentAttention as LatentAttention
+    from .layers import LightningAttention as LightningAttention
     from .layers import LinearAttention as LinearAttention
     from .layers import LongformerAttention as LongformerAttention
     from .layers import LuongAttention as LuongAttention
+    from .layers import Mamba2 as Mamba2
     from .layers import MultiHeadAttention as MultiHeadAttention
     from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
     from .layers import MultiHeadAttentionEinsum as MultiHeadAttentionEinsum
@@ -150,17 +155,22 @@ _HOMES = {
     "ExclusiveAttention": ".layers",
     "GatedDeltaAttention": ".layers",
     "GatedQueryAttention": ".layers",
+    "GatedShortConvolution": ".layers",
     "GroupedQueryAttention": ".layers",
     "IndexedSparseAttention": ".layers",
+    "KimiDeltaAttention": ".layers",
     "LatentAttention": ".layers",
+    "LightningAttention": ".layers",
     "LinearAttention": ".layers",
     "LongformerAttention": ".layers",
     "LuongAttention": ".layers",
+    "Mamba2": ".layers",
     "MultiHeadAttention": ".layers",
     "MultiHeadAttentionCombined": ".layers",
     "MultiHeadAttentionEinsum": ".layers",
     "MultiHeadAttentionWrapper": ".layers",
     "PerceiverAttention": ".layers",
+    "RGLRU": ".layers",
     "RelativeShiftAttention": ".layers",
     "SelectiveAttention": ".layers",
     "SelfAttentionV1": ".layers",

@@ -1,5 +1,6 @@
 """The gated delta rule against its twin and the classes of Qwen3-Next, Qwen3.5 and OLMo hybrid."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from flax_attn.layers.gated_delta import GatedDeltaAttention
@@ -82,7 +83,7 @@ CASES = [
     published(
         *NEXT,
         torch_call=left_padded,
-        flax_call=lambda layer, x: layer(x, valid=LEFT),
+        flax_call=lambda layer, x: layer(x, valid=jnp.asarray(LEFT)),
         name="left padding",
         x=(2, 7, 18),
     ),

@@ -68,6 +68,11 @@ def left(
     return y, cache.then(recurrent, convolution, count)
 
 
+def recurrent_of(cache: Cached) -> Any:
+    """The recurrence's state in a cache; None without one."""
+    return None if cache is None else cache.recurrent
+
+
 def short_convolution(
     features: int,
     size: int,
@@ -164,8 +169,8 @@ def decay_parameters(
 
 
 def log_decay(
-    a: Float[Array, "*B T X"], A_log: Float[Array, "..."], dt_bias: Float[Array, " X"]
-) -> Float[Array, "*B T X"]:
+    a: Float[Array, "*X"], A_log: Float[Array, "..."], dt_bias: Float[Array, "..."]
+) -> Float[Array, "*X"]:
     """`-exp(A_log) softplus(a + dt_bias)`, in float32 or wider: never above zero.
 
     >>> log_decay(jnp.zeros((1, 1)), jnp.zeros(1), jnp.full(1, 200.0)).tolist()

@@ -22,6 +22,7 @@ from ._recurrent import (
     gated,
     left,
     log_decay,
+    recurrent_of,
     short_convolution,
 )
 
@@ -136,7 +137,7 @@ class GatedDeltaAttention(nnx.Module):
             delta=True,
             segments=segments,
             valid=valid,
-            state=None if cache is None else cache.recurrent,
+            state=recurrent_of(cache),
             chunk=self.chunk,
         )
         gate = split_heads(self.g_proj(x), self.value_dim)  # *B T N h

@@ -65,6 +65,7 @@ REORDERED = {
     "DisentangledAttention",
     "GatedDeltaAttention",
     "IndexedSparseAttention",
+    "KimiDeltaAttention",
     "LatentAttention",
     "LongformerAttention",
     "SharedKeyValueAttention",

@@ -1,0 +1,165 @@
+"""Kimi's delta attention: the gated delta rule, of which each channel decays by itself."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from .._types import wide
+from ..norms import RMSNorm, l2_norm
+from ..recurrence import linear_recurrence
+from ..state import State
+from ..taps import tap
+from ._common import merge_heads, split_heads, torch_linears
+from ._recurrent import (
+    convolved,
+    decay_parameters,
+    empty_state,
+    entered,
+    gated,
+    left,
+    log_decay,
+    recurrent_of,
+    short_convolution,
+)
+
+
+class KimiDeltaAttention(nnx.Module):
+    """`S_t = (I - b_t k_t k_t') diag(a_t) S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
+
+    q, k and v pass one short causal convolution and silu; q and k have unit length. The decay of
+    each channel of k is `a_t = exp(-exp(A_log) softplus(f_b_proj(f_a_proj(x_t)) + dt_bias))`, the
+    strength `b_t = sigmoid(b_proj(x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) *
+    sigmoid(g_b_proj(g_a_proj(x_t))))`.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads, each with a state `key_dim value_dim`.
+      key_dim, value_dim: width of a query or key, and of a value. Decays and gates pass
+        `value_dim` components between their two projections.
+      conv_size: how many tokens the convolution sees.
+      eps: of `o_norm`.
+      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
+      kernel_init: initializer of projections and convolution; None draws as torch does.
+      bias_init: taken as by every layer; only `dt_bias` is there, which starts as Mamba's.
+      rngs: source of the random start.
+      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
+        wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1.
+      TypeError: in the call, if x is not floating.
+
+    Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025.
+
+    >>> layer = KimiDeltaAttention(12, 3, 4, 5, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 12))).shape
+    (2, 7, 12)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        conv_size: int = 4,
+        eps: float = 1e-5,
+        chunk: int = 64,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, conv_size=conv_size)
+        check_positive(key_dim=key_dim, value_dim=value_dim, chunk=chunk)
+        start = kernel_init, bias_init, dtype, param_dtype, rngs
+        linear = torch_linears(*start)
+        self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
+        self.chunk = chunk
+        keys, values = num_heads * key_dim, num_heads * value_dim
+        self.q_proj = linear(in_features, keys, use_bias=False)
+        self.k_proj = linear(in_features, keys, use_bias=False)
+        self.v_proj = linear(in_features, values, use_bias=False)
+        self.conv1d = short_convolution(2 * keys + values, conv_size, False, *start)
+        self.f_a_proj = linear(in_features, value_dim, use_bias=False)
+        self.f_b_proj = linear(value_dim, keys, use_bias=False)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, keys, param_dtype, rngs)
+        self.b_proj = linear(in_features, num_heads, use_bias=False)
+        self.g_a_proj = linear(in_features, value_dim, use_bias=False)
+        self.g_b_proj = linear(value_dim, values, use_bias=False)
+        self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=param_dtype)
+        self.o_proj = linear(values, in_features, use_bias=False)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing. Arguments as of
+        `GatedDeltaAttention`.
+        """
+        x = entered(x, self.q_proj.in_features, valid, cache)
+        qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        qkv, near = convolved(self.conv1d, qkv, cache, segments, valid)  # *B T E
+        q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
+        beta = self.b_proj(x)  # *B T N
+        o, far = linear_recurrence(
+            q,
+            k,
+            v,
+            log_decay=self.log_decay(x),
+            beta=nnx.sigmoid(beta.astype(wide(beta.dtype))),
+            delta=True,
+            segments=segments,
+            valid=valid,
+            state=recurrent_of(cache),
+            chunk=self.chunk,
+        )
+        gate = split_heads(self.g_b_proj(self.g_a_proj(x)), self.value_dim)  # *B T N h
+        o = gated(self.o_norm(tap("context", o)), gate, nnx.sigmoid)  # *B T N h
+        return left(self.o_proj(merge_heads(o)), valid, cache, far, near)  # *B T D
+
+    def heads(
+        self, qkv: Float[Array, "*B T E"]
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N H"], Float[Array, "*B T N h"]]:
+        """Queries and keys of unit length, and values."""
+        width = self.num_heads * self.key_dim
+        active = nnx.silu(qkv.astype(wide(qkv.dtype)))
+        q, k, v = jnp.split(active, [width, 2 * width], axis=-1)
+        q, k = (l2_norm(split_heads(x, self.key_dim), eps=1e-6) for x in (q, k))
+        return q * self.key_dim**-0.5, k, split_heads(v.astype(qkv.dtype), self.value_dim)
+
+    def log_decay(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T N H"]:
+        """The logarithm of each channel's decay, in float32 or wider."""
+        f = split_heads(self.f_b_proj(self.f_a_proj(x)), self.key_dim)  # *B T N H
+        bias = self.dt_bias[...].reshape(self.num_heads, self.key_dim)  # N H
+        return log_decay(f, self.A_log[...][:, None], bias)
+
+    def init_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:
+        """The `State` before the first token; arguments as of a cache of attention."""
+        dtype = dtype or self.o_proj.dtype or self.o_proj.param_dtype
+        near = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
+        far = (self.num_heads, self.key_dim, self.value_dim)
+        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=near)

@@ -1,0 +1,135 @@
+"""Lightning attention: linear attention with a decay that is fixed for each head."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._checks import check_positive
+from .._types import wide
+from ..norms import RMSNorm
+from ..recurrence import linear_recurrence
+from ..state import State
+from ..taps import tap
+from ._common import merge_heads, split_heads, torch_linears
+from ._recurrent import empty_state, entered, gated, left, recurrent_of
+
+
+class LightningAttention(nnx.Module):
+    """`S_t = exp(-slope) S_(t-1) + k_t v_t'`, `y = out_proj(norm(S_t' q_t) * sigmoid(gate))`.
+
+    q, k and v pass silu; nothing is scaled. Head n of N, counted from 1, has `slope = slope_factor
+    2^(-8 n / N)`, and one norm goes over all heads of a token.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads, each with a state `key_dim value_dim`.
+      key_dim, value_dim: width of a query or key, and of a value.
+      slope_factor: of all slopes, at least 0. MiniMax takes `1 - i / (L - 1 + 1e-5) + 1e-5` for
+        layer i of L, so that later layers look back further.
+      eps: of the norm.
+      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
+      kernel_init: initializer of the projections; None draws as torch does.
+      bias_init: taken as by every layer; there is no bias.
+      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
+        wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, or a slope_factor below 0.
+      TypeError: in the call, if x is not floating.
+
+    Source: Qin et al., "Various Lengths, Constant Speed: Efficient Language Modeling with Lightning
+    Attention", 2024; MiniMax, "MiniMax-01: Scaling Foundation Models with Lightning Attention",
+    2025, whose published checkpoints have q, k and v of each head beside each other.
+
+    >>> layer = LightningAttention(12, 3, 4, 5, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 12))).shape
+    (2, 7, 12)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        slope_factor: float = 1.0,
+        eps: float = 1e-6,
+        chunk: int = 64,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, chunk=chunk)
+        check_positive(key_dim=key_dim, value_dim=value_dim)
+        if not 0 <= slope_factor < float("inf"):
+            raise ValueError(f"slope_factor must be a number of at least 0; got {slope_factor!r}.")
+        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
+        self.slope_factor, self.chunk = slope_factor, chunk
+        self.q_proj = linear(in_features, num_heads * key_dim, use_bias=False)
+        self.k_proj = linear(in_features, num_heads * key_dim, use_bias=False)
+        self.v_proj = linear(in_features, num_heads * value_dim, use_bias=False)
+        self.output_gate = linear(in_features, num_heads * value_dim, use_bias=False)
+        self.norm = RMSNorm(num_heads * value_dim, eps=eps, cast="before", param_dtype=param_dtype)
+        self.out_proj = linear(num_heads * value_dim, in_features, use_bias=False)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing. Arguments as of
+        `GatedDeltaAttention`.
+        """
+        x = entered(x, self.q_proj.in_features, valid, cache)
+        q = split_heads(nnx.silu(self.q_proj(x)), self.key_dim)  # *B T N H
+        k = split_heads(nnx.silu(self.k_proj(x)), self.key_dim)  # *B T N H
+        v = split_heads(nnx.silu(self.v_proj(x)), self.value_dim)  # *B T N h
+        o, far = linear_recurrence(
+            q,
+            k,
+            v,
+            log_decay=jnp.broadcast_to(-self.slopes(wide(v.dtype)), v.shape[:-1]),
+            segments=segments,
+            valid=valid,
+            state=recurrent_of(cache),
+            chunk=self.chunk,
+        )
+        o = self.norm(merge_heads(tap("context", o)))  # *B T (N h)
+        o = gated(o, self.output_gate(x), nnx.sigmoid)
+        return left(self.out_proj(o), valid, cache, far, None)  # *B T D
+
+    def slopes(self, dtype: Any) -> Float[Array, " N"]:
+        """How much the logarithm of a head's state falls with each token."""
+        heads = np.arange(1, self.num_heads + 1)
+        return jnp.asarray(self.slope_factor * 2.0 ** (-8 * heads / self.num_heads), dtype)
+
+    def init_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:
+        """The `State` before the first token; arguments as of a cache of attention."""
+        dtype = dtype or self.out_proj.dtype or self.out_proj.param_dtype
+        far = (self.num_heads, self.key_dim, self.value_dim)
+        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=None)

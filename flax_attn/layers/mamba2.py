@@ -1,0 +1,173 @@
+"""Mamba 2: a state space whose decay is a number of each head, or linear attention with a decay."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._arrays import aligned
+from .._checks import check_divides, check_positive
+from .._types import wide
+from ..norms import RMSNorm, rms_norm
+from ..recurrence import linear_recurrence
+from ..state import State
+from ..taps import tap
+from ._common import merge_heads, split_heads, torch_linears
+from ._recurrent import (
+    convolved,
+    decay_parameters,
+    empty_state,
+    entered,
+    gated,
+    left,
+    recurrent_of,
+    short_convolution,
+)
+
+
+class Mamba2(nnx.Module):
+    """`S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t'`, `y_t = S_t' C_t + D x_t`.
+
+    `in_proj` gives a gate z, the values x, the keys B, the queries C and the steps dt. x, B and C
+    pass a short causal convolution and silu; `dt = softplus(dt + dt_bias)`. The output is
+    `out_proj(norm(y * silu(z)))`, normed in groups of heads.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many heads, each with a state `key_dim value_dim`.
+      key_dim: width of B and C, which Mamba calls the size of the state.
+      value_dim: width of a head's x.
+      groups: how many B and C there are, each for as many heads beside each other.
+      conv_size: how many tokens the convolution sees; it has a bias.
+      use_bias: whether the projections have one.
+      eps: of the norm.
+      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
+      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
+        `dt_bias`, `A_log` and `D` start as Mamba's.
+      rngs: source of the random start.
+      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
+        wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, or if groups does not divide num_heads.
+      TypeError: in the call, if x is not floating.
+
+    Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
+    Structured State Space Duality", 2024; names as in Mamba 2's published checkpoints.
+
+    >>> layer = Mamba2(12, 6, 4, 5, groups=3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 12))).shape
+    (2, 7, 12)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        groups: int = 1,
+        conv_size: int = 4,
+        use_bias: bool = False,
+        eps: float = 1e-5,
+        chunk: int = 64,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        check_positive(in_features=in_features, num_heads=num_heads, groups=groups, chunk=chunk)
+        check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size)
+        check_divides("groups", groups, "num_heads", num_heads)
+        start = kernel_init, bias_init, dtype, param_dtype, rngs
+        linear = torch_linears(*start)
+        self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
+        self.groups, self.chunk = groups, chunk
+        width = num_heads * value_dim
+        mixed = width + 2 * groups * key_dim
+        self.in_proj = linear(in_features, width + mixed + num_heads, use_bias=use_bias)
+        self.conv1d = short_convolution(mixed, conv_size, True, *start)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, param_dtype, rngs)
+        self.D = nnx.Param(jnp.ones(num_heads, param_dtype))
+        self.norm = RMSNorm(width, eps=eps, param_dtype=param_dtype)
+        self.out_proj = linear(width, in_features, use_bias=use_bias)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing. Arguments as of
+        `GatedDeltaAttention`.
+        """
+        x = entered(x, self.in_proj.in_features, valid, cache)
+        width = self.out_proj.in_features
+        ends = [width, width + self.conv1d.out_features]
+        z, mixed, dt = jnp.split(self.in_proj(x), ends, axis=-1)
+        mixed, near = convolved(self.conv1d, mixed, cache, segments, valid)  # *B T E
+        v, k, q = self.heads(mixed)  # *B T N h, *B T N H, *B T N H
+        step = self.steps(dt)  # *B T N
+        y, far = linear_recurrence(
+            q,
+            k,
+            v,
+            log_decay=-jnp.exp(aligned(self.A_log[...], step)) * step,
+            beta=step,
+            segments=segments,
+            valid=valid,
+            state=recurrent_of(cache),
+            chunk=self.chunk,
+        )
+        y = tap("context", y + aligned(self.D[...][:, None], y) * v)  # *B T N h
+        y = self.normed(gated(merge_heads(y), z))  # *B T width
+        return left(self.out_proj(y), valid, cache, far, near)  # *B T D
+
+    def heads(
+        self, mixed: Float[Array, "*B T E"]
+    ) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B T N H"], Float[Array, "*B T N H"]]:
+        """x, B and C of each head."""
+        width, each = self.out_proj.in_features, self.num_heads // self.groups
+        active = nnx.silu(mixed)
+        x, b, c = jnp.split(active, [width, width + self.groups * self.key_dim], axis=-1)
+        b, c = (jnp.repeat(split_heads(a, self.key_dim), each, axis=-2) for a in (b, c))
+        return split_heads(x, self.value_dim), b, c
+
+    def steps(self, dt: Float[Array, "*B T N"]) -> Float[Array, "*B T N"]:
+        """The time steps, in float32 or wider."""
+        dt = dt.astype(wide(dt.dtype))
+        return jax.nn.softplus(dt + aligned(self.dt_bias[...], dt))
+
+    def normed(self, y: Float[Array, "*B T E"]) -> Float[Array, "*B T E"]:
+        """y, normed in groups of heads."""
+        assert self.norm.scale is not None
+        whole = y.astype(wide(y.dtype))
+        parts = rms_norm(split_heads(whole, y.shape[-1] // self.groups), eps=self.norm.eps)
+        return (merge_heads(parts) * aligned(self.norm.scale[...], whole)).astype(y.dtype)
+
+    def init_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:
+        """The `State` before the first token; arguments as of a cache of attention."""
+        dtype = dtype or self.out_proj.dtype or self.out_proj.param_dtype
+        near = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
+        far = (self.num_heads, self.key_dim, self.value_dim)
+        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=near)

@@ -1,0 +1,186 @@
+"""The real-gated linear recurrent unit of Griffin, in the block that stands around it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._arrays import aligned
+from .._checks import check_divides, check_positive
+from .._types import wide
+from ..recurrence import elementwise_recurrence
+from ..recurrence.documents import begins, check_segments
+from ..state import State
+from ..taps import tap
+from ._common import check_tokens, merge_heads, split_heads, torch_linears, torch_uniform
+from ._recurrent import Cached, convolved, empty_state, entered, left, recurrent_of
+from ._recurrent import short_convolution as convolution
+
+SHARPNESS = 8.0
+STEEPEST = 1000.0  # slope of the square root that gradients may see
+
+
+class RGLRU(nnx.Module):
+    """`h_t = a_t h_(t-1) + sqrt(1 - a_t^2) i_t x'_t`, `y = linear_out(h * gelu(linear_y(x)))`.
+
+    x' is `linear_x(x)` behind a causal convolution, `a = exp(-8 r softplus(recurrent_param))`,
+    and the gates r and i are sigmoids of x', mixed inside blocks of components by
+    `recurrent_gate_weight` and `input_gate_weight`. The first token of a document has no
+    `sqrt(1 - a^2)`.
+
+    Shapes: x `*B T in_features` -> `*B T in_features`.
+
+    Args:
+      in_features: width of a token.
+      num_heads: how many blocks the gates have.
+      width: how many components the recurrence has; None for in_features.
+      conv_size: how many tokens the convolution sees; it has a bias.
+      kernel_init, bias_init: initializers of projections, gates and convolution; None draws as
+        torch does.
+      rngs: source of the random start. `a` starts from 0.9 to 0.999 where r is 1.
+      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
+        wider.
+      param_dtype: of the weights.
+
+    Raises:
+      ValueError: for counts below 1, or if num_heads does not divide the width.
+      TypeError: in the call, if x is not floating.
+
+    Source: De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient
+    Language Models", 2024; names as in RecurrentGemma's published checkpoints.
+
+    >>> layer = RGLRU(12, 3, rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 7, 12))).shape
+    (2, 7, 12)
+    """
+
+    input_gate_weight: nnx.Param
+    input_gate_bias: nnx.Param
+    recurrent_gate_weight: nnx.Param
+    recurrent_gate_bias: nnx.Param
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *,
+        width: int | None = None,
+        conv_size: int = 4,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+    ):
+        size = in_features if width is None else width
+        check_positive(in_features=in_features, num_heads=num_heads, width=size)
+        check_positive(conv_size=conv_size)
+        block = check_divides("num_heads", num_heads, "width", size)
+        start = kernel_init, bias_init, dtype, param_dtype, rngs
+        linear = torch_linears(*start)
+        self.linear_y = linear(in_features, size)
+        self.linear_x = linear(in_features, size)
+        self.conv_1d = convolution(size, conv_size, True, *start)
+        for gate in ("input_gate", "recurrent_gate"):
+            first, second = kernel_init or torch_uniform(block), bias_init or torch_uniform(block)
+            shape = (num_heads, block)
+            weight = first(rngs.params(), (*shape, block), param_dtype)
+            setattr(self, f"{gate}_weight", nnx.Param(weight))
+            setattr(self, f"{gate}_bias", nnx.Param(second(rngs.params(), shape, param_dtype)))
+        a = jax.random.uniform(rngs.params(), (size,), param_dtype, 0.9, 0.999)
+        self.recurrent_param = nnx.Param(jnp.log(jnp.expm1(-jnp.log(a) / SHARPNESS)))
+        self.linear_out = linear(size, in_features)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing. Arguments as of
+        `GatedDeltaAttention`.
+        """
+        x = entered(x, self.linear_x.in_features, valid, cache)
+        z, near = convolved(self.conv_1d, self.linear_x(x), cache, segments, valid)  # *B T W
+        log_a, gated = self.gates(z)  # *B T W, in float32 or wider
+        size = root(-jnp.expm1(2 * log_a))
+        first = first_tokens(x, segments, valid, cache)[..., None]  # *B T 1
+        h, far = elementwise_recurrence(
+            gated * jnp.where(first, 1, size),
+            log_a,
+            segments=segments,
+            valid=valid,
+            state=recurrent_of(cache),
+        )
+        y = tap("context", h.astype(z.dtype)) * nnx.gelu(self.linear_y(x))  # *B T W
+        return left(self.linear_out(y), valid, cache, far, near)  # *B T D
+
+    def gates(self, z: Float[Array, "*B T W"]) -> tuple[Float[Array, "*B T W"], ...]:
+        """The logarithm of the decay, and the components times their input gate."""
+        blocks = split_heads(z.astype(wide(z.dtype)), self.input_gate_bias.shape[-1])  # *B T N w
+
+        def gate(name: str) -> jax.Array:
+            weight = getattr(self, f"{name}_weight")[...].astype(blocks.dtype)
+            bias = aligned(getattr(self, f"{name}_bias")[...], blocks)
+            return merge_heads(nnx.sigmoid(jnp.einsum("...nw,nwv->...nv", blocks, weight) + bias))
+
+        rate = jax.nn.softplus(aligned(self.recurrent_param[...], merge_heads(blocks)))
+        return -SHARPNESS * gate("recurrent_gate") * rate, merge_heads(blocks) * gate("input_gate")
+
+    def init_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:
+        """The `State` before the first token; arguments as of a cache of attention."""
+        dtype = dtype or self.linear_out.dtype or self.linear_out.param_dtype
+        width = self.conv_1d.out_features
+        near = (self.conv_1d.kernel.shape[0] - 1, width)
+        return empty_state(batch, length, layers, dtype, recurrent=(width,), convolution=near)
+
+
+def first_tokens(
+    x: Float[Array, "*B T D"],
+    segments: Int[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | None,
+    cache: Cached,
+) -> Bool[Array, "*B T"]:
+    """True for the first token of each document, and of a row unless a cache holds some before.
+
+    >>> first_tokens(jnp.ones((3, 1)), jnp.asarray([5, 5, 2]), None, None).tolist()
+    [True, False, True]
+    """
+    there = check_tokens("valid", valid, x)
+    first = there & (jnp.cumsum(there, axis=-1, dtype=jnp.int32) == 1)
+    if cache is not None:
+        first = first & (cache.length == 0)[..., None]
+    if segments is not None:
+        first = first | begins(check_segments(segments, x.shape[:-1]), there)
+    return first
+
+
+@jax.custom_jvp
+def root(x: Float[Array, "*X"]) -> Float[Array, "*X"]:
+    """The square root, whose slope is at most 1000, so that no gradient is infinite at zero.
+
+    >>> float(jax.grad(root)(0.0))
+    1000.0
+    """
+    return jnp.sqrt(x)
+
+
+@root.defjvp
+def _slope(given: Any, tangents: Any) -> Any:
+    x, dx = given[0], tangents[0]
+    return root(x), dx / jnp.sqrt(jnp.maximum(4 * x, STEEPEST**-2))
