@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # importing it brings jax, which workers alone need
 
 LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
 WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, about
+# What a layer's module imports if it goes by a backend: `attended` is `attend` beside a cache.
+ATTENDS = ("attend", "attended")
 KEPT = 2  # trained layers that come with the library
 Proof = tuple[str, str, Report]
 
@@ -202,7 +204,8 @@ def _backends_of(job: Job) -> list[str]:
     from .backends import BACKENDS
 
     case = job.case
-    if not hasattr(sys.modules[case.flax_class.__module__], "attend"):
+    module = sys.modules[case.flax_class.__module__]
+    if not any(hasattr(module, name) for name in ATTENDS):
         return ["own"]
     return [name for name in BACKENDS if _equal_on(name, case)]
 

@@ -37,4 +37,7 @@ class SharedKeyValueAttention(GroupedQueryAttention):
 
     def forward(self, x, keys_and_values=None, **given):
         self.given = keys_and_values
+        if keys_and_values is not None and given.get("valid") is not None:
+            absent = ~given["valid"][..., None, None]  # *B T 1 1
+            self.given = [part.masked_fill(absent, 0.0) for part in keys_and_values]  # *B T K H
         return super().forward(x, **given)  # *B T D

@@ -68,7 +68,6 @@ REORDERED = {
     "KimiDeltaAttention",
     "LatentAttention",
     "LongformerAttention",
-    "SharedKeyValueAttention",
     "WindowAttention",
 }
 # What a twin in plain torch takes in place of an object of the library.
