@@ -309,8 +309,13 @@ def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explana
     return Explanation(found)
 
 
+def asked_for(name: str) -> str:
+    """The backend of a name: for "auto" the one of `use_backend` or of the environment, if any."""
+    return _wanted.value if name == "auto" else name
+
+
 def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
-    name = _wanted.value if name == "auto" else name
+    name = asked_for(name)
     if name == "auto":
         found = _verdicts(q, k, v, rules)
         warn_if_slow(q, k, found)

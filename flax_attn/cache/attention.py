@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ..attend import attend
+from .. import stored
+from ..attend import asked_for, attend, rules_of
+from ..backends.platform import mesh_of
 from ..dropout import Drop
 from ..masks import CAUSAL, FULL, Mask, as_mask
 from ..quantized import Quantized
 from ..scores import IDENTITY, Score
+from ..taps import listening
 from .asked import check_mask
 from .memory import Memory
 from .paged import PagedCache
@@ -83,10 +86,9 @@ def attend_cached(
         keys, values, positions = written.read()
     else:
         keys, values, positions = _beside(cache, k, v, places)
-    keys, values = (_as_attended(x, q.dtype) for x in (keys, values))
     how = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
-    how |= {"q_positions": places, "kv_positions": positions, "backend": backend}
-    o = attend(q, keys, values, **how)
+    how |= {"q_positions": places, "kv_positions": positions}
+    o = _attended(q, keys, values, backend, how)
     return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
 
 
@@ -119,6 +121,15 @@ def attend_memory(
     keys, values = (_as_attended(x, q.dtype) for x in (memory.keys, memory.values))
     how = {"mask": mask, "score": score, "scale": scale, "dropout": dropout, "backend": backend}
     return attend(q, keys, values, kv_positions=memory.positions, **how)
+
+
+def _attended(q: jax.Array, keys: Any, values: Any, backend: str, how: dict[str, Any]) -> jax.Array:
+    """Attention over what is stored, which is read in eight bits where that can be."""
+    narrow = isinstance(keys, Quantized) and asked_for(backend) in ("auto", "blockwise")
+    if narrow and mesh_of(q).size <= 1 and not listening():
+        return stored.attention(q, keys, values, rules_of(**how))[0]
+    keys, values = (_as_attended(x, q.dtype) for x in (keys, values))
+    return attend(q, keys, values, **how, backend=backend)
 
 
 def _beside(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:

@@ -1,0 +1,60 @@
+"""Keys and values in eight bits: what is read is what was stored, whatever reads it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import CAUSAL, Float8, Int8, Prefix, Window, attend, use_backend
+from parity_tests.core.drawing import float64 as float64
+
+from .cuts import empty, jitted, same, stepped, tokens
+
+pytestmark = pytest.mark.usefixtures("float64")
+STORES = {"int8": Int8(), "float8": Float8()}
+MADE = {
+    "static": ({"length": 14}, CAUSAL),
+    "ring": (
+        {"length": 14, "window": 4, "keep_first": 2},
+        CAUSAL & (Window(3, 0) | Prefix(2)),
+    ),
+}
+
+
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("store", STORES)
+def test_every_cut_gives_attention_over_what_was_stored(store, made):
+    (how, mask), x = MADE[made], tokens(length=14)
+    k, v = (STORES[store].quantize(x[name]).dequantized(jnp.float64) for name in "kv")
+    want, step = attend(x["q"], k, v, mask=mask), jitted(mask=mask)
+    for cut in ((14,), (5, 1, 1, 1, 1, 5)):
+        o, cache = stepped(x, empty(store=STORES[store], **how), cut, step=step)
+        assert same(o, want), cut
+        assert cache.keys.values.dtype.itemsize == 1
+    with use_backend("reference"):
+        o, _ = stepped(x, empty(store=STORES[store], **how), (13, 1), mask=mask)
+    assert same(o, want)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_eight_bits_are_near_to_all_bits(store):
+    x = tokens(length=14)
+    o, _ = stepped(x, empty(length=14, store=STORES[store]), (13, 1))
+    whole = attend(*x.values(), mask=CAUSAL)
+    error = np.abs(np.asarray(o) - whole).max() / np.abs(whole).max()
+    assert 1e-4 < error < {"int8": 0.02, "float8": 0.1}[store]
+
+
+def test_rows_taken_back_emptied_and_put_in_keep_their_scales():
+    x, made = tokens(length=14), {"length": 20, "store": Int8()}
+    step = jitted(mask=CAUSAL)
+    _, cache = stepped({n: y[:, :9] for n, y in x.items()}, empty(**made), (9,), step=step)
+    one = jax.tree.map(lambda y: y[:1], cache)
+    cache = cache.truncate(5).take(jnp.asarray([2, 1, 0])).reset(jnp.asarray([False, True, False]))
+    cache = cache.insert(1, one)
+    o, _ = stepped({n: y[:, 9:10] for n, y in x.items()}, cache, (1,), step=step)
+    k, v = (Int8().quantize(x[name]).dequantized(jnp.float64) for name in "kv")
+    for row, (of, upto) in enumerate([(2, 5), (0, 9), (0, 5)]):
+        keys, values = (jnp.concatenate([y[of, :upto], y[row, 9:10]], axis=0) for y in (k, v))
+        assert same(o[row], attend(x["q"][row, 9:10], keys, values))
