@@ -41,15 +41,16 @@ def recorded(made):
     return init
 
 
-def is_kernel(value):
-    """Whether a value is a matrix or a convolution's; what is N x 1 x 1, say, starts from ones."""
-    return value.ndim in (2, 4)
+def is_kernel(name, value):
+    """Whether a parameter is a matrix, of heads or a convolution; N x 1 x 1 starts from ones."""
+    whole = value.ndim in (2, 4) or name.endswith(("conv1d.kernel", "conv_1d.kernel"))
+    return not is_bias(name) and (whole or name.endswith(("conv.kernel", "gate_weight")))
 
 
 def is_bias(name):
     """Whether a parameter is a projection's bias; a sink or a norm's bias is not initialised."""
     of, _, last = name.rpartition(".")
-    return last.startswith("b") and not of.endswith("norm")
+    return (last.startswith("b") and not of.endswith("norm")) or last.endswith("gate_bias")
 
 
 @of_all_layers
@@ -59,7 +60,7 @@ def test_initialisers_reach_every_kernel_and_bias(variant):
     params = flax_state(build(variant, param_dtype=jnp.bfloat16, **given))
     plain = flax_state(build(variant))
     assert {name: x.shape for name, x in params.items()} == {k: x.shape for k, x in plain.items()}
-    of_kernels = {name for name, x in params.items() if is_kernel(x.get_value())}
+    of_kernels = {name for name, x in params.items() if is_kernel(name, x.get_value())}
     of_biases = {name for name in params if is_bias(name)}
     assert (len(kernels), len(biases)) == (len(of_kernels), len(of_biases))
     for name in of_kernels | of_biases:
@@ -82,15 +83,15 @@ def partitioned(variant):
 def axes(layer):
     """The mesh axes that each Param names."""
     params = flax_state(layer)
-    named = {name for name, x in params.items() if is_kernel(x.get_value()) or is_bias(name)}
+    named = {name for name, x in params.items() if is_kernel(name, x.get_value()) or is_bias(name)}
     return {name: params[name].get_metadata("out_sharding") for name in params if name in named}
 
 
 def wanted(layer):
     return {
-        name: ("embed", "heads") if is_kernel(param.get_value()) else ("heads",)
+        name: ("embed", "heads") if is_kernel(name, param.get_value()) else ("heads",)
         for name, param in flax_state(layer).items()
-        if is_kernel(param.get_value()) or is_bias(name)
+        if is_kernel(name, param.get_value()) or is_bias(name)
     }
 
 
