@@ -326,8 +326,8 @@ class And(Mask):
         return larger(one[0], two[0]), smaller(one[1], two[1])
 
     def reach(self, keep_first=0):
-        found = {x.reach(keep_first) for x in (self.a, self.b)} - {None}
-        return min(found, default=None)
+        found = (x.reach(keep_first) for x in (self.a, self.b))
+        return min((n for n in found if n is not None), default=None)
 
     def as_band(self):
         one, two = self.a.as_band(), self.b.as_band()

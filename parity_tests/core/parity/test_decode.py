@@ -152,7 +152,7 @@ def stepped(module, x, cache, **kwargs):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("options", [{}, {"torch": stepped}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"torch": stepped}], ids=["default", "torch"])
 def test_a_right_cache_is_equal(options, padded):
     for mine in (Mine(W), Mine(W, ring=W)):
         found = report(mine, padded, **options)
