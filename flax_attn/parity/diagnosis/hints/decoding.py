@@ -25,7 +25,7 @@ from .contents import Contents, contents
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
 Tokens = list[int]
 
-BEFORE = "the cache is read before it is written"
+BEFORE = "the cache is read before it is written, or `valid` is inverted"
 OVER = "a step writes over its own tokens before it reads them"
 OF_ROW_0 = "row 0 is right: its length or slots serve all rows, or padding counts as tokens"
 
@@ -80,12 +80,6 @@ class Stepped:
         """Whether only steps of one token are wrong."""
         steps = (held.place for held in self.wrong if held.place is not None)
         return all(place.cut.lengths[place.step] == 1 for place in steps)
-
-    @property
-    def in_singles(self) -> bool:
-        """Whether a step of one token is wrong."""
-        steps = (held.place for held in self.wrong if held.place is not None)
-        return any(place.cut.lengths[place.step] == 1 for place in steps)
 
     @cached_property
     def first_row_is_right(self) -> bool:
@@ -220,7 +214,7 @@ def lost(stepped: Stepped) -> str:
     if sight.extra:
         return f"{told}, and sees {_these(sight.extra)} in their place: places shifted"
     if sight.token in sight.missing:
-        return f"{told}: {BEFORE if stepped.in_singles else OVER}"
+        return f"{told}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
     if stepped.first_row_is_right:
         return f"{told}; {OF_ROW_0}"
     if min(sight.missing) >= start:
@@ -263,7 +257,8 @@ def same(stepped: Stepped) -> str:
         return f"{told}; {OF_ROW_0}"
     if any(row in x.strangers for x in keys):
         return f"{told}: keys of no token are in the cache too, as of a truncate that keeps them"
-    return f"{told}: the query turned by another position, or a mask or bias asked at one"
+    other = ", or the cache of another layer read" if len(keys) > 1 else ""
+    return f"{told}: the query turned by another position, or a mask or bias asked at one{other}"
 
 
 def _at_once(stepped: Stepped) -> str:
@@ -272,7 +267,7 @@ def _at_once(stepped: Stepped) -> str:
         return ""
     return (
         "the same tokens seen with other weights or values, already from an empty cache: positions "
-        "counted otherwise than without a cache"
+        "counted otherwise than without a cache, or the tokens themselves not stored"
     )
 
 
