@@ -15,6 +15,7 @@ from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
 from ..state import State
 from ..taps import tap
+from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears
 from ._recurrent import (
     convolved,
@@ -167,7 +168,7 @@ class Mamba2(nnx.Module):
         dtype: Any = None,
     ) -> State:
         """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or self.out_proj.dtype or self.out_proj.param_dtype
+        dtype = dtype or arithmetic_dtype(self.out_proj)
         near = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
         far = (self.num_heads, self.key_dim, self.value_dim)
         return empty_state(batch, length, layers, dtype, recurrent=far, convolution=near)

@@ -15,6 +15,7 @@ from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
 from ..state import State
 from ..taps import tap
+from ._cached import arithmetic_dtype
 from ._common import check_tokens, merge_heads, split_heads, torch_linears, torch_uniform
 from ._recurrent import Cached, convolved, empty_state, entered, left, recurrent_of
 from ._recurrent import short_convolution as convolution
@@ -144,7 +145,7 @@ class RGLRU(nnx.Module):
         dtype: Any = None,
     ) -> State:
         """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or self.linear_out.dtype or self.linear_out.param_dtype
+        dtype = dtype or arithmetic_dtype(self.linear_out)
         width = self.conv_1d.out_features
         near = (self.conv_1d.kernel.shape[0] - 1, width)
         return empty_state(batch, length, layers, dtype, recurrent=(width,), convolution=near)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_positive
 from ..state import State
 from ..taps import tap
+from ._cached import arithmetic_dtype
 from ._common import torch_linears
 from ._recurrent import convolved, empty_state, entered, left, short_convolution
 
@@ -89,6 +90,6 @@ class GatedShortConvolution(nnx.Module):
         dtype: Any = None,
     ) -> State:
         """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or self.out_proj.dtype or self.out_proj.param_dtype
+        dtype = dtype or arithmetic_dtype(self.out_proj)
         near = (self.conv.kernel.shape[0] - 1, self.conv.out_features)
         return empty_state(batch, length, layers, dtype, recurrent=None, convolution=near)

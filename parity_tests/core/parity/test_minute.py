@@ -70,7 +70,7 @@ def test_the_short_proof_says_what_it_is(monkeypatch, capsys):
     everything(monkeypatch, [judged(1.0), judged(1.0)])
     assert cli.main(["parity"]) == 0
     *table, counts, foot = capsys.readouterr().out.splitlines()
-    told = "2 of 3 cases, 0 different; --all proves the rest, about a minute"
+    told = "2 of 4 cases, 0 different; --all proves the rest, about a minute"
     assert counts == told and foot.startswith("2 variants, 2 cases, 0 different; torch ")
     rows = [line for line in table if line.rstrip().endswith("equal") and "--all" in line]
     assert len(rows) == 2 and all(line.count("--all") == 2 for line in rows)
@@ -80,7 +80,7 @@ def test_what_was_not_tried_is_never_shown_as_proven(monkeypatch, capsys):
     everything(monkeypatch, [judged(1.0), None])
     assert cli.main(["parity"]) == 0
     text = capsys.readouterr().out
-    assert text.count("not tried") == 1 and "1 of 3 cases, 0 different" in text
+    assert text.count("not tried") == 1 and "1 of 4 cases, 0 different" in text
     assert len(re.findall(r" equal *$", text, re.MULTILINE)) == 1
 
 
@@ -88,7 +88,7 @@ def test_where_time_is_over_before_the_first_nothing_is_proven(monkeypatch, caps
     everything(monkeypatch, [None, None], limit=-1e9)
     assert cli.main(["parity"]) == 1
     text = capsys.readouterr().out
-    assert "0 of 3 cases" in text and text.count("not tried") == 2
+    assert "0 of 4 cases" in text and text.count("not tried") == 2
     assert not re.search(r" equal *$", text, re.MULTILINE)
 
 
@@ -100,7 +100,7 @@ def test_a_difference_is_exit_status_1_in_the_short_proof_too(
     everything(monkeypatch, [judged(1.0), judged(1.0, 5.0)])
     monkeypatch.setattr(known, "check_names", lambda *_: None)
     monkeypatch.setattr(proving, "prove", lambda *_: iter([judged(1.0), judged(1.0, 5.0)]))
-    monkeypatch.setattr(proving, "_kept", lambda *_: ("real", "w", judged(1.0)))
+    monkeypatch.setattr(proving, "_kept", lambda *_: [("real", "w", judged(1.0))])
     monkeypatch.setattr(proving, "_backends", lambda *_: {})
     assert cli.main(["parity", *options]) == 1
     text = capsys.readouterr().out
