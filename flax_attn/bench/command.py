@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as Shown
 
-from . import functions, layers, page, plot, twins
+from . import decode, functions, layers, page, plot, twins
 from .contender import FAMILIES, Contender
 from .machine import machine
 from .options import Asked, asked
@@ -29,7 +29,7 @@ from .race import Race
 from .result import Results, read
 from .settings import Settings
 from .table import Table, compared, remarks, tables, unfinished
-from .workload import LAYER, Workload
+from .workload import FORWARD, LAYER, Workload
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -105,7 +105,7 @@ def show(results: Results, more: Sequence[Table], console: Console) -> None:
         console.print(f"\n{table.title}", markup=False, highlight=False)
         shown = Shown(box=box.SIMPLE_HEAD)
         for name in table.header:
-            left = name in ("contender", "pass", "backend", "workload")
+            left = name in ("contender", "pass", "backend", "workload", "cache")
             shown.add_column(name, justify="left" if left else "right", no_wrap=True)
         for cells in table.rows:
             shown.add_row(*cells)
@@ -155,6 +155,8 @@ def _preset(want: Asked) -> Preset:
         names = ", ".join(name for name in known if name)
         raise ValueError(f"--preset takes {names}; got {want.preset!r}.")
     found = known[want.preset]
+    if found.steps is not None:
+        _check_steps(want)
     if want.variant is None:
         return found
     names = twins.variants()
@@ -167,7 +169,22 @@ def _preset(want: Asked) -> Preset:
     return replace(found, layer=layer, against=book.against, masks=book.masks, window=None)
 
 
+def _check_steps(want: Asked) -> None:
+    """ValueError for options that mean nothing to a step of decoding."""
+    kept = ("preset", "lengths", "heads", "widths", "against", "rounds", "seconds")
+    same = Asked(**{name: getattr(want, name) for name in kept})
+    if replace(want, passes=same.passes if want.passes[0] == FORWARD else want.passes) != same:
+        raise ValueError(
+            "a step of decoding is causal, forward alone and in float32: --preset decode takes "
+            "--seq, --heads, --width, --against, --rounds and --seconds."
+        )
+    if want.widths is not None and len(want.widths) > 1:
+        raise ValueError(f"--preset decode takes one width; got {len(want.widths)}.")
+
+
 def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
+    if preset.steps is not None:
+        return (FORWARD,)
     return want.passes if preset.forward else want.passes[-1:]
 
 
@@ -183,7 +200,9 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
         raise ValueError(f"--against takes {', '.join(FAMILIES)} or none; got {unknown[0]!r}.")
-    if preset.layer:
+    if preset.steps is not None:
+        every = decode.contenders()
+    elif preset.layer:
         if want.backends != ("auto",):
             raise ValueError(
                 "--backend is for attention alone; whole layers choose for themselves."

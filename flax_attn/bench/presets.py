@@ -22,6 +22,7 @@ class Preset:
       settings: the limits.
       forward: whether the forward pass alone is run too.
       window, layer: as in a workload.
+      steps: from lengths, heads and width to the workloads, for steps of decoding.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Preset:
     forward: bool = True
     window: int | None = None
     layer: str | None = None
+    steps: Callable[[Sequence[int], int, int], list[Workload]] | None = None
 
     def workloads(
         self,
@@ -46,6 +48,9 @@ class Preset:
         extras: Sequence[str] = ("plain",),
     ) -> list[Workload]:
         """The workloads, with what is given in place of the preset's own, longest last."""
+        if self.steps is not None:
+            width = (widths or self.widths)[0]
+            return self.steps(lengths or self.lengths, heads or self.shape(0, width)[0], width)
         found = []
         kinds = product(dtypes, masks or self.masks, extras, widths or self.widths)
         for dtype, mask, extra, width in kinds:
@@ -65,6 +70,7 @@ def presets() -> dict[str, Preset]:
         "window": _window(2 if small else 16),
         "memory": MEMORY,
         "book": BOOK,
+        "decode": DECODE,
     }
 
 
@@ -94,6 +100,25 @@ def _window(heads: int) -> Preset:
     )
 
 
+def _steps(lengths: Sequence[int], heads: int, width: int) -> list[Workload]:
+    """Full caches of all lengths, and of one length what else a cache may be."""
+    few = heads // 4 if heads % 4 == 0 else 1
+    one = [Workload(n, width, heads, stored=n) for n in lengths]
+    grouped = [replace(w, kv_heads=few) for w in one[1:] or one]
+    w = next((w for w in one if w.length == 8192), one[-1])
+    shorter = next((w for w in one if w.length == 2048), one[0])
+    batches = [replace(shorter, batch=batch) for batch in (8, 64)]
+    batches += [replace(x, kv_heads=few) for x in batches]
+    others = [
+        replace(w, stored=max(1, 1000 * w.length // 8192)),
+        replace(w, window=max(2, w.length // 8), mask="window"),
+        replace(w, store="int8"),
+        replace(w, kv_heads=few, store="int8"),
+        replace(w, store="latent"),
+    ]
+    return [*one, *grouped, *others, *batches]
+
+
 SHORT = Preset(
     "Attention of queries, keys and values",
     lengths=(256, 1024, 2048),
@@ -121,4 +146,14 @@ BOOK = Preset(
     shape=lambda length, width: (12, 8),
     settings=Settings(rounds=9, seconds=60.0, call=30.0),
     layer=LAYER,
+)
+DECODE = Preset(
+    "A step of decoding: one token through a whole layer, with a cache of keys and values",
+    lengths=(512, 2048, 8192, 32768),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (12, 1),
+    settings=Settings(rounds=25, seconds=4.0, call=float("inf"), sets=1),
+    against=("flax.nnx", "torch"),
+    steps=_steps,
 )

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
+from . import steps
+from .cells import Table, bytes_of, time_of, times
 from .result import LEFT_OUT, MEASURED, TIMED, Results, Row
 from .workload import LAYER, Workload
 
@@ -12,16 +13,10 @@ BUSY = 0.5  # of the cores taken by others
 SLOW = 100.0  # TFLOP/s in 16 bits on a GPU: less, and it was no kernel
 
 
-class Table(NamedTuple):
-    """A title, a header and rows of cells."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
 def tables(results: Results) -> list[Table]:
     """Ratios for each group of shapes, then every figure."""
+    if any(row.workload.stored for row in results.rows):
+        return [table for table in steps.tables(results.rows) if table.rows]
     found = [t for group in _groups(results.rows) for t in _ratios(group)]
     found += [_details(group, results) for group in _groups(results.rows)]
     return [table for table in found if table.rows]
@@ -44,15 +39,6 @@ def ratio(row: Row, of: Row | None) -> str:
     """How many times as much as this library: `3.1x`."""
     mine, own = value(row), value(of) if of else None
     return times(mine / own) if mine is not None and own else ""
-
-
-def times(factor: float) -> str:
-    """In three digits.
-
-    >>> times(0.7071), times(12.34), times(1008.4)
-    ('0.707x', '12.3x', '1008x')
-    """
-    return f"{factor:.0f}x" if factor >= 1000 else f"{factor:.3g}x"
 
 
 def _group_of(w: Workload) -> tuple:
@@ -137,30 +123,14 @@ def _share(part: float | None, whole: float | None) -> str:
     return f"{100 * part / whole:.2g} %" if part and whole else ""
 
 
-def time_of(seconds: float | None) -> str:
-    """In the unit that fits.
-
-    >>> time_of(0.0123), time_of(4.5e-5), time_of(12.0)
-    ('12.3 ms', '45 us', '12 s')
-    """
-    if seconds is None:
-        return ""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
-
-
 def _between(low: float, high: float) -> str:
     first, last = time_of(low).split(), time_of(high).split()
     return " .. ".join([" ".join(first[:1] if first[1] == last[1] else first), " ".join(last)])
 
 
-def bytes_of(count: int | None) -> str:
-    """In MiB, or KiB for less than one."""
-    if count is None:
-        return ""
-    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+def _where(row: Row) -> str:
+    w = row.workload
+    return f"({w})" if w.stored else f"T {w.length} {row.which}"
 
 
 def remarks(results: Results) -> list[str]:
@@ -170,7 +140,7 @@ def remarks(results: Results) -> list[str]:
     for row in results.rows:
         if value(row) is None:
             key = row.contender, row.status, row.reason
-            untold.setdefault(key, []).append(f"T {row.workload.length} {row.which}")
+            untold.setdefault(key, []).append(_where(row))
     for (contender, status, reason), where in untold.items():
         places = ", ".join(dict.fromkeys(where))
         found.append(f"{contender}, {status} at {places}: {reason}.")

@@ -35,6 +35,10 @@ class Workload:
       extra: "softcap", logits capped at 50, or "sinks", one a head from -1 to 1; else "plain".
       window: how many keys a query of a window sees, its own included.
       layer: None for the function of q, k and v; for a whole layer `LAYER` or another variant.
+      stored: for a step of decoding, the tokens in the longest row once its token is written, of a
+        cache with room for `length`; 0 for no step. Row b of B holds a share of (b + 1) / B.
+      kv_heads: K of a step, 0 for N.
+      store: of a step, "int8", or "latent" for keys and values from one latent; else "".
       seed: of the inputs and weights.
 
     >>> causal = Workload(length=1024, width=64, heads=2)
@@ -51,6 +55,9 @@ class Workload:
     extra: str = "plain"
     window: int | None = None
     layer: str | None = None
+    stored: int = 0
+    kv_heads: int = 0
+    store: str = ""
     seed: int = 0
 
     @property
@@ -112,7 +119,12 @@ class Workload:
         draw = np.random.default_rng((self.seed, turn)).standard_normal
         tokens = (self.batch, self.length)
         shapes: dict[str, tuple[int, ...]] = {}
-        if self.layer is None:
+        if self.stored:
+            D, kv = self.features, (self.kv_heads or self.heads) * self.width
+            shapes = {"x": (self.batch, self.stored, D)}
+            shapes |= {"query.weight": (D, D), "key.weight": (D, kv)}
+            shapes |= {"value.weight": (D, kv), "out.weight": (D, D)}
+        elif self.layer is None:
             heads = (*tokens, self.heads, self.width)
             shapes = dict.fromkeys(("q", "k", "v", COTANGENT), heads)
         else:
@@ -154,6 +166,11 @@ class Workload:
 
     def __str__(self) -> str:
         sizes = f"B {self.batch}, T {self.length}, N {self.heads}, H {self.width}"
+        if self.stored:
+            kind = "".join(f", {x}" for x in (self.window and self.seen, self.store) if x)
+            stored = f", {self.stored} stored" if self.stored < self.length else ""
+            heads = f"N {self.heads}, K {self.kv_heads or self.heads}"
+            return f"B {self.batch}, {self.length} slots{stored}, {heads}{kind}"
         return f"{sizes}, {self.seen}, {self.dtype}"
 
 

@@ -1,0 +1,41 @@
+"""Tables as plain cells, and numbers with their units."""
+
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A title, a header and rows of cells."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def times(factor: float) -> str:
+    """In three digits.
+
+    >>> times(0.7071), times(12.34), times(1008.4)
+    ('0.707x', '12.3x', '1008x')
+    """
+    return f"{factor:.0f}x" if factor >= 1000 else f"{factor:.3g}x"
+
+
+def time_of(seconds: float | None) -> str:
+    """In the unit that fits.
+
+    >>> time_of(0.0123), time_of(4.5e-5), time_of(12.0)
+    ('12.3 ms', '45 us', '12 s')
+    """
+    if seconds is None:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def bytes_of(count: int | None) -> str:
+    """In MiB, or KiB for less than one."""
+    if count is None:
+        return ""
+    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

@@ -1,0 +1,105 @@
+"""Steps of decoding in torch: projections, a cache that is static or grows, and SDPA."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .program import TorchProgram, tensor
+from .workload import PROJECTIONS, Workload
+
+
+def static(w: Workload) -> TorchProgram:
+    """Slots of which the unused are masked; with a window a ring, of which all are seen."""
+    torch: Any = import_module("torch")
+    slots = min(w.window or w.length, w.length)
+    past = _past(w)
+    rows, at = torch.arange(w.batch), torch.from_numpy(past % slots)
+
+    def pack(tensors: Any) -> Any:
+        x, weights, keys, values = _projected(w, tensors)
+        kept = [torch.zeros(*y.shape[:2], slots, y.shape[3]) for y in (keys, values)]
+        for b, n in enumerate(past):
+            places = np.arange(max(0, n - slots), n)
+            for new, old in zip((keys, values), kept, strict=True):
+                old[b, :, places % slots] = new[b, :, places]
+        seen = torch.arange(slots)[None] <= torch.from_numpy(past)[:, None]
+        return x, weights, kept, None if seen.all() else seen[:, None, None]
+
+    def call(held: Any) -> Any:
+        x, weights, kept, seen = held
+        q, k, v = _heads(w, x, weights)
+        for new, old in zip((k, v), kept, strict=True):
+            if w.batch == 1:
+                old[:, :, at[0]] = new[:, :, 0]
+            else:
+                old[rows, :, at] = new[:, :, 0]
+        return _attended(w, q, kept[0], kept[1], seen, weights)
+
+    return _program(call, pack)
+
+
+def grown(w: Workload) -> TorchProgram:
+    """Keys and values joined in each step; shorter rows are padded on the left."""
+    torch = import_module("torch")
+    past = np.minimum(_past(w), (w.window or w.length) - 1)
+
+    def pack(tensors: Any) -> Any:
+        x, weights, keys, values = _projected(w, tensors)
+        most = past.max()
+        kept = [torch.zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
+        for b, (n, end) in enumerate(zip(past, _past(w), strict=True)):
+            for new, old in zip((keys, values), kept, strict=True):
+                old[b, :, most - n :] = new[b, :, end - n : end]
+        seen = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
+        return x, weights, kept, None if seen.all() else seen[:, None, None]
+
+    def call(held: Any) -> Any:
+        x, weights, kept, seen = held
+        q, k, v = _heads(w, x, weights)
+        k, v = (torch.cat(both, dim=2) for both in zip(kept, (k, v), strict=True))
+        return _attended(w, q, k, v, seen, weights)
+
+    return _program(call, pack)
+
+
+def _program(call: Callable, pack: Callable) -> TorchProgram:
+    return _Step(call, pack, lambda held: [], lambda grads: {}, "fwd")
+
+
+class _Step(TorchProgram):
+    """A program of inputs without a cotangent."""
+
+    def place(self, arrays: Any) -> Any:
+        with self.torch.no_grad():
+            return self.pack({name: tensor(x) for name, x in arrays.items()}), None
+
+
+def _past(w: Workload) -> np.ndarray:
+    return np.maximum(1, w.stored * np.arange(1, w.batch + 1) // w.batch) - 1
+
+
+def _projected(w: Workload, tensors: Any) -> tuple[Any, Any, Any, Any]:
+    """The new tokens, the weights, `(out, in)`, and keys and values of all tokens, `B K T H`."""
+    torch = import_module("torch")
+    weights = [tensors[f"{name}.weight"].T.contiguous() for name in PROJECTIONS]
+    x = tensors["x"]
+    keys, values = (_split(w, torch.nn.functional.linear(x, y)) for y in weights[1:3])
+    return x[torch.arange(w.batch), torch.from_numpy(_past(w))][:, None], weights, keys, values
+
+
+def _split(w: Workload, x: Any) -> Any:
+    return x.reshape(*x.shape[:2], -1, w.width).transpose(1, 2)
+
+
+def _heads(w: Workload, x: Any, weights: Any) -> list[Any]:
+    linear = import_module("torch").nn.functional.linear
+    return [_split(w, linear(x, y)) for y in weights[:3]]
+
+
+def _attended(w: Workload, q: Any, k: Any, v: Any, seen: Any, weights: Any) -> Any:
+    function = import_module("torch").nn.functional
+    shared = k.shape[1] != q.shape[1]
+    o = function.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)
+    return function.linear(o.transpose(1, 2).flatten(2), weights[3])

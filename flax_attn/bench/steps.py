@@ -1,0 +1,67 @@
+"""Tables of decoding: milliseconds a token, the bytes that it reads, and the ratios."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from .cells import Table, bytes_of, times
+from .decode import bytes_read
+from .result import Row
+from .workload import Workload
+
+LIMIT = "cache read once"
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Others' times over this library's, and every figure; of each the least of its timings."""
+    return [_ratios(rows), _figures(rows)]
+
+
+def least(row: Row | None) -> float | None:
+    """The shortest timing, which other work on the machine has lengthened least."""
+    return min(row.seconds, default=None) if row else None
+
+
+def _races(rows: Sequence[Row]) -> list[tuple[Workload, dict[str, Row]]]:
+    races = groupby(rows, key=lambda row: row.workload)
+    return [(w, {row.contender: row for row in race}) for w, race in races]
+
+
+def _cells(w: Workload) -> list[str]:
+    kind = w.store or (f"ring of {w.window}" if w.window else "")
+    stored = str(w.stored) if w.batch == 1 else f"{max(1, w.stored // w.batch)} .. {w.stored}"
+    return [str(w.length), stored, str(w.batch), str(w.kv_heads or w.heads), kind or "static"]
+
+
+HEADER = ["slots", "stored", "B", "K", "cache"]
+
+
+def _ratios(rows: Sequence[Row]) -> Table:
+    names = list(dict.fromkeys(row.contender for row in rows))
+    others = [name for name in names[1:] if name != LIMIT]
+    header = [*HEADER, "ms a step", "tokens a second", "read a step", "limit / time", *others]
+    found = []
+    for w, race in _races(rows):
+        own, limit = least(race.get(names[0])), least(race.get(LIMIT))
+        if own is None:
+            continue
+        cells = [f"{own * 1e3:.3g}", f"{w.batch / own:,.0f}", bytes_of(bytes_read(w))]
+        cells.append(f"{100 * limit / own:.0f} %" if limit else "-")
+        theirs = [least(race.get(name)) for name in others]
+        found.append([*_cells(w), *cells, *(times(x / own) if x else "-" for x in theirs)])
+    return Table(f"time over that of {names[0]}: one step of a whole layer", header, found)
+
+
+def _figures(rows: Sequence[Row]) -> Table:
+    header = ["ratio", "contender", *HEADER, "ms a step", "median", "memory", "error / limit"]
+    found = []
+    for w, race in _races(rows):
+        own = least(next(iter(race.values())))
+        timed = [row for row in race.values() if row.seconds]
+        for row in sorted(timed, key=lambda row: least(row) or 0.0):
+            time = least(row) or 0.0
+            cells = [times(time / own) if own else "", row.contender, *_cells(w)]
+            cells += [f"{time * 1e3:.3g}", f"{1e3 * (row.median or 0.0):.3g}"]
+            proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
+            proof = "" if row.contender == LIMIT else proof
+            found.append([*cells, bytes_of(row.temporary), proof])
+    return Table("every figure", header, found)

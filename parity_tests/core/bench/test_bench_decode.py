@@ -1,0 +1,81 @@
+"""Steps of decoding, tiny: proven, timed, shown; who is wrong gets no time."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from flax_attn import cli
+from flax_attn.bench import command, decode, presets, race, result
+from flax_attn.bench.settings import Settings
+from flax_attn.bench.workload import FORWARD, Workload
+from flax_attn.parity.cases.case import has_torch
+
+TINY = Workload(12, 4, 8, stored=12)
+MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
+MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(command, "machine", lambda dtypes: dict(MACHINE))
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_the_preset_runs_and_prints(tmp_path, capsys):
+    path = tmp_path / "steps.json"
+    given = ["--seq", "12", "--heads", "8", "--width", "4", "--rounds", "2", "--seconds", "0.01"]
+    assert cli.main(["bench", "--preset", "decode", *given, "--json", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "time over that of flax_attn: one step of a whole layer" in told
+    assert "ring of 2" in told and "latent" in told and "limit / time" in told
+    rows = result.read(path).rows
+    ours = [row for row in rows if row.contender == "flax_attn"]
+    assert len(ours) == 11 and all(row.seconds and row.proof for row in ours)
+    names = {row.contender for row in rows if row.status == "timed"}
+    assert {"flax.nnx", "prefix recomputed", "cache read once"} <= names
+    assert not has_torch() or {"torch, static cache", "torch, growing cache"} <= names
+    assert all(row.reason for row in rows if row.status != "timed")
+
+
+def test_a_wrong_step_gets_no_time():
+    def off(w):
+        program = decode._ours(w)
+        step = program.call
+        program.call = lambda fixed, state: (lambda y, new: (y * 1.01, new))(*step(fixed, state))
+        return program
+
+    build = lambda w, which: off(w)  # noqa: E731
+    wrong = replace(
+        decode.contenders()[0], build=build, prove=lambda w, which: decode._prove(build, w, which)
+    )
+    rows = []
+    race.Race([wrong], Settings(rounds=2, sets=1)).run(TINY, FORWARD, rows)
+    assert rows[0].status == "wrong" and "the step is off by" in rows[0].reason
+    assert not rows[0].seconds
+
+
+def test_bytes_and_lengths_are_counted_as_agreed():
+    w = replace(TINY, batch=5, stored=10, kv_heads=2)
+    assert decode.lengths(w).tolist() == [2, 4, 6, 8, 10]
+    assert decode.bytes_read(w) == 30 * 2 * 2 * 4 * 4
+    assert decode.bytes_read(replace(w, window=3)) == 14 * 2 * 2 * 4 * 4
+    assert decode.bytes_read(replace(w, store="int8")) == 30 * 2 * 2 * (4 + 4)
+
+
+def test_every_step_is_the_same_one():
+    program = decode._ours(replace(TINY, stored=7))
+    placed = program.place(replace(TINY, stored=7).arrays())
+    program.compile(placed)
+    first, second = (np.asarray(program.run(placed)) for _ in range(2))
+    assert np.array_equal(first, second) and placed[1].length.tolist() == [7]
+
+
+def test_the_preset_has_the_sizes_that_were_promised():
+    works = presets.presets()["decode"].workloads()
+    assert {512, 2048, 8192, 32768} == {w.length for w in works}
+    assert {1, 8, 64} == {w.batch for w in works} and {0, 3} == {w.kv_heads for w in works}
+    assert {"", "int8", "latent"} == {w.store for w in works}
+    assert any(w.window for w in works) and any(w.stored == 1000 for w in works)
