@@ -26,7 +26,7 @@ from .proof import Proof
 from .settings import memory_at_hand
 from .workload import Workload
 
-RECOMPUTED = 2**13  # tokens: a prefix of more takes seconds a step
+RECOMPUTED = 2**11  # tokens: a prefix of more takes seconds a step
 COPIES = 5  # of all tokens and their keys and values, while a contender is made and proven
 ONES = 1024  # columns of the matrix whose product with a vector reads as many bytes as a cache
 
