@@ -22,6 +22,8 @@ class Quantized:
       values: `... H`, in a cache `*B K S H`; int8 or float8_e4m3fn.
       scale: `...`, in float32 or wider.
 
+    Source: Dettmers et al., "LLM.int8()", 2022, section 2.1.
+
     >>> store = Int8().quantize(jnp.asarray([[[1.0, -2.0]]]))
     >>> store.values.tolist(), store.shape
     ([[[64, -127]]], (1, 1, 2))

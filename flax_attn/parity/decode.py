@@ -24,6 +24,9 @@ class Decode:
       axes: the inputs that are cut, and along which axis; None cuts the first input along its axis
         -2. The outputs of the steps are joined along the first of these axes.
 
+    Raises:
+      ValueError: in use, for a cut whose lengths do not sum to T, or a module without `init_cache`.
+
     A sum of all tokens so far, whose cache is the sum:
 
     >>> import torch
