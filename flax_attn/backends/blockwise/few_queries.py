@@ -71,8 +71,10 @@ def _walk(plan: Plan, q, k, v, rules: Rules) -> Carry:
 
     if q.shape[2] > READ_WHOLE or k.dtype != wide(q.dtype):
         return by_entry()
-    seen = (hi - lo) * B if isinstance(lo, int) else jnp.sum(jnp.maximum(hi - lo, 0))
-    most = seen >= int(MOST * S * B)
+    if isinstance(lo, int):
+        most = hi - lo >= int(MOST * S)
+    else:  # B may be a symbol
+        most = jnp.sum(jnp.maximum(hi - lo, 0)) >= int(MOST * S) * B
     if most is False:
         return by_entry()
     whole = _cond(most, lambda: _whole(plan, q, k, v, rules, b), lambda: _start(q, k, v, rules))
@@ -165,7 +167,7 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
 def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:
     """The online softmax, one block further."""
     m, l, o = carry
-    kind, shape = m.dtype, (len(b), plan.sizes.N, plan.sizes.T, at.cols)
+    kind, shape = m.dtype, (b.shape[0], plan.sizes.N, plan.sizes.T, at.cols)
     at = at._replace(G=shape[1], rows=shape[2])
 
     def change(b: jax.Array, x: jax.Array) -> jax.Array:
@@ -195,7 +197,7 @@ def _all_seen(plan: Plan, mask: Mask) -> bool:
 
 def _each(fn: Any, b: jax.Array, *given: jax.Array) -> jax.Array:
     """`fn` for every batch entry of `b`; of a single one slices stay slices."""
-    if len(b) == 1:
+    if b.shape[0] == 1:
         return fn(b[0], *(x[0] for x in given))[None]
     return jax.vmap(fn)(b, *given)
 
