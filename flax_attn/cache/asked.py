@@ -5,6 +5,23 @@ from typing import Any
 
 from ..masks import Mask
 from ..scores import Score
+from .memory import Memory
+from .paged import PagedCache
+from .slots import Cache
+
+
+def check_kind(cache: Any) -> None:
+    """TypeError unless this is a cache for self attention."""
+    if isinstance(cache, Memory):
+        raise TypeError(
+            "A Memory is for cross attention; this call is self attention, and takes "
+            "layer.init_cache(batch, length)."
+        )
+    if not isinstance(cache, Cache | PagedCache):
+        raise TypeError(
+            "cache must be a Cache or a PagedCache, such as layer.init_cache(batch, length); got "
+            f"{type(cache).__name__}."
+        )
 
 
 def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:

@@ -14,7 +14,7 @@ from ..masks import CAUSAL, FULL, Mask, as_mask
 from ..quantized import Quantized
 from ..scores import IDENTITY, Score
 from ..taps import listening
-from .asked import check_mask
+from .asked import check_kind, check_mask
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
@@ -61,7 +61,7 @@ def attend_cached(
         jit, before anything is written. Under jit nothing is overwritten, the outputs of that row
         are NaN from then on, and `cache.check()` raises. If the mask looks further back than a ring
         holds, or has `offset="end"`.
-      TypeError: if the dtypes differ from the cache's.
+      TypeError: if the dtypes differ from the cache's, or it is no cache for self attention.
 
     Source: Pope et al., "Efficiently Scaling Transformer Inference", 2022.
 
@@ -73,6 +73,7 @@ def attend_cached(
     >>> bool(jnp.allclose(jnp.concatenate([one, two], 1), whole, atol=1e-6))
     True
     """
+    check_kind(cache)
     q, k = jnp.asarray(q), jnp.asarray(k)
     v = None if v is None else jnp.asarray(v)
     mask = FULL if mask is None else as_mask(mask)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._types import frozen
-from .rows import check_like, there_of
+from .rows import check_like, check_row, rows_to_reset, rows_to_take, there_of
 
 
 @frozen
@@ -56,12 +56,12 @@ class Memory:
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":
         """These rows of the first batch axis, in this order, copied."""
-        rows = jnp.asarray(rows)
+        rows = rows_to_take(rows, self.positions.shape[0])
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
         """The memory with these rows empty: whoever looks there sees nothing."""
-        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.positions.shape[:-1])
+        rows = rows_to_reset(rows, self.positions.shape[:-1])
         return replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
 
     def insert(self, row: int | jax.Array, other: "Memory") -> "Memory":
@@ -71,6 +71,7 @@ class Memory:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
         """
         check_like(self, other)
+        check_row(row, self.positions.shape[0])
         row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
         return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
 

@@ -15,7 +15,17 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_positive
 from .._types import frozen
 from ..quantized import Float8, Int8
-from .rows import check_overflow, counted, first_row, next_places
+from .memory import Memory
+from .rows import (
+    check_overflow,
+    check_row,
+    counted,
+    first_row,
+    kept_lengths,
+    next_places,
+    rows_to_reset,
+    rows_to_take,
+)
 from .slots import Cache
 
 
@@ -194,9 +204,13 @@ class PagedCache:
         return keys, values, jnp.where(there, slot, -1)
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "PagedCache":
-        """The cache without the tokens from position `length` on; pages stay in the table."""
-        length = jnp.broadcast_to(jnp.asarray(length, jnp.int32), self.length.shape)
-        return replace(self, length=jnp.minimum(self.length, length))
+        """The cache without the tokens from position `length` on; pages stay in the table.
+
+        Raises:
+          ValueError: outside jit, for a length below 0. Under jit the row counts as overflowed.
+        """
+        length, bad = kept_lengths(length, self.length)
+        return replace(self, length=length, overflowed=self.overflowed | bad)
 
     def take(self, rows: Int[Array, "*B"]) -> "PagedCache":
         """As many rows as before, each a copy of the row that `rows` names, in pages of its own.
@@ -204,7 +218,7 @@ class PagedCache:
         Raises:
           ValueError: outside jit, if a row lacks pages for what it would be given.
         """
-        rows = jnp.asarray(rows)
+        rows = rows_to_take(rows, self.length.shape[0])
         if rows.shape != self.length.shape[:1]:
             raise ValueError(
                 f"take of a paged cache names a row for each of its {self.length.shape[:1]} rows, "
@@ -229,7 +243,7 @@ class PagedCache:
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "PagedCache":
         """The cache with these rows empty; pages stay in the table until the caller takes them."""
-        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+        rows = rows_to_reset(rows, self.length.shape)
         return replace(
             self, length=jnp.where(rows, 0, self.length), overflowed=self.overflowed & ~rows
         )
@@ -241,11 +255,7 @@ class PagedCache:
           ValueError: if `other` is a ring or has several rows or another store; outside jit, if
             the row lacks pages.
         """
-        if other.window is not None or other.length.shape != (1,) or other.store != self.store:
-            raise ValueError(
-                "insert into a paged cache takes a static or paged cache of one row with the same "
-                f"store; got rows {other.length.shape}, window={other.window}."
-            )
+        self._check_insert(row, other)
         keys, values, positions = other.read()
         mine = replace(
             self,
@@ -263,6 +273,24 @@ class PagedCache:
             overflowed=self.overflowed.at[row].set(new.overflowed[0]),
         )
 
+    def _check_insert(self, row: Any, other: Any) -> None:
+        """ValueError unless `other` is a static or paged cache of one row, and fits."""
+        ring = isinstance(other, Memory) or other.window is not None
+        if ring or other.length.shape != (1,) or other.store != self.store:
+            given = "a Memory" if isinstance(other, Memory) else f"rows {other.length.shape}"
+            given += f", window={other.window}" if ring and given != "a Memory" else ""
+            raise ValueError(
+                "insert into a paged cache takes a static or paged cache of one row with the same "
+                f"store; got {given}."
+            )
+        mine, its = _token_of(self), _token_of(other)
+        if mine != its:
+            raise ValueError(
+                "insert takes a cache whose tokens have the heads, widths and dtypes of this one, "
+                f"{mine}; got {its}."
+            )
+        check_row(row, self.length.shape[0])
+
     def check(self) -> "PagedCache":
         """The cache itself, unless a row has overflowed.
 
@@ -271,6 +299,12 @@ class PagedCache:
         """
         check_overflow(self.overflowed, self.slots)
         return self
+
+
+def _token_of(cache: Any) -> list[tuple[Any, ...]]:
+    """Heads, width and dtype of what a cache keeps of one token."""
+    kept = jax.tree.leaves(jax.eval_shape(lambda c: c.read()[:2], cache))
+    return [(x.shape[1], *x.shape[3:], str(x.dtype)) for x in kept]
 
 
 def _as_tokens(keys: Any, values: Any, pool_values: Any) -> tuple[Any, Any]:

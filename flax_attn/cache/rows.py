@@ -89,7 +89,7 @@ def check_like(cache: Any, other: Any) -> None:
     if jax.tree.structure(cache) != jax.tree.structure(other):
         raise ValueError(
             "insert takes a cache of the same kind, with the same window, keep_first, spare and "
-            "store, and one row; got another kind."
+            f"store, and one row, {_kind(cache)}; got {_kind(other)}."
         )
     for mine, its in zip(jax.tree.leaves(cache), jax.tree.leaves(other), strict=True):
         if its.shape != (1, *mine.shape[1:]) or its.dtype != mine.dtype:
@@ -97,6 +97,78 @@ def check_like(cache: Any, other: Any) -> None:
                 f"insert takes a cache of one row that fits {mine.dtype}{list(mine.shape)}; "
                 f"got {its.dtype}{list(its.shape)}."
             )
+
+
+def _kind(cache: Any) -> str:
+    """What must be alike in two caches, but for their sizes."""
+    names = ("window", "keep_first", "spare", "store")
+    given = [f"{n}={getattr(cache, n)}" for n in names if getattr(cache, n, None)]
+    return f"{type(cache).__name__}({', '.join(given)})"
+
+
+def rows_to_take(rows: Any, count: int) -> Int[Array, " R"]:
+    """Numbers of rows of the first batch axis.
+
+    Raises:
+      TypeError: if they are no whole numbers.
+      ValueError: outside jit, for a number that no row has.
+    """
+    rows = jnp.asarray(rows)
+    if not jnp.issubdtype(rows.dtype, jnp.integer):
+        raise TypeError(
+            f"take goes by the numbers of rows, such as [2, 0, 0]; got {rows.dtype}. "
+            "jnp.flatnonzero makes numbers of True and False."
+        )
+    if not isinstance(rows, Tracer) and ((rows < -count) | (rows >= count)).any():
+        raise ValueError(f"There are {count} rows, from 0 on; take was given {rows.tolist()}.")
+    return rows
+
+
+def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:
+    """Which rows are to be emptied.
+
+    Raises:
+      TypeError: if they are not boolean, such as numbers of rows.
+      ValueError: if they do not broadcast to `*B`.
+    """
+    rows = jnp.asarray(rows)
+    if rows.dtype != jnp.bool_:
+        raise TypeError(
+            f"reset takes True for each row that is to be emptied, *B = {batch}; got {rows.dtype}."
+        )
+    return _of_rows("reset takes True or False", rows, batch)
+
+
+def kept_lengths(
+    asked: Any, length: Int[Array, "*B"]
+) -> tuple[Int[Array, "*B"], Bool[Array, "*B"]]:
+    """How many tokens of each row stay, and the rows of which no such number can stay.
+
+    Raises:
+      ValueError: if the numbers do not broadcast to `*B`; outside jit, if one is below 0.
+    """
+    asked = jnp.asarray(asked, jnp.int32)
+    asked = _of_rows("truncate takes a length", asked, length.shape)
+    bad = asked < 0
+    if not isinstance(bad, Tracer) and bad.any():
+        raise ValueError(f"truncate takes a length of 0 or more; row {first_row(bad)} has less.")
+    return jnp.minimum(length, jnp.maximum(asked, 0)), bad
+
+
+def _of_rows(what: str, x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
+    """`x` for each row; a number stands for all."""
+    try:
+        return jnp.broadcast_to(x, batch)
+    except ValueError:
+        raise ValueError(
+            f"{what} for all rows, or one for each of {batch}; got shape {x.shape}."
+        ) from None
+
+
+def check_row(row: Any, count: int) -> None:
+    """ValueError, where it is known, for the number of a row that is not there."""
+    if not isinstance(row, Tracer) and not -count <= int(row) < count:
+        raise ValueError(f"There are {count} rows, from 0 on; insert was given row {int(row)}.")
 
 
 def first_row(bad: jax.Array) -> Any:

@@ -16,7 +16,18 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_positive
 from .._types import frozen
 from ..quantized import Float8, Int8
-from .rows import check_like, check_overflow, check_room, first_row, next_places, put
+from .rows import (
+    check_like,
+    check_overflow,
+    check_room,
+    check_row,
+    first_row,
+    kept_lengths,
+    next_places,
+    put,
+    rows_to_reset,
+    rows_to_take,
+)
 
 Store = Int8 | Float8
 
@@ -193,12 +204,12 @@ class Cache:
         """The cache without the tokens from position `length` on, such as rejected drafts.
 
         Raises:
-          ValueError: outside jit, if a ring no longer holds the window before that position: it
-            takes back as many tokens as it has `spare`. Under jit the row counts as overflowed.
+          ValueError: outside jit, for a length below 0, or if a ring no longer holds the window
+            before that position: it takes back as many tokens as it has `spare`. Under jit the row
+            counts as overflowed.
         """
-        length = jnp.broadcast_to(jnp.asarray(length, jnp.int32), self.length.shape)
-        length = jnp.minimum(self.length, length)
-        over = self.overflowed
+        length, bad = kept_lengths(length, self.length)
+        over = self.overflowed | bad
         if self.window is not None:
             first = jnp.minimum(self.keep_first, length)  # which are stored in any case
             least = jnp.maximum(first, length - self.window)
@@ -219,12 +230,12 @@ class Cache:
 
     def take(self, rows: Int[Array, " R"]) -> "Cache":
         """These rows of the first batch axis, in this order, copied: a beam's survivors."""
-        rows = jnp.asarray(rows)
+        rows = rows_to_take(rows, self.length.shape[0])
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Cache":
         """The cache with these rows empty, for other sequences."""
-        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+        rows = rows_to_reset(rows, self.length.shape)
         return replace(
             self,
             positions=jnp.where(rows[..., None], -1, self.positions),
@@ -239,6 +250,7 @@ class Cache:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
         """
         check_like(self, other)
+        check_row(row, self.length.shape[0])
         row = jnp.asarray(row, jnp.int32)
         at = jax.lax.dynamic_update_index_in_dim
         return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)

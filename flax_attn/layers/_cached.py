@@ -114,11 +114,6 @@ def attended(
     """
     if cache is None:
         return attend(q, k, v, empty=empty, **how), None
-    if isinstance(cache, Memory):
-        raise TypeError(
-            "A Memory is for cross attention; this call is self attention, and takes "
-            "layer.init_cache(batch, length)."
-        )
     check_empty(empty, cache)
     return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from ..cache.asked import check_kind
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
@@ -48,6 +49,8 @@ class Heads(nnx.Module):
     ) -> tuple[Float[Array, "*B T D"], Mask]:
         """x with zeros for the tokens that are not there, and who may look at whom."""
         width = self.o_proj.out_features
+        if cache is not None:
+            check_kind(cache)
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width), cache)
         return x, seen
 
