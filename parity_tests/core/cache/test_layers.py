@@ -1,0 +1,166 @@
+"""Every layer that decodes gives what its full forward pass gives, however tokens are cut."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn import (
+    CAUSAL,
+    CausalAttention,
+    CrossAttention,
+    ExclusiveAttention,
+    GatedQueryAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    MultiHeadAttention,
+    Prefix,
+    RMSNorm,
+    Rotary,
+    SharedKeyValueAttention,
+    T5Attention,
+    ValueResidualAttention,
+    Window,
+)
+from parity_tests.core.drawing import float64 as float64
+
+from .cuts import pieces, same
+
+pytestmark = pytest.mark.usefixtures("float64")
+T, D = 13, 12
+CUTS = ((13,), (1,) * 13, (5, 1, 1, 6))
+PADDED = np.arange(T) >= np.asarray([0, 4, 9])[:, None]  # on the left
+WINDOW = CAUSAL & (Window(3, 0) | Prefix(2))
+HOW = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+LATENT = {"q_rank": 8, "rotary": Rotary(layout="interleaved")}
+HEADS, TEACHING = (D, 6, 3, 4), (D, 10, 20, 0.0)
+
+# The layer, its arguments and keywords, and the keywords of its cache.
+LAYERS = {
+    "grouped": (GroupedQueryAttention, HEADS, {"rotary": Rotary(), "sinks": True}, {}),
+    "grouped ring": (
+        GroupedQueryAttention,
+        HEADS,
+        {"rotary": Rotary(), "sinks": True, "mask": WINDOW},
+        {"window": "mask", "keep_first": 2},
+    ),
+    "grouped norms": (
+        GroupedQueryAttention,
+        HEADS,
+        {
+            "rotary": Rotary(),
+            "q_norm": RMSNorm(4, eps=1e-6),
+            "k_norm": RMSNorm(4, eps=1e-6),
+            "qkv_bias": True,
+        },
+        {},
+    ),
+    "gated": (GatedQueryAttention, HEADS, {"rotary": Rotary()}, {}),
+    "exclusive": (ExclusiveAttention, HEADS, {"rotary": Rotary()}, {}),
+    "shared": (SharedKeyValueAttention, HEADS, {"rotary": Rotary()}, {}),
+    "residual": (ValueResidualAttention, HEADS, {"rotary": Rotary(), "learned_mix": True}, {}),
+    "latent": (LatentAttention, (D, 3, 5, 6, 4, 7), LATENT, {}),
+    "latent absorbed": (LatentAttention, (D, 3, 5, 6, 4, 7), {**LATENT, "absorbed": True}, {}),
+    "t5": (T5Attention, (D, 3, 5), {"bidirectional": False, "mask": CAUSAL}, {}),
+    "cross as self": (CrossAttention, (D, 3), {"mask": CAUSAL}, {}),
+    "multi-head": (MultiHeadAttention, (*TEACHING, 5), {}, {}),
+    "causal": (CausalAttention, TEACHING, {"qkv_bias": True}, {}),
+}
+
+
+def made(name: str) -> tuple[Any, dict[str, Any]]:
+    """A layer with random parameters, and the keywords of its cache."""
+    kind, arguments, keywords, cache = LAYERS[name]
+    layer = kind(*arguments, **keywords, **HOW, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(4).normal
+    state = nnx.state(layer, nnx.Param)
+    nnx.update(layer, jax.tree.map(lambda x: jnp.asarray(draw(size=x.shape) / 3), state))
+    return layer, cache
+
+
+def drawn(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def decoded(layer: Any, x: Any, cache: Any, cut: Any, step: Any, valid: Any = None) -> Any:
+    """Outputs of all tokens, one call for each part, and the last cache."""
+    there, out = None if valid is None else pieces(valid, cut, axis=-1), []
+    for part in pieces(x, cut, axis=-2):
+        how = {} if there is None else {"valid": next(there)}
+        y, cache = step(layer, part, cache, **how)
+        out.append(y)
+    return jnp.concatenate(out, axis=-2), cache
+
+
+def a_step() -> Any:
+    return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
+
+
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_steps_are_the_full_forward_pass(name):
+    layer, how = made(name)
+    x, step = drawn(3, T, D), a_step()
+    whole = nnx.jit(lambda layer, x: layer(x))(layer, x)
+    for cut in CUTS:
+        y, cache = decoded(layer, x, layer.init_cache(3, T, **how), cut, step)
+        assert same(y, whole), cut
+        assert cache.check().length.tolist() == [T] * 3
+        assert cache.keys.dtype == jnp.float64
+
+
+PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
+
+
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("name", PADS)
+def test_padding_on_the_left_is_neither_seen_nor_stored(name):
+    layer, how = made(name)
+    x, valid, step = drawn(3, T, D), jnp.asarray(PADDED), a_step()
+    alone = nnx.jit(lambda layer, x: layer(x))
+    whole = np.zeros(x.shape)
+    for row, there in enumerate(PADDED):
+        whole[row, there] = alone(layer, x[row][there])
+    x = jnp.where(valid[..., None], x, jnp.nan)
+    for cut in CUTS[1:]:
+        cache = layer.init_cache(3, T, **how)
+        y, cache = decoded(layer, x, cache, cut, step, valid)
+        assert same(y, whole), cut
+        assert cache.length.tolist() == PADDED.sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("name", ["latent", "latent absorbed"])
+def test_a_latent_cache_keeps_the_latent_and_the_shared_key_alone(name):
+    layer, _ = made(name)
+    cache = layer.init_cache(3, T)
+    assert cache.values is None
+    assert cache.keys.shape == (3, 1, T, 5 + 4)  # kv_rank + rotary_dim numbers a token
+
+
+def test_values_of_the_first_layer_are_mixed_in_step_by_step():
+    layer, _ = made("residual")
+    x, first, cut = drawn(3, T, D), drawn(3, T, 3, 4, seed=1), CUTS[2]
+    step = nnx.jit(lambda layer, x, values, cache: layer(x, values=values, cache=cache))
+    cache, out = layer.init_cache(3, T), []
+    for part, values in zip(pieces(x, cut, axis=-2), pieces(first, cut), strict=True):
+        y, cache = step(layer, part, values, cache)
+        out.append(y)
+    assert same(jnp.concatenate(out, axis=1), layer(x, values=first))
+
+
+@pytest.mark.parametrize("kind", [CrossAttention, T5Attention])
+def test_a_memory_is_made_once(kind):
+    arguments = (D, 3) if kind is CrossAttention else (D, 3, 5)
+    layer = kind(*arguments, **({} if kind is CrossAttention else {"has_bias": False}), **HOW,
+                 rngs=nnx.Rngs(0))  # fmt: skip
+    x, context, step = drawn(3, T, D), drawn(3, 7, D, seed=1), a_step()
+    valid = np.arange(7) >= np.asarray([0, 2, 5])[:, None]
+    whole = layer(x, context, mask=valid[:, None, None])
+    memory = layer.remember(jnp.where(valid[..., None], context, jnp.nan), valid)
+    for cut in CUTS:
+        y, same_memory = decoded(layer, x, memory, cut, step)
+        assert same(y, whole), cut
+        assert same_memory.keys.shape == memory.keys.shape == (3, 3, 7, len(memory.keys[0, 0, 0]))
