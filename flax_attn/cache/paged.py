@@ -275,13 +275,15 @@ class PagedCache:
 
     def _check_insert(self, row: Any, other: Any) -> None:
         """ValueError unless `other` is a static or paged cache of one row, and fits."""
-        ring = isinstance(other, Memory) or other.window is not None
-        if ring or other.length.shape != (1,) or other.store != self.store:
-            given = "a Memory" if isinstance(other, Memory) else f"rows {other.length.shape}"
-            given += f", window={other.window}" if ring and given != "a Memory" else ""
+        wanted = (
+            "insert into a paged cache takes a static or paged cache of one row with the same store"
+        )
+        if isinstance(other, Memory):
+            raise ValueError(f"{wanted}; got a Memory.")
+        if other.window is not None or other.length.shape != (1,) or other.store != self.store:
             raise ValueError(
-                "insert into a paged cache takes a static or paged cache of one row with the same "
-                f"store; got {given}."
+                f"{wanted}, {self.store}; got rows {other.length.shape}, window={other.window}, "
+                f"store={other.store}."
             )
         mine, its = _token_of(self), _token_of(other)
         if mine != its:
