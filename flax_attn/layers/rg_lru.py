@@ -175,8 +175,8 @@ def first_tokens(
 def root(x: Float[Array, "*X"]) -> Float[Array, "*X"]:
     """The square root, whose slope is at most 1000, so that no gradient is infinite at zero.
 
-    >>> float(jax.grad(root)(0.0))
-    1000.0
+    >>> round(float(jax.grad(root)(0.0)))
+    1000
     """
     return jnp.sqrt(x)
 
