@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .cache import Cache as Cache
     from .cache import Memory as Memory
     from .cache import PagedCache as PagedCache
+    from .cache import State as State
     from .cache import attend_cached as attend_cached
     from .cache import attend_memory as attend_memory
     from .drop_in import dot_product_attention as dot_product_attention
@@ -115,7 +116,6 @@ if TYPE_CHECKING:
     from .scores import ScoreFn as ScoreFn
     from .scores import Softcap as Softcap
     from .scores import T5Bias as T5Bias
-    from .state import State as State
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
@@ -228,7 +228,7 @@ _HOMES = {
     "ScoreFn": ".scores",
     "Softcap": ".scores",
     "T5Bias": ".scores",
-    "State": ".state",
+    "State": ".cache",
 }
 # Old public names, and what they are called now.
 _RENAMED = {

@@ -74,3 +74,29 @@ def check_choice(name: str, given: Any, *choices: Any) -> None:
     """ValueError, listing the choices, unless `given` is one of them."""
     if given not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {given!r}.")
+
+
+def there_of(name: str, given: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Which tokens are there, of shape `*B T`; None stands for all.
+
+    Raises:
+      TypeError: if `given` is not boolean.
+      ValueError: if it does not broadcast to that shape.
+
+    >>> there_of("valid", None, (2, 3)).tolist()
+    [[True, True, True], [True, True, True]]
+    """
+    there = jnp.asarray(True if given is None else given)
+    if there.dtype != jnp.bool_:
+        raise TypeError(
+            f"{name} must be boolean, True for a token that is there; got {there.dtype}."
+        )
+    return of_tokens(name, there, shape)
+
+
+def of_tokens(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`x` for each token, of shape `*B T`; ValueError if it does not broadcast to that shape."""
+    sizes = zip(x.shape[::-1], shape[::-1], strict=False)
+    if x.ndim > len(shape) or any(n not in (1, of) for n, of in sizes):
+        raise ValueError(f"{name} must broadcast to *B T = {shape}; got shape {x.shape}.")
+    return jnp.broadcast_to(x.reshape((1,) * (len(shape) - x.ndim) + x.shape), shape)

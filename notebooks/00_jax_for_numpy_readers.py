@@ -95,6 +95,7 @@ assert jnp.array(1.0).dtype == jnp.float32
 weights = jax.nn.softmax(jnp.array([1.0, 2.0, 3.0]))
 print(weights, "sum", weights.sum())
 same(weights.sum(), 1.0)
+assert (weights > 0).all()
 
 # %% [markdown]
 # > **Try it.** Replace the whole first row of `a` with zeros: `a.at[0].set(0.0)`. What does

@@ -70,7 +70,9 @@ def left_padded(module, x):
 
 NEXT = ("qwen3_next", "Qwen3Next", "Qwen3NextConfig", (*FUSED, *ENDS))
 CASES = [
-    # With seed 0 one output is nearly zero before its norm, which multiplies anybody's rounding.
+    # With seed 0 torch's own float32 error is small by chance, and the gradient of q_proj is 5.5
+    # times as far off. Moving x by 1e-3 gives torch 2 to 25 times that error, and Flax 0.2 to 0.8
+    # of torch's.
     Case(GatedDeltaAttention, {**SIZES, "num_key_heads": 3}, seed=1, x=(2, 7, 11)),
     Case(GatedDeltaAttention, SIZES, x=(2, 13, 11), segments=IDS, valid=VALID, **FLOAT64),
     Case(

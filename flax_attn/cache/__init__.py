@@ -7,3 +7,4 @@ from .attention import attend_memory as attend_memory
 from .memory import Memory as Memory
 from .paged import PagedCache as PagedCache
 from .slots import Cache as Cache
+from .state import State as State

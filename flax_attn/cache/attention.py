@@ -160,11 +160,11 @@ def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:
     if not q.shape[:-2] == k.shape[:-2] == (k if v is None else v).shape[:-2]:
         raise ValueError(f"q, k and v must be of the same new tokens; got {given}.")
     keys, values, _ = jax.eval_shape(lambda c: c.read(), cache)
-    latent = cache.values is None if isinstance(cache, Cache) else cache.pool_values is None
-    if latent != (v is None):
+    if cache.latent != (v is None):
         raise ValueError(
             "A latent cache stores keys alone, and any other one values too; got "
-            f"{'values' if latent else 'v=None'}. Make the cache with the layer's own init_cache."
+            f"{'values' if cache.latent else 'v=None'}. Make the cache with the layer's own "
+            "init_cache."
         )
     for name, x, kept in (("k", k, keys), ("v", k if v is None else v, values)):
         wanted = (*kept.shape[:-3], kept.shape[-3], kept.shape[-1])

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._checks import there_of
 from .._types import frozen
-from .rows import check_like, check_row, rows_to_reset, rows_to_take, there_of
+from .rows import inserted, rows_to_reset, taken
 
 
 @frozen
@@ -50,14 +51,13 @@ class Memory:
           ValueError: if it does not broadcast to `*B S`.
         """
         *batch, S, _, _ = k.shape
-        there = there_of(valid, tuple(batch), S)
+        there = there_of("valid", valid, (*batch, S))
         positions = jnp.where(there, jnp.arange(S, dtype=jnp.int32), -1)
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":
         """These rows of the first batch axis, in this order, copied."""
-        rows = rows_to_take(rows, self.positions.shape[0])
-        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+        return taken(self, rows, self.positions.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
         """The memory with these rows empty: whoever looks there sees nothing."""
@@ -70,10 +70,7 @@ class Memory:
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
         """
-        check_like(self, other)
-        check_row(row, self.positions.shape[0])
-        row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
-        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+        return inserted(self, row, other, self.positions.shape[0])
 
     def check(self) -> "Memory":
         """The memory itself, which cannot overflow."""

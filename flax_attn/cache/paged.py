@@ -17,6 +17,7 @@ from .._types import frozen
 from ..quantized import Float8, Int8
 from .memory import Memory
 from .rows import (
+    batch_axes,
     check_overflow,
     check_row,
     counted,
@@ -95,8 +96,8 @@ class PagedCache:
         value_dim = head_dim if value_dim is None else value_dim
         check_positive(length=length, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_positive(value_dim=value_dim, pages=count, page=page)
+        axes = batch_axes(batch, layers)
         front = () if layers is None else (layers,)
-        axes = (*front, *((batch,) if isinstance(batch, int) else batch))
 
         def pool(width: int) -> Any:
             x = jnp.zeros((*front, count, num_kv_heads, page, width), dtype)
@@ -110,6 +111,11 @@ class PagedCache:
             overflowed=jnp.zeros(axes, bool),
             store=store,
         )
+
+    @property
+    def latent(self) -> bool:
+        """Whether the values are the first columns of the keys."""
+        return self.pool_values is None
 
     @property
     def page(self) -> int:

@@ -1,14 +1,32 @@
-"""What caches share: places of new tokens, writes of rows, and what a row must be told."""
+"""What caches share: their axes, places of new tokens, and what is done with rows."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
-from .._arrays import per_entry
-from .._types import Sizes
+from .._checks import check_positive, there_of
+
+C = TypeVar("C")
+
+
+def batch_axes(batch: int | tuple[int, ...], layers: int | None) -> tuple[int, ...]:
+    """The axes before those of one row: of the layers, if several are stacked, and of the batch.
+
+    Raises:
+      ValueError: for a count that is no whole number of at least 1.
+
+    >>> batch_axes(2, None), batch_axes((2, 3), 4), batch_axes((), None)
+    ((2,), (4, 2, 3), ())
+    """
+    axes = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    check_positive(**{f"batch[{i}]": count for i, count in enumerate(axes)})
+    if layers is None:
+        return axes
+    check_positive(layers=layers)
+    return (layers, *axes)
 
 
 def next_places(
@@ -21,28 +39,13 @@ def next_places(
     """
     if valid is None:
         return length[..., None] + counted(T, length.ndim)
-    there = there_of(valid, length.shape, T)
+    there = there_of("valid", valid, (*length.shape, T))
     return jnp.where(there, length[..., None] + jnp.cumsum(there, -1, dtype=jnp.int32) - 1, -1)
 
 
 def counted(count: int, rows: int) -> Int[Array, "... count"]:
     """0, 1, 2, ... along the last axis, behind as many axes of length one as there are of rows."""
     return jnp.arange(count, dtype=jnp.int32).reshape((1,) * rows + (count,))
-
-
-def there_of(valid: Any, batch: tuple[int, ...], T: int) -> Bool[Array, "*B T"]:
-    """Which tokens are there; None stands for all.
-
-    Raises:
-      TypeError: if `valid` is not boolean.
-      ValueError: if it does not broadcast to `*B T`.
-    """
-    there = jnp.asarray(True if valid is None else valid)
-    if there.dtype != jnp.bool_:
-        raise TypeError(
-            f"valid must be boolean, True for a token that is there; got {there.dtype}."
-        )
-    return per_entry("valid", there, Sizes(batch, 1, T, T), T).reshape(*batch, T)
 
 
 def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> jax.Array:
@@ -94,8 +97,8 @@ def check_like(cache: Any, other: Any) -> None:
     for mine, its in zip(jax.tree.leaves(cache), jax.tree.leaves(other), strict=True):
         if its.shape != (1, *mine.shape[1:]) or its.dtype != mine.dtype:
             raise ValueError(
-                f"insert takes a cache of one row that fits {mine.dtype}{list(mine.shape)}; "
-                f"got {its.dtype}{list(its.shape)}."
+                f"insert takes a {type(cache).__name__} of one row that fits "
+                f"{mine.dtype}{list(mine.shape)}; got {its.dtype}{list(its.shape)}."
             )
 
 
@@ -122,6 +125,29 @@ def rows_to_take(rows: Any, count: int) -> Int[Array, " R"]:
     if not isinstance(rows, Tracer) and ((rows < -count) | (rows >= count)).any():
         raise ValueError(f"There are {count} rows, from 0 on; take was given {rows.tolist()}.")
     return rows
+
+
+def taken(cache: C, rows: Any, count: int) -> C:
+    """These of the `count` rows of the first batch axis, in this order, copied.
+
+    Raises:
+      TypeError, ValueError: as `rows_to_take` does.
+    """
+    rows = rows_to_take(rows, count)
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), cache)
+
+
+def inserted(cache: C, row: Any, other: Any, count: int) -> C:
+    """The cache with one of its `count` rows replaced by `other`, a cache of one row.
+
+    Raises:
+      ValueError: if `other` differs in anything but the number of rows, or has not one; outside
+        jit, if there is no such row.
+    """
+    check_like(cache, other)
+    check_row(row, count)
+    row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
+    return jax.tree.map(lambda x, y: at(x, y[0], row, 0), cache, other)
 
 
 def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:

@@ -17,16 +17,16 @@ from .._checks import check_positive
 from .._types import frozen
 from ..quantized import Float8, Int8
 from .rows import (
-    check_like,
+    batch_axes,
     check_overflow,
     check_room,
-    check_row,
     first_row,
+    inserted,
     kept_lengths,
     next_places,
     put,
     rows_to_reset,
-    rows_to_take,
+    taken,
 )
 
 Store = Int8 | Float8
@@ -114,8 +114,7 @@ class Cache:
         Raises:
           ValueError: for sizes below 1, or `keep_first` or `spare` without a window.
         """
-        axes = (batch,) if isinstance(batch, int) else tuple(batch)
-        axes = axes if layers is None else (layers, *axes)
+        axes = batch_axes(batch, layers)
         value_dim = head_dim if value_dim is None else value_dim
         check_positive(length=length, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_positive(value_dim=value_dim)
@@ -140,6 +139,11 @@ class Cache:
     def slots(self) -> int:
         """How many tokens a row has room for at one time, S."""
         return self.positions.shape[-1]
+
+    @property
+    def latent(self) -> bool:
+        """Whether the values are the first columns of the keys."""
+        return self.values is None
 
     @property
     def by_slot(self) -> bool:
@@ -230,8 +234,7 @@ class Cache:
 
     def take(self, rows: Int[Array, " R"]) -> "Cache":
         """These rows of the first batch axis, in this order, copied: a beam's survivors."""
-        rows = rows_to_take(rows, self.length.shape[0])
-        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+        return taken(self, rows, self.length.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Cache":
         """The cache with these rows empty, for other sequences."""
@@ -249,11 +252,7 @@ class Cache:
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
         """
-        check_like(self, other)
-        check_row(row, self.length.shape[0])
-        row = jnp.asarray(row, jnp.int32)
-        at = jax.lax.dynamic_update_index_in_dim
-        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+        return inserted(self, row, other, self.length.shape[0])
 
     def check(self) -> "Cache":
         """The cache itself, unless a row has overflowed.

@@ -1,15 +1,17 @@
 """What layers share that decode: a cache of their sizes, and attention with one or without."""
 
+from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice
+from .._checks import check_choice, check_input
 from ..attend import Empty, attend
-from ..cache import Cache, Memory, PagedCache, attend_cached
+from ..cache import Cache, Memory, PagedCache, attend_cached, attend_memory
 from ..masks import Mask
 from ..quantized import Float8, Int8
+from ._sources import zero_absent
 
 AnyCache = Cache | PagedCache
 C = TypeVar("C", Cache, PagedCache)
@@ -116,6 +118,33 @@ def attended(
         return attend(q, k, v, empty=empty, **how), None
     check_empty(empty, cache)
     return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
+
+
+def attended_to(
+    q: Float[Array, "*B T N H"],
+    memory: Float[Array, "*B S E"],
+    keys_and_values: Callable[[Array], tuple[Array, Array]],
+    cache: Any,
+    *,
+    valid: Bool[Array, "*#B T"] | None,
+    empty: Empty,
+    **how: Any,
+) -> tuple[Float[Array, "*B T N h"], Any]:
+    """The same, or attention over what a `Memory` keeps, with the memory as it was."""
+    if isinstance(cache, Memory):
+        return attend_memory(q, cache, **how), cache
+    return attended(q, *keys_and_values(memory), cache, valid=valid, empty=empty, **how)
+
+
+def remembered(
+    memory: Float[Array, "*B S E"],
+    valid: Bool[Array, "*#B S"] | None,
+    width: int,
+    keys_and_values: Callable[[Array], tuple[Array, Array]],
+) -> Memory:
+    """Keys and values of a memory of this width, in which some tokens may not be there."""
+    memory = zero_absent(check_input("memory", memory, width), valid)
+    return Memory.of(*keys_and_values(memory), valid)
 
 
 def check_empty(empty: Empty, cache: Any) -> None:

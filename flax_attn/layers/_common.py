@@ -9,6 +9,7 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Shaped
 
+from .._checks import there_of
 from .._types import Sizes, is_frozen
 from ..masks import Mask, as_mask
 from ..reference import softmax
@@ -115,17 +116,7 @@ def check_tokens(name: str, given: Any, x: Float[Array, "*B T D"]) -> Bool[Array
     >>> check_tokens("valid", None, jnp.ones((2, 3))).tolist()
     [True, True]
     """
-    there = jnp.ones(x.shape[:-1], bool) if given is None else jnp.asarray(given)
-    if there.dtype != jnp.bool_:
-        raise TypeError(
-            f"{name} must be boolean, True for a token that is there; got {there.dtype}."
-        )
-    sizes = zip(there.shape[::-1], x.shape[-2::-1], strict=False)
-    if there.ndim > x.ndim - 1 or any(n not in (1, of) for n, of in sizes):
-        raise ValueError(
-            f"{name} must broadcast to *B T = {x.shape[:-1]}; got shape {there.shape}."
-        )
-    return jnp.broadcast_to(there, x.shape[:-1])
+    return there_of(name, given, x.shape[:-1])
 
 
 def visible(

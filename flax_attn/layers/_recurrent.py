@@ -13,9 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 from .._arrays import aligned
 from .._checks import check_input, check_positive
 from .._types import wide
+from ..cache import State
+from ..cache.rows import batch_axes
 from ..recurrence import causal_convolution
-from ..state import State
 from ._common import check_tokens, torch_uniform
+from ._sources import zero_absent
 
 Cached = State | None
 
@@ -43,7 +45,7 @@ def entered(
             f"The cache has rows {cache.length.shape}, and x has {x.shape[:-2]}; make it with "
             f"init_cache({x.shape[:-2]}, length)."
         )
-    return x if valid is None else jnp.where(check_tokens("valid", valid, x)[..., None], x, 0)
+    return zero_absent(x, valid)
 
 
 @overload
@@ -60,11 +62,10 @@ def left(
     convolution: Float[Array, "*B V E"] | None,
 ) -> Any:
     """y, zero for the tokens that are not there, and with a cache the state after them."""
-    there = None if valid is None else check_tokens("valid", valid, y)
-    y = y if there is None else jnp.where(there[..., None], y, 0)
+    y = zero_absent(y, valid)
     if cache is None:
         return y
-    count = y.shape[-2] if there is None else there.sum(axis=-1, dtype=jnp.int32)
+    count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
     return y, cache.then(recurrent, convolution, count)
 
 
@@ -141,11 +142,8 @@ def empty_state(
     >>> empty_state(2, 9, None, jnp.float32, recurrent=(3,), convolution=None).recurrent.shape
     (2, 3)
     """
-    rows = (batch,) if isinstance(batch, int) else tuple(batch)
-    check_positive(length=length, **{f"batch[{i}]": n for i, n in enumerate(rows)})
-    if layers is not None:
-        check_positive(layers=layers)
-        rows = (layers, *rows)
+    check_positive(length=length)
+    rows = batch_axes(batch, layers)
     far = None if recurrent is None else jnp.zeros((*rows, *recurrent), wide(dtype))
     near = None if convolution is None else jnp.zeros((*rows, *convolution), dtype)
     return State(far, near, jnp.zeros(rows, jnp.int32))

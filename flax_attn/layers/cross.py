@@ -7,9 +7,9 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_divides, check_input, check_positive
+from .._checks import check_divides, check_positive
 from ..attend import Empty
-from ..cache import Memory, attend_memory
+from ..cache import Memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ._cached import (
@@ -18,9 +18,10 @@ from ._cached import (
     CrossCall,
     M,
     arithmetic_dtype,
-    attended,
+    attended_to,
     check_empty,
     new_cache,
+    remembered,
     with_cache,
 )
 from ._common import as_attribute, merge_heads, split_heads, torch_linears
@@ -130,12 +131,8 @@ class CrossAttention(nnx.Module):
         x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        if isinstance(cache, Memory):
-            o = attend_memory(q, cache, mask=seen, dropout=drop)  # *B T N H
-        else:
-            k, v = self.keys_and_values(memory)  # *B S N H
-            how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty}
-            o, cache = attended(q, k, v, cache, **how)  # *B T N H
+        how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty}
+        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
         return with_cache(zero_absent(self.out_proj(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(
@@ -157,9 +154,7 @@ class CrossAttention(nnx.Module):
         Raises:
           TypeError, ValueError: as the call does.
         """
-        memory = check_input("memory", memory, self.k_proj.in_features)
-        memory = zero_absent(memory, valid)
-        return Memory.of(*self.keys_and_values(memory), valid)
+        return remembered(memory, valid, self.k_proj.in_features, self.keys_and_values)
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

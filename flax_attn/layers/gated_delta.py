@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_positive
 from .._types import wide
+from ..cache import State
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
-from ..state import State
 from ..taps import tap
 from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears

@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from .._arrays import aligned
 from .._checks import check_divides, check_positive
 from .._types import wide
+from ..cache import State
 from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
-from ..state import State
 from ..taps import tap
 from ._cached import arithmetic_dtype
 from ._common import check_tokens, merge_heads, split_heads, torch_linears, torch_uniform

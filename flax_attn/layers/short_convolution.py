@@ -8,7 +8,7 @@ from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_positive
-from ..state import State
+from ..cache import State
 from ..taps import tap
 from ._cached import arithmetic_dtype
 from ._common import torch_linears

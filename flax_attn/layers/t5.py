@@ -8,9 +8,9 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_input, check_positive
+from .._checks import check_positive
 from ..attend import Empty
-from ..cache import Memory, attend_memory
+from ..cache import Memory
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..scores import IDENTITY, Additive, Score, T5Bias
@@ -20,9 +20,10 @@ from ._cached import (
     CrossCall,
     M,
     arithmetic_dtype,
-    attended,
+    attended_to,
     check_empty,
     new_cache,
+    remembered,
     with_cache,
 )
 from ._common import as_attribute, merge_heads, split_heads, torch_linears
@@ -174,11 +175,8 @@ class T5Attention(nnx.Module):
         q = split_heads(self.q(x), self.head_dim)  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
         how = {"mask": seen, "score": self._score(bias), "scale": 1.0, "dropout": drop}
-        if isinstance(cache, Memory):
-            o = attend_memory(q, cache, **how)  # *B T N H
-        else:
-            k, v = self.keys_and_values(memory)  # *B S N H
-            o, cache = attended(q, k, v, cache, valid=valid, empty=empty, **how)  # *B T N H
+        how |= {"valid": valid, "empty": empty}
+        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
         return with_cache(zero_absent(self.o(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(
@@ -192,8 +190,7 @@ class T5Attention(nnx.Module):
         self, memory: Float[Array, "*B S D"], valid: Bool[Array, "*#B S"] | None = None
     ) -> Memory:
         """Keys and values of a memory, made once; arguments as of `CrossAttention.remember`."""
-        memory = zero_absent(check_input("memory", memory, self.k.in_features), valid)
-        return Memory.of(*self.keys_and_values(memory), valid)
+        return remembered(memory, valid, self.k.in_features, self.keys_and_values)
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

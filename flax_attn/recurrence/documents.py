@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Int
+
+from .._checks import of_tokens
 
 
 def begins(
@@ -42,29 +44,4 @@ def check_segments(segments: Any, tokens: tuple[int, ...]) -> Int[Array, "*B T"]
     ids = jnp.asarray(segments)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"segments must hold integers, one id a document; got {ids.dtype}.")
-    return _broadcast("segments", ids, tokens)
-
-
-def check_valid(valid: Any, tokens: tuple[int, ...]) -> Bool[Array, "*B T"]:
-    """Which tokens are there, as booleans `*B T`.
-
-    Raises:
-      TypeError: if they are not boolean.
-      ValueError: if they do not broadcast to the tokens' axes.
-
-    >>> check_valid(jnp.asarray([True, False]), (2,)).tolist()
-    [True, False]
-    """
-    there = jnp.asarray(valid)
-    if there.dtype != jnp.bool_:
-        raise TypeError(
-            f"valid must be boolean, True for a token that is there; got {there.dtype}."
-        )
-    return _broadcast("valid", there, tokens)
-
-
-def _broadcast(name: str, x: Shaped[Array, "..."], tokens: tuple[int, ...]) -> jax.Array:
-    fits = all(n in (1, of) for n, of in zip(x.shape[::-1], tokens[::-1], strict=False))
-    if x.ndim > len(tokens) or not fits:
-        raise ValueError(f"{name} must broadcast to *B T = {tokens}; got shape {x.shape}.")
-    return jnp.broadcast_to(x.reshape((1,) * (len(tokens) - x.ndim) + x.shape), tokens)
+    return of_tokens("segments", ids, tokens)

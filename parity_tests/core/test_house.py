@@ -44,7 +44,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ARROWS = """
 errors, _types, _lazy, _markdown < taps, _checks, _arrays, quantized < places
 < masks, positions, norms, normalisers, dropout < scores < rules < reference, recurrence < backends
-< stored < sharding < attend < by_weights, drop_in, cache, state < layers < families
+< stored < sharding < attend < by_weights, drop_in, cache < layers < families
 < flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
@@ -188,6 +188,9 @@ def test_every_row_of_the_certificate_is_of_a_layer():
     for page, rows in ((CERTIFICATE, full), (README, brief)):
         for name in rows:
             assert name in names, f"{page} has a row of {name}, which is no layer: delete the row."
+        text = (ROOT / page).read_text("utf-8")
+        twice = [name for name in rows if text.count(f"\n| {name} |") > 1]
+        assert not twice, f"{page} has two rows of {twice}: delete one."
 
 
 def test_the_short_certificate_is_made_from_the_long_one():

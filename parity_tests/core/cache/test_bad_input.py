@@ -61,7 +61,7 @@ REFUSED = {
     "dtype": (lambda: ask(empty(dtype=jnp.bfloat16)), "holds bfloat16, and k is float32.*dtype=fl"),
     "valid of another shape": (
         lambda: ask(empty(), valid=jnp.ones((B, T + 1), bool)),
-        r"valid must broadcast to \(3, 5\); got shape \(3, 6\)",
+        r"valid must broadcast to \*B T = \(3, 5\); got shape \(3, 6\)",
     ),
     "valid of numbers": (lambda: ask(empty(), valid=jnp.ones((B, T))), "boolean, True for.*float"),
     "no window": (lambda: ask(empty(window=4)), r"any number of tokens.*mask & Window\(3, 0\)"),

@@ -42,7 +42,7 @@ def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
 def test_it_says_what_goes_wrong_and_fits_on_a_screen(title):
     (block,) = blocks(SECTIONS[title])
     assert "assert " in block and "**The trap" in SECTIONS[title]
-    assert len(SECTIONS[title].splitlines()) <= 45
+    assert len(SECTIONS[title].splitlines()) <= 40
 
 
 @of_all_sections
@@ -79,6 +79,6 @@ def test_no_title_stands_on_two_pages():
 @of_all_pages
 def test_it_is_short(page):
     text = TEXTS[page]
-    assert len(text.splitlines()) < 450
+    assert len(text.splitlines()) < 400
     assert max(map(len, BLOCK.sub("", text).splitlines())) <= 115
     assert max(len(line) for block in blocks(text) for line in block.splitlines()) <= 100

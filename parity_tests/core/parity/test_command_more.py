@@ -180,7 +180,7 @@ NEAR = {
     ),
     ("somebody", "linaer"): "did you mean linear?",
     ("somebody", "zzzz"): "the cases are: 'half_module[good|x=3x4|somebody.theirs.Half]', 'half_",
-    ("zzzz",): ", bahdanau, causal_attention, ",
+    ("zzzz",): "the variants are: attention_pool, axial, bahdanau, causal_attention, ",
 }
 
 

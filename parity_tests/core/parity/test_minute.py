@@ -207,7 +207,7 @@ QUICK = {
     "explain --help": (0, "--mask"),
     "parity CausalAtention": (2, "did you mean causal_attention?"),
     "parity causal-atention": (2, "did you mean causal_attention?"),
-    "parity nothing_like_it": (2, ", bahdanau, causal_attention, "),
+    "parity nothing_like_it": (2, "the variants are: attention_pool, axial, "),
     "parity caes.py": (2, "There is no file caes.py"),
 }
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ._types import frozen
+from .._types import frozen
+from .rows import inserted, rows_to_reset, taken
 
 
 @frozen
@@ -57,12 +58,11 @@ class State:
 
     def take(self, rows: Int[Array, " R"]) -> "State":
         """These rows of the first batch axis, in this order, copied."""
-        rows = jnp.asarray(rows)
-        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+        return taken(self, rows, self.length.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "State":
         """The state with these rows as before their first token."""
-        rows = jnp.broadcast_to(jnp.asarray(rows, bool), self.length.shape)
+        rows = rows_to_reset(rows, self.length.shape)
 
         def emptied(x: jax.Array) -> jax.Array:
             return jnp.where(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), 0, x)
@@ -75,16 +75,7 @@ class State:
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
         """
-        mine, theirs = (
-            [(x.shape[1:], x.dtype) for x in jax.tree.leaves(state)] for state in (self, other)
-        )
-        if mine != theirs or other.length.shape[0] != 1:
-            raise ValueError(
-                f"insert takes a State of one row like those of this one, {mine}; got "
-                f"{other.length.shape[0]} rows, {theirs}."
-            )
-        row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
-        return jax.tree.map(lambda x, y: at(x, y[0], row, 0), self, other)
+        return inserted(self, row, other, self.length.shape[0])
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "State":
         """Refused: what a recurrence has mixed in cannot be taken out again."""
@@ -95,4 +86,4 @@ class State:
 
     def check(self) -> "State":
         """The state itself, which cannot overflow."""
-        return replace(self)
+        return self
