@@ -17,6 +17,7 @@ With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax h
 
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -399,8 +400,9 @@ class Segments(Mask):
         keys, least, most = self.kv_ids[b], mine.min(), mine.max()
         found = (keys >= least) & (keys <= most)
         some = found.any()
-        lo = jnp.where(some, jnp.argmax(found), sizes.S).astype(jnp.int32)
-        hi = jnp.where(some, sizes.S - jnp.argmax(found[::-1]), 0).astype(jnp.int32)
+        first = partial(jax.lax.argmax, axis=0, index_dtype=jnp.int32)  # with x64 on, too
+        lo = jnp.where(some, first(found), sizes.S).astype(jnp.int32)
+        hi = jnp.where(some, sizes.S - first(found[::-1]), 0).astype(jnp.int32)
         return lo, hi, (least == most) & (found.sum(dtype=jnp.int32) == hi - lo)
 
 

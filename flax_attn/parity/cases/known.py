@@ -53,7 +53,7 @@ def may_be_package(name: str) -> bool:
 def _variants() -> list[Listed]:
     """A case in name only for each class of each variant."""
     found = []
-    for path in sorted(LAYERS.glob("*.py")):
+    for path in sorted(LAYERS.glob("[!_]*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.append(Listed("", "", 0, path.stem, "", "", of=node.name))

@@ -207,7 +207,10 @@ QUICK = {
     "explain --help": (0, "--mask"),
     "parity CausalAtention": (2, "did you mean causal_attention?"),
     "parity causal-atention": (2, "did you mean causal_attention?"),
-    "parity nothing_like_it": (2, "the variants are: attention_pool, axial, "),
+    "parity nothing_like_it": (
+        2,
+        "the variants are: attention_pool, axial, bahdanau, causal_attention, ",
+    ),
     "parity caes.py": (2, "There is no file caes.py"),
 }
 
