@@ -37,3 +37,26 @@ def parallel(
         if abs(change) < 1e-13:
             break
     return best if np.linalg.norm(gap(best)) < 1e-3 else None
+
+
+def settled(
+    made: Callable[[float], np.ndarray], at: float, got: np.ndarray, width: float = WIDTH
+) -> float:
+    """The number near `at` at which `made` is `got`, if all of the fault is there; else `at`.
+
+    A direction hardly tells two numbers apart that are both near the right one; a size does.
+    """
+    seen = np.isfinite(got)
+
+    def gap(number: float) -> np.ndarray:
+        return np.nan_to_num((got - made(number))[seen])
+
+    best = at
+    for _ in range(STEPS):
+        slope = (gap(best + width) - gap(best - width)) / (2 * width)
+        steep = float(np.vdot(slope, slope))
+        change = -float(np.vdot(slope, gap(best))) / steep if steep else 0.0
+        best += float(np.clip(change, -width, width))
+        if abs(change) < 1e-13:
+            break
+    return best if np.linalg.norm(gap(best)) < np.linalg.norm(gap(at)) else at

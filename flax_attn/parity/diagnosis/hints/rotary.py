@@ -12,7 +12,7 @@ from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
 from .explains import in_torchs_layout
-from .fitting import parallel
+from .fitting import parallel, settled
 from .fused import own_cut, recut
 from .turning import (
     BASES,
@@ -217,8 +217,10 @@ def fitted_base(evidence: Evidence) -> Guesses:
 
     laid = evidence.layout.value
     found = parallel(lambda at: laid(made(10**at)), evidence.want, evidence.got, GRID)
-    base = torchs if found is None else 10**found
-    for guess in (float(f"{base:.6g}"), base):
+    if found is None:
+        return
+    exact = 10 ** settled(lambda at: laid(made(10**at)), found, evidence.got)
+    for guess in (float(f"{10**found:.6g}"), 10**found, exact):
         what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
         yield f"rotary positions, {what}", made(guess)
 
