@@ -101,8 +101,8 @@ def _window_of(mask: Mask, keep_first: int) -> int:
 
 def attended(
     q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B T K H"],
-    v: Float[Array, "*B T K h"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K h"],
     cache: Any,
     *,
     valid: Bool[Array, "*#B T"] | None,
@@ -110,7 +110,7 @@ def attended(
     latent: bool = False,
     **how: Any,
 ) -> tuple[Float[Array, "*B T N h"], Any]:
-    """Attention of tokens over themselves, or over a cache too, and the cache with them.
+    """Attention of tokens over themselves, over a memory, or over a cache too, and what is stored.
 
     Without a cache the mask hides already what is not valid. A latent cache stores keys alone.
     """
