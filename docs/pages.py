@@ -1,0 +1,150 @@
+"""What the site is made of: the pages of this checkout where they lie, notebooks, the reference.
+
+MkDocs calls these functions while it builds. Every page keeps its own path, so that a link that
+works in a checkout works on the site.
+"""
+
+import html
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import latex2mathml.converter
+import nbformat
+from markdown.extensions.toc import slugify
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+
+import flax_attn
+import flax_attn.parity
+import flax_attn.weights
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ("porting", "moving", "models", "recipes", "scale")
+EVIDENCE = ("certificate", "trial", "benchmarks")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+# The reference: a page, and the modules whose public names it tells.
+REFERENCE = {
+    "attend": ("attend", "by_weights", "drop_in", "flax_drop_in", "dropout", "places", "rules"),
+    "masks": ("masks",),
+    "scores": ("scores", "normalisers", "reference"),
+    "layers": ("layers", "layers._common"),
+    "caches": ("cache", "quantized"),
+    "positions": ("positions",),
+    "norms": ("norms",),
+    "more": ("_types", "backends.platform"),
+}
+MODULES = {
+    "parity": "flax_attn.parity",
+    "weights": "flax_attn.weights",
+    "families": "flax_attn.families",
+    "recurrence": "flax_attn.recurrence",
+    "sharding": "flax_attn.sharding",
+    "taps": "flax_attn.taps",
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The order of the pages."""
+    guides, evidence = (
+        [f"docs/{n}.md" for n in names if _there(n)] for names in (GUIDES, EVIDENCE)
+    )
+    config.nav = [
+        {"Start": "README.md"},
+        {"Guides": guides},
+        {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
+        {"Reference": [f"reference/{name}.md" for name in (*REFERENCE, *MODULES)]},
+        {"Evidence": evidence},
+        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md"]},
+    ]
+    return config
+
+
+def _there(name: str) -> bool:
+    return (ROOT / "docs" / f"{name}.md").exists()
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """All files, under the paths that they have in the checkout."""
+
+    def there(path: str) -> File:
+        return File(path, str(ROOT), config.site_dir, config.use_directory_urls)
+
+    own = [file for file in files if file.src_dir == config.docs_dir]
+    docs = [f"docs/{file.src_uri}" for file in own]
+    found = [there(path) for path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *docs)]
+    for path in NOTEBOOKS:
+        found += _notebook(path, config)
+    for name, text in reference().items():
+        found.append(File.generated(config, f"reference/{name}.md", content=text))
+    return Files([*found, *(file for file in files if file not in own)])
+
+
+def _notebook(path: Path, config: MkDocsConfig) -> list[File]:
+    """A notebook as a page, and its pictures."""
+    pictures = {"output_files_dir": f"{path.stem}_files"}
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["language_info"] = {"name": "python"}
+    text, made = MarkdownExporter().from_notebook_node(notebook, pictures)
+    page = File.generated(config, f"notebooks/{path.stem}.md", content=_linked(text))
+    drawn = made["outputs"].items()
+    return [page, *(File.generated(config, f"notebooks/{n}", content=data) for n, data in drawn)]
+
+
+def _linked(text: str) -> str:
+    """A notebook's text with links to pages in place of files, and headings by their names here."""
+    text = text.replace("<details>", '<details markdown="1">').replace(".ipynb)", ".md)")
+    text = re.sub(r"\]\(#([^)]+)\)", lambda m: f"](#{slugify(m[1].replace('-', ' '), '-')})", text)
+    return re.sub(r"\.ipynb#([^)]+)\)", lambda m: f".md#{slugify(m[1], '-')})", text)
+
+
+def reference() -> dict[str, str]:
+    """Each page of the reference, with a line for every public name."""
+    homes = {name: home.lstrip(".") for name, home in flax_attn._HOMES.items()}
+    pages = {}
+    for page, modules in REFERENCE.items():
+        told = [(n, f"flax_attn.{m}.{n}") for m in modules for n in homes if homes[n] == m]
+        pages[page] = _page(page, [(f"flax_attn.{name}", path) for name, path in told])
+    for page, module in MODULES.items():
+        pages[page] = _page(page, [(f"{module}.{n}", f"{module}.{n}") for n in public(module)])
+    return pages
+
+
+def public(module: str) -> list[str]:
+    """The names of a module that say themselves where they come from, or are made in it."""
+    there = import_module(module)
+    if hasattr(there, "_HOMES"):
+        return [*there._HOMES]
+    made = {n: getattr(x, "__module__", module) for n, x in vars(there).items() if n[0] != "_"}
+    return [n for n, home in made.items() if home.startswith(module) and not _is_module(there, n)]
+
+
+def _is_module(package: ModuleType, name: str) -> bool:
+    return isinstance(getattr(package, name), ModuleType)
+
+
+def _page(name: str, told: list[tuple[str, str]]) -> str:
+    """One page of the reference: under each public name what its docstring says."""
+    lines = [f"# {name.capitalize()}", ""]
+    for heading, path in told:
+        lines += [f"::: {path}", "    options:", f"      heading: {heading}", ""]
+    return "\n".join(lines)
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Links to folders lead to their first page."""
+    return markdown.replace("](notebooks)", f"](notebooks/{NOTEBOOKS[0].stem}.md)")
+
+
+def on_page_content(text: str, **_: object) -> str:
+    r"""Formulas, which the extension leaves as \(...\) and \[...\], as browsers draw them."""
+    formula = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
+    return re.sub(formula, _drawn, text, flags=re.DOTALL)
+
+
+def _drawn(found: re.Match[str]) -> str:
+    display = "block" if found[1] == "div" else "inline"
+    return latex2mathml.converter.convert(html.unescape(found[2]), display=display)

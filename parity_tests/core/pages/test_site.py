@@ -1,0 +1,129 @@
+"""The site builds without a warning, every link of it arrives, and no public name is left out."""
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+import flax_attn
+import flax_attn.parity
+import flax_attn.weights
+from parity_tests.core.pages.pages import ROOT
+
+pytest.importorskip("mkdocs", reason='the site is built with the extra "docs"')
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+READ = ("", "docs/recipes/", "docs/certificate/", "notebooks/03_looking_back_only/")
+READ += ("reference/attend/", "reference/layers/")
+# Loads pages of the site in frames of two widths and says how wide each really is.
+PROBE = """<!doctype html><title>probe</title><pre id="said"></pre><script>
+const pages = {pages}, said = document.getElementById("said");
+for (const width of [480, 1280]) for (const page of pages) {{
+  const frame = document.createElement("iframe");
+  frame.width = width; frame.height = 900; frame.src = "/" + page;
+  frame.onload = () => said.append(`${{page}} ${{width}} ` +
+    frame.contentDocument.documentElement.scrollWidth + "\\n");
+  document.body.append(frame);
+}}
+</script>"""
+
+
+class Page(HTMLParser):
+    """The links of a page, its headings, and the places that a link may name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.places = {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.places |= {known.get(name) or "" for name in ("id", "name")}
+        self.links += [known[n] or "" for n in ("href", "src") if known.get(n) is not None]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(made)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    found = {path.resolve(): Page(path.read_text()) for path in site.rglob("*.html")}
+    found.pop((site / "404.html").resolve())  # its links begin with a slash, for any depth
+    return found
+
+
+def test_every_link_arrives_at_a_page_and_a_place_on_it(pages):
+    lost, tried = [], 0
+    for path, page in pages.items():
+        for link in page.links:
+            to, place = urldefrag(unquote(link))
+            if urlsplit(link).scheme or link.startswith("//"):
+                continue
+            target = (path.parent / to).resolve() if to else path
+            target = target / "index.html" if target.is_dir() else target
+            tried += 1
+            if not target.exists() or (target in pages and place not in pages[target].places):
+                lost.append(f"{path}: {link}")
+    assert tried > 1000 and not lost, "\n".join(lost[:20])
+
+
+def test_every_public_name_is_told(site):
+    names = {f"flax_attn.{n}" for n, home in flax_attn._HOMES.items() if home != "."}
+    names |= {f"flax_attn.parity.{n}" for n, x in flax_attn.parity._HOMES.items() if x != "."}
+    names |= {f"flax_attn.weights.{n}" for n in flax_attn.weights._HOMES}
+    told = "".join(path.read_text() for path in (site / "reference").rglob("index.html"))
+    heading = re.compile(r'<h2 [^>]*class="doc doc-heading">\s*(?:<[^>]*>)*([\w.]+)\b')
+    assert not names - {*heading.findall(told)}
+
+
+def test_what_is_read_is_drawn_here(pages, site):
+    for path in pages:
+        text = path.read_text()
+        assert not re.search(
+            r"\\\(|\\\[|arithmatex", re.sub(r"<(pre|code).*?</\1>", "", text, flags=re.S)
+        )
+        from_elsewhere = re.findall(
+            r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)', text
+        )
+        assert not from_elsewhere
+    notebook = (site / "notebooks/03_looking_back_only/index.html").read_text()
+    assert notebook.count("<math") > 10 and notebook.count("<details") > 1
+    assert "&gt;&gt;&gt;" in (site / "reference/layers/index.html").read_text()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on the PATH: pages are not looked at")
+def test_a_browser_reads_it_at_two_widths(site):
+    (site / "probe.html").write_text(PROBE.format(pages=list(READ)))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    handler.log_message = lambda *_: None
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        done = _browse(f"http://localhost:{server.server_port}/probe.html")
+        server.shutdown()
+    said = [
+        line.rsplit(" ", 2) for line in re.findall(r"^(.* \d+ \d+)$", done.stdout, re.MULTILINE)
+    ]
+    assert len(said) == 2 * len(READ), done.stdout
+    assert not [line for line in said if int(line[2]) > int(line[1])]
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def _browse(address: str) -> subprocess.CompletedProcess[str]:
+    assert BROWSER is not None
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    options += ["--virtual-time-budget=20000", "--dump-dom", address]
+    return subprocess.run([BROWSER, *options], capture_output=True, text=True, timeout=120)
