@@ -15,15 +15,12 @@ import nbformat
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 import flax_attn
-import flax_attn.parity
-import flax_attn.weights
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "moving", "models", "recipes", "scale")
+GUIDES = ("porting", "moving", "models", "recipes")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # The reference: a page, and the modules whose public names it tells.
@@ -37,34 +34,20 @@ REFERENCE = {
     "norms": ("norms",),
     "more": ("_types", "backends.platform"),
 }
-MODULES = {
-    "parity": "flax_attn.parity",
-    "weights": "flax_attn.weights",
-    "families": "flax_attn.families",
-    "recurrence": "flax_attn.recurrence",
-    "sharding": "flax_attn.sharding",
-    "taps": "flax_attn.taps",
-}
+MODULES = ("parity", "weights", "families", "recurrence", "taps")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The order of the pages."""
-    guides, evidence = (
-        [f"docs/{n}.md" for n in names if _there(n)] for names in (GUIDES, EVIDENCE)
-    )
     config.nav = [
         {"Start": "README.md"},
-        {"Guides": guides},
+        {"Guides": [f"docs/{name}.md" for name in GUIDES]},
         {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
         {"Reference": [f"reference/{name}.md" for name in (*REFERENCE, *MODULES)]},
-        {"Evidence": evidence},
+        {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
         {"Project": ["CHANGELOG.md", "CONTRIBUTING.md"]},
     ]
     return config
-
-
-def _there(name: str) -> bool:
-    return (ROOT / "docs" / f"{name}.md").exists()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -97,8 +80,9 @@ def _notebook(path: Path, config: MkDocsConfig) -> list[File]:
 def _linked(text: str) -> str:
     """A notebook's text with links to pages in place of files, and headings by their names here."""
     text = text.replace("<details>", '<details markdown="1">').replace(".ipynb)", ".md)")
-    text = re.sub(r"\]\(#([^)]+)\)", lambda m: f"](#{slugify(m[1].replace('-', ' '), '-')})", text)
-    return re.sub(r"\.ipynb#([^)]+)\)", lambda m: f".md#{slugify(m[1], '-')})", text)
+    place = re.compile(r"\]\(([\w./]*)#([^)]+)\)")  # of this site: no other has a colon before it
+    text = place.sub(lambda found: f"]({found[1]}#{slugify(found[2], '-')})", text)
+    return text.replace(".ipynb#", ".md#")
 
 
 def reference() -> dict[str, str]:
@@ -108,7 +92,8 @@ def reference() -> dict[str, str]:
     for page, modules in REFERENCE.items():
         told = [(n, f"flax_attn.{m}.{n}") for m in modules for n in homes if homes[n] == m]
         pages[page] = _page(page, [(f"flax_attn.{name}", path) for name, path in told])
-    for page, module in MODULES.items():
+    for page in MODULES:
+        module = f"flax_attn.{page}"
         pages[page] = _page(page, [(f"{module}.{n}", f"{module}.{n}") for n in public(module)])
     return pages
 
@@ -134,7 +119,7 @@ def _page(name: str, told: list[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+def on_page_markdown(markdown: str, **_: object) -> str:
     """Links to folders lead to their first page."""
     return markdown.replace("](notebooks)", f"](notebooks/{NOTEBOOKS[0].stem}.md)")
 

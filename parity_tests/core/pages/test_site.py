@@ -36,7 +36,7 @@ for (const width of [480, 1280]) for (const page of pages) {{
 
 
 class Page(HTMLParser):
-    """The links of a page, its headings, and the places that a link may name."""
+    """The links of a page, and the places on it that a link may name."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,6 +48,12 @@ class Page(HTMLParser):
         known = dict(attrs)
         self.places |= {known.get(name) or "" for name in ("id", "name")}
         self.links += [known[n] or "" for n in ("href", "src") if known.get(n) is not None]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing of it."""
+
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +114,7 @@ def test_what_is_read_is_drawn_here(pages, site):
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on the PATH: pages are not looked at")
 def test_a_browser_reads_it_at_two_widths(site):
     (site / "probe.html").write_text(PROBE.format(pages=list(READ)))
-    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *_: None
+    handler = partial(Quiet, directory=str(site))
     with ThreadingHTTPServer(("localhost", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         done = _browse(f"http://localhost:{server.server_port}/probe.html")

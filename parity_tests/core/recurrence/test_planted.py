@@ -16,14 +16,17 @@ T = 37
 IDS = np.broadcast_to(law.ids_of(5, 1, 20, 11), (law.B, T))
 
 
+def compile_anew():
+    """Forgets all programs, which hold a fault or the lack of one."""
+    jax.clear_caches()
+    law.compiled.cache_clear()
+
+
 @pytest.fixture(autouse=True)
-def _compiled_anew():
-    """Programs with a fault are made for one test, and not kept for the next."""
-    jax.clear_caches()
-    law.compiled.cache_clear()
+def _of_this_test_alone():
+    compile_anew()
     yield
-    jax.clear_caches()
-    law.compiled.cache_clear()
+    compile_anew()
 
 
 def compared(delta=True, ids=IDS, strong=False):
@@ -71,8 +74,7 @@ def held(tokens, state, chunk, by_chunks=chunks.by_chunks):
 def test_a_fault_of_the_recurrence_is_found(monkeypatch, module, name, fault, given, delta):
     compared(delta, **given)
     monkeypatch.setattr(module, name, fault)
-    jax.clear_caches()
-    law.compiled.cache_clear()
+    compile_anew()
     with pytest.raises(AssertionError):
         compared(delta, **given)
 
@@ -93,7 +95,7 @@ def test_a_state_of_the_convolution_that_is_one_token_short_is_found(monkeypatch
 
     short.test_pieces_with_the_state_passed_on_are_the_whole()
     monkeypatch.setattr(convolution, "_last", one_short)
-    jax.clear_caches()
+    compile_anew()
     with pytest.raises(AssertionError):
         short.test_pieces_with_the_state_passed_on_are_the_whole()
 

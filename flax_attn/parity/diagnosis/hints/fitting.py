@@ -28,20 +28,11 @@ def parallel(
         moved = moved / length if length else moved
         return wanted - float(np.vdot(moved, wanted)) * moved
 
-    best = min(grid, key=lambda at: float(np.linalg.norm(gap(at))))
-    for _ in range(STEPS):
-        here, slope = gap(best), (gap(best + WIDTH) - gap(best - WIDTH)) / (2 * WIDTH)
-        steep = float(np.vdot(slope, slope))
-        change = float(np.vdot(slope, here)) / steep if steep else 0.0
-        best -= float(np.clip(change, -0.1, 0.1))
-        if abs(change) < 1e-13:
-            break
+    best = _newton(gap, min(grid, key=lambda at: float(np.linalg.norm(gap(at)))))
     return best if np.linalg.norm(gap(best)) < 1e-3 else None
 
 
-def settled(
-    made: Callable[[float], np.ndarray], at: float, got: np.ndarray, width: float = WIDTH
-) -> float:
+def settled(made: Callable[[float], np.ndarray], at: float, got: np.ndarray) -> float:
     """The number near `at` at which `made` is `got`, if all of the fault is there; else `at`.
 
     A direction hardly tells two numbers apart that are both near the right one; a size does.
@@ -51,12 +42,17 @@ def settled(
     def gap(number: float) -> np.ndarray:
         return np.nan_to_num((got - made(number))[seen])
 
-    best = at
+    best = _newton(gap, at)
+    return best if np.linalg.norm(gap(best)) < np.linalg.norm(gap(at)) else at
+
+
+def _newton(gap: Callable[[float], np.ndarray], at: float) -> float:
+    """Where a gap is least, near `at`."""
     for _ in range(STEPS):
-        slope = (gap(best + width) - gap(best - width)) / (2 * width)
+        slope = (gap(at + WIDTH) - gap(at - WIDTH)) / (2 * WIDTH)
         steep = float(np.vdot(slope, slope))
-        change = -float(np.vdot(slope, gap(best))) / steep if steep else 0.0
-        best += float(np.clip(change, -width, width))
+        change = float(np.vdot(slope, gap(at))) / steep if steep else 0.0
+        at -= float(np.clip(change, -0.1, 0.1))
         if abs(change) < 1e-13:
             break
-    return best if np.linalg.norm(gap(best)) < np.linalg.norm(gap(at)) else at
+    return at
