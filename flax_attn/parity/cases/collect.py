@@ -1,5 +1,6 @@
 """Finding cases: every module of a package that has a list `CASES`."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -67,7 +68,8 @@ def modules(package: str) -> list[str]:
 def cases_in(package: str, module: str) -> "list[Case]":
     """The list of one module, empty if it has none; the package is the one that was asked for.
 
-    A case that another module of the package has in its list too stays at home there.
+    A case that several lists have is at home in the one of the module that wrote it, else in the
+    one that was read first.
 
     Raises:
       ValueError: if it holds something else than cases.
@@ -81,7 +83,8 @@ def cases_in(package: str, module: str) -> "list[Case]":
         raise ValueError(f"{module}.CASES must be a list of flax_attn.parity.Case objects only.")
     for case in cases:
         if case.home.package != package:
-            case.home = Home(module, getattr(held, "__file__", None) or "", package)
+            home = sys.modules[case.home.module] if _is_listed(case, package) else held
+            case.home = Home(home.__name__, getattr(home, "__file__", None) or "", package)
     _tell_apart(module, cases)
     return list(cases)
 
@@ -140,6 +143,13 @@ def _meant(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
     ]
     found = ([case for case in cases if way(case)] for way in ways)
     return next((some for some in found if some), [])
+
+
+def _is_listed(case: "Case", package: str) -> bool:
+    """Whether the module of the package that wrote a case has it in its own list."""
+    name = case.home.module
+    own = getattr(sys.modules.get(name), "CASES", ())
+    return name.startswith(f"{package}.") and any(case is other for other in own)
 
 
 def _tell_apart(module: str, cases: "Sequence[Case]") -> None:

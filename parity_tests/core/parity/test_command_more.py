@@ -123,7 +123,11 @@ def test_a_list_that_two_modules_have_is_proven_once(somewhere):
     more = f"from .cases import *\n{LIST} = [*{LIST}, case(name='third')]"
     somewhere(somebody=package(cases=ONE, also="from .cases import *", more=more))
     assert len(modules("somebody")) == 3
-    assert [case.name for case in collect("somebody")] == ["good", "bad", "third"]
+    found = collect("somebody")
+    assert [case.name for case in found] == ["good", "bad", "third"]
+    assert [case.home.module for case in found] == [
+        f"somebody.{n}" for n in ("cases", "cases", "more")
+    ]
     assert len(titles("somebody")) == 3
 
 

@@ -8,9 +8,9 @@ import pytest
 from flax_attn.errors import ParityError
 from flax_attn.layers import gated_delta
 from flax_attn.recurrence import chunks, convolution, linear
+from parity_tests import test_gated_delta
 from parity_tests.core.recurrence import test_causal_convolution as short
 from parity_tests.core.recurrence import test_linear_recurrence as law
-from parity_tests.test_gated_delta import CASES
 
 T = 37
 IDS = np.broadcast_to(law.ids_of(5, 1, 20, 11), (law.B, T))
@@ -106,4 +106,4 @@ def test_an_eps_outside_the_root_of_the_l2_norm_is_found(monkeypatch):
 
     monkeypatch.setattr(gated_delta, "l2_norm", outside)
     with pytest.raises(ParityError):
-        CASES[2].check()
+        test_gated_delta.CASES[2].check()
