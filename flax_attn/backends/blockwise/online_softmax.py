@@ -26,7 +26,7 @@ def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
 
 
 def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
-    """Query heads by the key head they inv_l; batch entries and key heads as one axis."""
+    """Query heads by the key head they share; batch entries and key heads as one axis."""
     B, T, N, H = x.shape
     return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 
 from ..._types import Sizes
-from ...masks import Rows
+from ...masks import Dense, Mask, Rows
+from ...masks.algebra import parts_of
 from ...rules import Rules
 from ..protocol import are_few
 from .ranges import all_seen, static_inner, static_outer
@@ -44,7 +45,8 @@ def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: An
 
     On a CPU one head after the other is quickest. Short sequences are written out, for then small
     blocks waste little on what is hidden, and what does not depend on each other runs on several
-    cores; long ones are walked in loops, in blocks that stay in the second level of cache.
+    cores; long ones are walked in loops, in blocks that stay in the second level of cache, and in
+    small ones where documents or lengths decide at each call what is looked at.
     Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
     once for all heads, unless `how` asks for other blocks.
     """
@@ -55,16 +57,28 @@ def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: An
         how = {"rows": 1024, "cols": 1024, "batched": True, **how}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
         rows = _few_rows(rules, sizes, G)
-        how = {"rows": rows, "cols": min(1024, 2**18 // (rows * G)), "unrolled": True, **how}
+        cols = 1024 if G == 1 else 2**18 // (rows * G)
+        how = {"rows": rows, "cols": cols, "unrolled": True, **how}
+    elif _narrows(rules.mask):
+        how = {"rows": max(32, 128 // G), "cols": 128, **how}
     return _plan(sizes, G, rules, **how)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
-    """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled."""
+    """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled.
+
+    With a head of its own for each query head, three blocks are as quick as four.
+    """
     lo, hi = static_inner(rules.mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
     few = sizes.T <= 256 or (hides and _band(rules, sizes, 128))
-    return max(32, min(128 if few else 256, 512 // G))
+    rows, third = max(32, min(128 if few else 256, 512 // G)), -(-sizes.T // 96) * 32
+    return third if hides and not few and G == 1 and third > rows else rows
+
+
+def _narrows(mask: Mask) -> bool:
+    """Whether arrays say at each call, as ids and lengths do, which keys a block has to look at."""
+    return any(not part.is_static and not isinstance(part, Dense) for part in parts_of(mask))
 
 
 def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **how: bool) -> Plan:
