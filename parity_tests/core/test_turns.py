@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flax_attn.parity.cases.collect import collect
-from parity_tests.turns import EVERY, OF_CASES, split, turn_of
+from parity_tests.turns import EVERY, OF_CASES, OF_CORE, split, turn_of
 
 
 class Item:
@@ -30,6 +30,10 @@ def table(name, count, every=None):
         (table("a.py::test_whole", 20, 1), 1, 20),
         ([Item("a.py::test_alone")], 1, 1),
         ([Item("a.py::test_rare", 5)], 5, 1),
+        ([Item("parity_tests/core/a.py::test_alone")], OF_CORE, 1),
+        (table("parity_tests/core/a.py::test_long", 20), EVERY * OF_CORE, 4),
+        (table("parity_tests/core/a.py::test_short", 3), 3 * OF_CORE, 1),
+        (table("parity_tests/core/a.py::test_whole", 20, 1), 1, 20),
     ],
     ids=lambda x: x[0].nodeid if isinstance(x, list) else None,
 )
@@ -38,7 +42,9 @@ def test_all_have_their_turn(items, turns, most):
     found = [split(items, turn)[0] for turn in range(7, 7 + turns)]
     assert sorted(x.nodeid for due in found for x in due) == sorted(x.nodeid for x in items)
     assert max(map(len, found)) <= most
-    assert turns > len(items) or min(map(len, found)) >= 1
+    in_core = "/core/" in items[0].nodeid and turns > 1
+    assert in_core or turns > len(items) or min(map(len, found)) >= 1
+    assert not in_core or sum(map(bool, found)) == turns // OF_CORE
 
 
 def test_the_rest_are_the_others_in_order():

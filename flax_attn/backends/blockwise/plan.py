@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..._types import Sizes
-from ...masks import Dense, Mask, Rows
+from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
 from ...rules import Rules
 from ..protocol import are_few
@@ -78,7 +78,8 @@ def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
 
 def _narrows(mask: Mask) -> bool:
     """Whether arrays say at each call, as ids and lengths do, which keys a block has to look at."""
-    return any(not part.is_static and not isinstance(part, Dense) for part in parts_of(mask))
+    parts = [type(part) for part in parts_of(mask) if not part.is_static]
+    return any(part.key_range is not Mask.key_range for part in parts)
 
 
 def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **how: bool) -> Plan:
