@@ -717,21 +717,5 @@ figure.tight_layout()
 # [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867); Dao and others,
 # [FlashAttention](https://arxiv.org/abs/2205.14135).
 #
-# ## Where you are now
-#
-# You began with six words and a dot product. You gave it weights, covered the future, split it into
-# heads, put it into a recurrent model, trained a small GPT with it, ported it from PyTorch, and
-# computed it without its table. All of it was one formula:
-#
-# $$\text{softmax}\Big(\frac{q k^\top}{\sqrt{H}} + \text{mask}\Big)\, v.$$
-#
-# Where to go from here:
-#
-# * [the README](../README.md): what the library holds, and the table of what is proven;
-# * [docs/recipes.md](../docs/recipes.md): padding masks, mixed precision, export, checkpoints,
-#   Linen, and moving from other attention modules, each in one piece that runs;
-# * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
-# * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
-#   wrote here.
-#
-# Or go back to the start: [1. Attention without weights](01_attention_without_weights.ipynb).
+# Next: [9. What today's models changed](09_what_todays_models_changed.ipynb), six published models
+# and what each of them changed in the formula.

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_TRANSFORMERS = HAS_TORCH and importlib.util.find_spec("transformers") is not None
 
 tokens = ["Your", "journey", "starts", "with", "one", "step"]
 x = jnp.array(
