@@ -20,7 +20,7 @@ from nbconvert import MarkdownExporter
 import flax_attn
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "moving", "models", "recipes")
+GUIDES = ("porting", "moving", "models", "recipes", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # The reference: a page, and the modules whose public names it tells.
@@ -34,7 +34,7 @@ REFERENCE = {
     "norms": ("norms",),
     "more": ("_types", "backends.platform"),
 }
-MODULES = ("parity", "weights", "families", "recurrence", "taps")
+MODULES = ("parity", "weights", "families", "sharding", "recurrence", "taps")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

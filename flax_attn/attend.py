@@ -21,7 +21,8 @@ from .masks import FULL, Mask, as_mask
 from .places import Places, Positions
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
-from .sharding import attend_sharded, weights_sharded
+from .sharding.entry import attend_sharded, weights_sharded
+from .sharding.sequence import Sequence, prepared
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
@@ -114,7 +115,8 @@ def attend(
       places: inside a `jax.shard_map` of the caller's, where batch entries and heads of this shard
         stand in the whole, so that dropout and functions of b and n are those of the whole.
         Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
-        device asks another for any.
+        device asks another for any. Over a length that is sharded attention goes as
+        `sharding.context_parallel` says.
       q_positions, kv_positions: where queries and keys stand, integers that broadcast to `*B T` and
         `*B S`; None means 0, 1, 2, ... A cache needs them, whose slots hold keys in any order. The
         mask, the score and the dropout are asked at these in place of the indices, so that
@@ -163,13 +165,16 @@ def attend(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check_choice("empty", empty, *get_args(Empty))
     rules = rules_of(mask, score, scale, sinks, dropout, q_positions, kv_positions)
-    whole = bound_rules(q, k, v, rules, places)
-    name = _choose(backend, q, k, v, whole)
+    whole, sequence = bound_rules(q, k, v, rules, places), None
+    if places is None:
+        sequence, rules, whole = _over_length(q, k, v, rules, whole)
+    name = _choose(backend, q, k, v, whole, sequence)
     attention = BACKENDS[name].attention
     if empty == "mean" and none_empty(whole, sizes_of(q, k)):
         empty = "zero"
     try:
-        found = attend_sharded(name, attention, q, k, v, rules, empty) if places is None else None
+        given = name, attention, q, k, v, rules, empty, sequence
+        found = attend_sharded(*given) if places is None else None
         o, stats = found or attend_locally(attention, q, k, v, whole, empty)
     except TypeError as error:
         if name == "reference" or "custom_vjp" not in str(error):
@@ -288,25 +293,41 @@ def explain(
         left = iter(unknown)
         known = [next(left) if _is_shape(x) else x for x in leaves]
         rules = rules_of(*structure.unflatten(known))
-        found.append(_verdicts(q, k, v, bound_rules(q, k, v, rules)))
+        sequence, _, whole = _over_length(q, k, v, rules, bound_rules(q, k, v, rules))
+        found.append(_verdicts(q, k, v, whole, sequence))
 
     unknown = [x for x in leaves if _is_shape(x)]
     jax.eval_shape(ask, *unknown) if unknown else ask()
     return found[0]
 
 
-def _verdicts(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Explanation:
+def _over_length(
+    q: Any, k: Any, v: Any, rules: Rules, whole: Rules
+) -> tuple[Sequence | None, Rules, Rules]:
+    """How a sharded length is served, if one is, with the rules for that, not bound and bound."""
+    sequence, rules = prepared(q, k, v, rules)
+    return sequence, rules, whole if sequence is None else bound(q, k, rules)
+
+
+def _refusal(name: str, sequence: Sequence | None, *request: Any) -> str | None:
+    own = None if sequence is None else sequence.refusal(name)
+    return BACKENDS[name].refusal(*request) if own is None else own
+
+
+def _verdicts(
+    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, sequence: Sequence | None
+) -> Explanation:
     request, wanted = (q, k, v, rules), _wanted.value
     if wanted != "auto":
         _check_backend(wanted)
-    found = []
+    found, others = [], sequence is None or sequence.refusal("reference") is None
     for name, backend in BACKENDS.items():
-        refusal = backend.refusal(*request)
+        refusal = _refusal(name, sequence, *request)
         passed_over = None if wanted in (name, "auto") else f"{wanted} is asked for"
-        if refusal is None and wanted == "auto":
+        if refusal is None and wanted == "auto" and others:
             passed_over = backend.passed_over(*request)
         found.append(Verdict(name, refusal, passed_over))
-    return Explanation(found)
+    return Explanation(found, sequence)
 
 
 def asked_for(name: str) -> str:
@@ -314,14 +335,16 @@ def asked_for(name: str) -> str:
     return _wanted.value if name == "auto" else name
 
 
-def _choose(name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
+def _choose(
+    name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, sequence: Sequence | None
+) -> str:
     name = asked_for(name)
     if name == "auto":
-        found = _verdicts(q, k, v, rules)
+        found = _verdicts(q, k, v, rules, sequence)
         warn_if_slow(q, k, found)
         name = found.chosen or "reference"  # which serves all
     _check_backend(name)
-    reason = BACKENDS[name].refusal(q, k, v, rules)
+    reason = _refusal(name, sequence, q, k, v, rules)
     if reason is not None:
         raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
     return name

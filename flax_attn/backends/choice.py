@@ -2,7 +2,8 @@
 
 import functools
 import warnings
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 
@@ -34,11 +35,21 @@ class Verdict(NamedTuple):
 class Explanation(tuple[Verdict, ...]):
     """All backends' verdicts, in the order "auto" tries them; shown and printed as a table.
 
+    Attributes:
+      sequence: how attention goes over a length that lies on several devices, or None.
+
     >>> Explanation([Verdict("cudnn", "needs float16 or bfloat16"), Verdict("reference", None)])
     backend    verdict
     cudnn      refuses: needs float16 or bfloat16
     reference  chosen
     """
+
+    sequence: Any
+
+    def __new__(cls, verdicts: Iterable[Verdict], sequence: Any = None) -> "Explanation":
+        self = super().__new__(cls, verdicts)
+        self.sequence = sequence
+        return self
 
     @property
     def chosen(self) -> str | None:
@@ -49,6 +60,8 @@ class Explanation(tuple[Verdict, ...]):
     def __str__(self) -> str:
         said = ("chosen" if v.backend == self.chosen else str(v) for v in self)
         rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
+        if self.sequence is not None:
+            rows.append(("length", str(self.sequence)))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .._types import frozen, wide
+from ..layouts import positions_of
 from .axes import Axial, Sections
 from .scaling import Frequencies, Rates, Scaling, exponents, plain_rates
 
@@ -79,10 +80,13 @@ def rotate(
     turned, passed = x[..., : 2 * pairs].astype(angles.dtype), x[..., 2 * pairs :]
     axis = -2 if layout == "half" else -1
     split = (2, pairs) if layout == "half" else (pairs, 2)
-    a, b = jnp.moveaxis(turned.reshape(*x.shape[:-1], *split), axis, 0)
+    parts = jnp.moveaxis(turned.reshape(*x.shape[:-1], *split), axis, 0)
+    a, b = parts[0], parts[1]  # a sharded array that is unpacked outside of jit is not sharded
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis).reshape(
         *x.shape[:-1], 2 * pairs
     )
+    if not passed.shape[-1]:  # an empty part of a sharded array is not sharded
+        return turned.astype(x.dtype)
     return jnp.concatenate([turned.astype(x.dtype), passed], axis=-1)
 
 
@@ -140,10 +144,19 @@ class Rotary:
     def __call__(
         self, x: Float[Array, "*B T N H"], positions: Int[Array, "*A T"] | None = None
     ) -> Float[Array, "*B T N H"]:
-        """`x` turned at `positions`, which are 0, 1, ... T - 1 unless given."""
+        """`x` turned at `positions`, which are 0, 1, ... T - 1 in the order of the layout."""
+        if positions is None and not isinstance(self.axes, Axial):
+            positions = self._where_placed(x)
         angles = self._angles(positions, self._width(x.shape[-1]), x.shape[:-2], wide(x.dtype))
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return rotate(x, angles, self.layout, magnitude=magnitude)
+
+    def _where_placed(self, x: Array) -> Any:
+        """The positions of tokens that a layout has put in another order."""
+        found = positions_of(x, -3)
+        if found is None or self.axes is None:
+            return found
+        return np.broadcast_to(found, (self.axes.count, len(found)))
 
     def _width(self, head_dim: int) -> int:
         """How many of the components of a head are turned."""

@@ -56,8 +56,10 @@ class Request(NamedTuple):
     def bound(self, q: jax.Array, k: jax.Array, numbers: Any, leaves: Any) -> Rules:
         """The rules of one device's part."""
         mine = [
-            part_of(x, axes, numbers) if kind is None else jax.random.wrap_key_data(x, impl=kind)
-            for x, axes, kind in zip(leaves, self.axes, self.keys, strict=True)
+            part_of(x, axes, leaf.shape, numbers)
+            if kind is None
+            else jax.random.wrap_key_data(x, impl=kind)
+            for x, axes, leaf, kind in zip(leaves, self.axes, self.leaves, self.keys, strict=True)
         ]
         return bound(q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch))
 

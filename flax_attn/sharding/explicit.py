@@ -1,6 +1,5 @@
 """Arrays whose types say how they are sharded: a `jax.shard_map` with just these specs."""
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,9 +11,13 @@ from .. import taps
 from .._types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, bound, weights_locally
+from ..backends.platform import mesh_of
+from ..layouts import place
 from ..reference import Stats
 from ..rules import Rules, sizes_of
-from .specs import Shards, names_in, numbers_of, part_of, places_of
+from . import strategies
+from .sequence import Sequence
+from .specs import Shards, agreed, check_spread, numbers_of, part_of, places_of
 
 KERNELS = (
     "cudnn",
@@ -40,10 +43,14 @@ class Attention(NamedTuple):
 class Weights(NamedTuple):
     """What a device computes for `attention_weights`, by the plain formula."""
 
+    sequence: Sequence | None = None
     name: str = "reference"
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-        return weights_locally(q, k, rules)
+        found = weights_locally(q, k, rules)
+        if self.sequence is None:
+            return found
+        return place(found, self.sequence.devices, self.sequence.layout, axis=-1)  # as keys come
 
     def specs(self, shards: Shards) -> Any:
         return shards.weights
@@ -57,43 +64,52 @@ def attend(
     v: jax.Array,
     rules: Rules,
     empty: str,
+    sequence: Sequence | None,
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
-    return _cut(Attention(name, attention, empty), q, k, v, rules)
+    return _cut(Attention(name, attention, empty), sequence, q, k, v, rules)
 
 
-def weights(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:
+def weights(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:
     """The weights `*B N T S`, sharded as q is."""
-    return _cut(Weights(), q, k, k, rules)
+    return _cut(Weights(sequence), sequence, q, k, k, rules)
 
 
-def _cut(task: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    types = [jax.typeof(x).sharding for x in (q, k, v)]
-    mesh = next(kind.mesh for kind in types if kind.mesh.axis_types)
-    shards = _agreed({n: kind.spec for n, kind in zip("qkv", types, strict=True)})
-    k, v = (_repeated(x, shards.count(mesh), q.shape[-2]) for x in (k, v))
+def _cut(task: Any, sequence: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+    mesh = next(mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types)
+    shards = agreed(q, k, v)
+    times = check_spread(q.shape[-2], k.shape[-2], shards.count(mesh))
+    k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
     rules = hoist(rules, wide(q.dtype))
-    return _run(task, mesh, shards, q, k, v, rules)
+    return _run(task, mesh, shards, sequence, q, k, v, rules)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(task: Any, mesh: Any, shards: Shards, q, k, v, rules: Rules) -> Any:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Rules) -> Any:
     sizes, axes = sizes_of(q, k), leaf_axes(rules)
     leaves, structure = jax.tree.flatten(rules)
-    specs = [_as_it_comes(x, shards.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
-    count = len(sizes.batch) + 1
+    shapes = [jnp.shape(x) for x in leaves]
+    inside = shards if sequence is None else sequence.inside(shards)
+    specs = [_as_it_comes(x, inside.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
+    numbers = numbers_of(sizes)
+    slots = [jnp.arange(n, dtype=jnp.int32) for n in (sizes.T, sizes.S)]
+    count = len(numbers)
 
     def local(q, k, v, *rest):
-        numbers, leaves = rest[:count], rest[count:]
-        leaves = [part_of(x, a, numbers) for x, a in zip(leaves, axes, strict=True)]
-        rules = bound(q, k, structure.unflatten(leaves), places_of(numbers, sizes.batch))
+        numbers, slots, leaves = rest[:count], rest[count : count + 2], rest[count + 2 :]
+        cut = slots[0] if inside.q else None, slots[1] if inside.k else None
+        pairs = zip(leaves, axes, shapes, strict=True)
+        leaves = [part_of(x, a, shape, numbers, cut) for x, a, shape in pairs]
+        rules, places = structure.unflatten(leaves), places_of(numbers, sizes.batch)
         with taps.listen(lambda name, value: None):  # what is heard inside cannot come out
-            return task(q, k, v, rules)
+            if sequence is None:
+                return task(q, k, v, bound(q, k, rules, places))
+            return strategies.run(sequence, task, q, k, v, rules, places)
 
-    given = (*(shards.queries,) * 3, *shards.numbers, *specs)
+    given = (shards.queries, *(shards.keys,) * 2, *inside.numbers, *inside.slots, *specs)
     arrays = [
         jax.sharding.reshard(x, NamedSharding(mesh, spec))
-        for x, spec in zip((q, k, v, *numbers_of(sizes), *leaves), given, strict=True)
+        for x, spec in zip((q, k, v, *numbers, *slots, *leaves), given, strict=True)
     ]
     return jax.shard_map(
         local,
@@ -111,42 +127,3 @@ def _as_it_comes(x: Any, wanted: PartitionSpec) -> PartitionSpec:
     """
     whole = not any(jax.typeof(x).sharding.spec) and jnp.issubdtype(x.dtype, jnp.floating)
     return PartitionSpec(*(None,) * jnp.ndim(x)) if whole else wanted
-
-
-def _agreed(specs: dict[str, PartitionSpec]) -> Shards:
-    """The axes of batch entries and heads, on which q, k and v must agree."""
-    given = ", ".join(f"{name} {spec}" for name, spec in specs.items())
-    for name, spec in specs.items():
-        if names_in(spec[-3]):
-            raise NotImplementedError(
-                f"{name} is sharded along its length, over {spec[-3]!r}. attend shards batch and "
-                f"heads; gather the length first, by jax.sharding.reshard. Given: {given}."
-            )
-        if names_in(spec[-1]):
-            raise ValueError(
-                f"{name} is sharded along its width, over {spec[-1]!r}. Shard the heads, the axis "
-                f"before it. Given: {given}."
-            )
-
-    def one(axis: int, what: str) -> Any:
-        found = {spec[axis] for spec in specs.values() if names_in(spec[axis])}
-        if len(found) > 1:
-            raise ValueError(f"q, k and v must be sharded alike along {what}; got {given}.")
-        return next(iter(found), None)
-
-    count = len(specs["q"]) - 3
-    return Shards(tuple(one(i, f"batch axis {i}") for i in range(count)), one(-2, "the heads"))
-
-
-def _repeated(x: jax.Array, shards: int, heads: int) -> jax.Array:
-    """Keys or values with as many heads as the shards need, each for the same queries as before."""
-    K = x.shape[-2]
-    times = math.lcm(K, shards) // K
-    if times == 1:
-        return x
-    if heads % (K * times):
-        raise ValueError(
-            f"{heads} query heads on {K} key heads cannot be spread over {shards} shards; "
-            f"{K * times} must divide the query heads."
-        )
-    return jnp.repeat(x, times, axis=-2)

@@ -1,5 +1,6 @@
 """How arrays are cut: the mesh axes of each dimension, from those of the queries."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,46 +16,60 @@ Axes = Any  # a mesh axis, several of them, or None
 
 
 class Shards(NamedTuple):
-    """The mesh axes over which batch entries and heads are spread."""
+    """The mesh axes over which batch entries, heads, queries and keys are spread."""
 
     batch: tuple[Axes, ...]
     heads: Axes
+    q: Axes = None
+    k: Axes = None
 
     @property
     def queries(self) -> PartitionSpec:
-        """Of `*B T N H`: queries, keys, values and outputs."""
-        return PartitionSpec(*self.batch, None, self.heads, None)
+        """Of `*B T N H`: queries and outputs."""
+        return PartitionSpec(*self.batch, self.q, self.heads, None)
+
+    @property
+    def keys(self) -> PartitionSpec:
+        """Of `*B S K H`: keys and values."""
+        return PartitionSpec(*self.batch, self.k, self.heads, None)
 
     @property
     def rows(self) -> PartitionSpec:
         """Of `*B N T`."""
-        return PartitionSpec(*self.batch, self.heads, None)
+        return PartitionSpec(*self.batch, self.heads, self.q)
 
     @property
     def weights(self) -> PartitionSpec:
-        """Of `*B N T S`."""
-        return PartitionSpec(*self.batch, self.heads, None, None)
+        """Of `*B N T S`, which lie as the queries do."""
+        return PartitionSpec(*self.batch, self.heads, self.q, None)
 
     def of(self, axes: str, shape: Sequence[int]) -> PartitionSpec:
-        """Of an array that lies along these axes of the weights, as `leaf_axes` names them."""
-        along = {"b": self.batch, "n": (self.heads,), "q": (None,), "k": (None,), ".": (None,)}
-        whole = [names for axis in axes for names in along[axis]]
-        mine = whole[len(whole) - len(shape) :] if axes else [None] * len(shape)
-        return PartitionSpec(
-            *(names if n > 1 else None for n, names in zip(shape, mine, strict=True))
-        )
+        """Of an array that lies along these axes of the weights, as `leaf_axes` names them.
+
+        One that is long along queries and keys is cut along the queries alone, if both are cut.
+        """
+        mine = letters(axes, len(shape), len(self.batch))
+        batch = iter(self.batch[len(self.batch) - mine.count("b") :])
+        along = {"n": self.heads, "q": self.q, "k": self.k}
+        names = [next(batch) if x == "b" else along.get(x) for x in mine]
+        found = [entry if n > 1 else None for n, entry in zip(shape, names, strict=True)]
+        if "k" in mine and "q" in mine and found[mine.index("q")] is not None:
+            found[mine.index("k")] = None
+        return PartitionSpec(*found)
 
     @property
     def numbers(self) -> tuple[PartitionSpec, ...]:
         """Of the numbers of the batch entries along each batch axis, and of the heads."""
         return tuple(PartitionSpec(names) for names in (*self.batch, self.heads))
 
+    @property
+    def slots(self) -> tuple[PartitionSpec, ...]:
+        """Of the numbers of the queries and of the keys."""
+        return PartitionSpec(self.q), PartitionSpec(self.k)
+
     def count(self, mesh: Any) -> int:
         """Into how many parts the heads are cut."""
-        found = 1
-        for name in names_in(self.heads):
-            found *= mesh.shape[name]
-        return found
+        return shards_in(self.heads, mesh)
 
     def unused(self, spec: PartitionSpec) -> tuple[str, ...]:
         """The mesh axes over which such an array is the same everywhere, so that gradients add."""
@@ -84,12 +99,90 @@ def places_of(numbers: Sequence[jax.Array], batch: Sequence[int]) -> Places:
     return Places(whole, heads)
 
 
-def part_of(x: jax.Array, axes: str, numbers: Sequence[jax.Array]) -> jax.Array:
-    """A shard's part of an array that every device holds whole."""
-    along = {"b": [*numbers[:-1]], "n": [numbers[-1]], "q": [None], "k": [None], ".": [None]}
-    whole = [mine for axis in axes for mine in along[axis]]
-    for i, mine in enumerate(whole[len(whole) - x.ndim :] if axes else ()):
-        if mine is not None and x.shape[i] > len(mine):
-            x, first = varying_alike((x, mine[0]))
-            x = jax.lax.dynamic_slice_in_dim(x, first, len(mine), axis=i)
+def part_of(
+    x: jax.Array,
+    axes: str,
+    shape: Sequence[int],
+    numbers: Sequence[jax.Array],
+    slots: Any = (None, None),
+) -> jax.Array:
+    """A shard's part of an array of this shape, along those axes along which it comes whole.
+
+    `slots` are those of the shard's queries and keys, where these are cut; as in `Shards.of`.
+    """
+    mine = letters(axes, x.ndim, len(numbers) - 1)
+    entries = iter(numbers[len(numbers) - 1 - mine.count("b") : -1])
+    along: dict[str, Any] = {"n": numbers[-1], "q": slots[0], "k": slots[1]}
+    parts: list[Any] = [next(entries) if x == "b" else along.get(x) for x in mine]
+    by_query = slots[0] is not None and "q" in mine and shape[mine.index("q")] > 1
+    for i, part in enumerate(parts):
+        if part is None or (by_query and mine[i] == "k"):
+            continue
+        if shape[i] == x.shape[i] > len(part):
+            x, first = varying_alike((x, part[0]))
+            x = jax.lax.dynamic_slice_in_dim(x, first, len(part), axis=i)
     return x
+
+
+def letters(axes: str, rank: int, batch: int) -> list[str]:
+    """The axis of the weights that each axis of an array lies along, with `batch` batch axes."""
+    whole = [letter for axis in axes for letter in axis * (batch if axis == "b" else 1)]
+    return whole[len(whole) - rank :] if axes else [""] * rank
+
+
+def shards_in(entry: Axes, mesh: Any) -> int:
+    """Into how many parts a dimension is cut."""
+    return math.prod(mesh.shape[name] for name in names_in(entry))
+
+
+def agreed(q: Any, k: Any, v: Any) -> Shards:
+    """The mesh axes of batch entries, heads and length, on which q, k and v must agree.
+
+    Raises:
+      ValueError: if they do not, or if an array is sharded along its width.
+    """
+    specs = {name: spec_of(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    given = ", ".join(f"{name} {spec}" for name, spec in specs.items())
+    for name, spec in specs.items():
+        if names_in(spec[-1]):
+            raise ValueError(
+                f"{name} is sharded along its width, over {spec[-1]!r}. Shard the heads, the axis "
+                f"before it. Given: {given}."
+            )
+
+    def one(axis: int, what: str) -> Any:
+        found = {spec[axis] for spec in specs.values() if names_in(spec[axis])}
+        if len(found) > 1:
+            raise ValueError(f"q, k and v must be sharded alike along {what}; got {given}.")
+        return next(iter(found), None)
+
+    count, length = len(specs["q"]) - 3, one(-3, "their length")
+    if length is not None and not all(names_in(spec[-3]) for spec in specs.values()):
+        raise ValueError(
+            f"q, k and v must be sharded alike along their length; got {given}. Reshard the others "
+            f"over {length!r} too, by jax.sharding.reshard, or gather what is sharded."
+        )
+    batch = tuple(one(i, f"batch axis {i}") for i in range(count))
+    return Shards(batch, one(-2, "the heads"), length, length)
+
+
+def spec_of(x: Any) -> PartitionSpec:
+    """How an array is sharded, or its shape alone; with one entry for each axis."""
+    sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
+    spec = getattr(sharding, "spec", ())
+    return PartitionSpec(*spec, *(None,) * (len(x.shape) - len(spec)))
+
+
+def check_spread(heads: int, key_heads: int, shards: int, who: str = "") -> int:
+    """How often keys are repeated so that the shards have as many each; ValueError if they cannot.
+
+    Each stays with the same queries as before.
+    """
+    times = math.lcm(key_heads, shards) // key_heads
+    if heads % (key_heads * times):
+        instead = ' Take strategy="ring" or "all_gather", which leave heads alone.' if who else ""
+        raise ValueError(
+            f"{who}{heads} query heads on {key_heads} key heads cannot be spread over {shards} "
+            f"shards; {key_heads * times} must divide the query heads.{instead}"
+        )
+    return times

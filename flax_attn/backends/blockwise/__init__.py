@@ -122,6 +122,13 @@ def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
 
 def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple[Any, ...]:
     """Gradients of q, k, v and the rules from what `forward_pass` gave and the cotangents."""
+    rows, dsinks = rows_of(rules, o, m, l, do, dlse)
+    *grads, drules = gradients(plan, q, k, v, rules, do, rows)
+    return *grads, drules if dsinks is None else replace(drules, sinks=dsinks)
+
+
+def rows_of(rules: Rules, o, m, l, do, dlse) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+    """What `gradients` is told of each row: m, 1 / l and delta; and the gradient of the sinks."""
     delta = jnp.sum(do.astype(o.dtype) * o, axis=-1)  # B T N
     delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T
     dead, dsinks = l == 0, None
@@ -129,10 +136,17 @@ def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple
         stats = joined(Stats(m, l), rules.sinks)
         dsinks = gradient(rules.sinks, stats, jnp.where(dead, -dlse, delta))
         m, l = stats
-    rows = jnp.where(dead, jnp.inf, m), 1 / nonzero(l), jnp.where(dead, 0, delta)
+    return (jnp.where(dead, jnp.inf, m), 1 / nonzero(l), jnp.where(dead, 0, delta)), dsinks
+
+
+def gradients(plan: Plan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, ...]:
+    """Gradients of q, k, v and the rules, but for the sinks.
+
+    The rows may have seen more keys than these: of several parts of the keys they add up.
+    """
     with jax.default_matmul_precision(plan.precision):
         *grads, dscore = backward_heads(plan, q, k, v, rules, do, *rows)
-    return *grads[:3], _cotangent(rules, grads[3], dscore, dsinks)
+    return *grads[:3], _cotangent(rules, grads[3], dscore)
 
 
 _attend.defvjp(_forward, _backward)
@@ -147,10 +161,10 @@ def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
     return Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
 
-def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array], dsinks: Any) -> Rules:
+def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array]) -> Rules:
     """The gradients in the structure of the rules; zeros where none flow."""
     zeros = jax.tree.map(_zero, rules)
-    grads = {"scale": dscale, "sinks": dsinks, "score": leaves_of(zeros.score)[1](dscore)}
+    grads = {"scale": dscale, "score": leaves_of(zeros.score)[1](dscore)}
     return replace(zeros, **{name: g for name, g in grads.items() if g is not None})
 
 

@@ -171,10 +171,16 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     walk = _backward_batched if plan.batched and not leaves else _backward_looped
     (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, inv_l, delta)
-    grads = [x.astype(q.dtype) for x in (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))]
+    grads = (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))
+    grads = [x.astype(_dtype(plan, q)) for x in grads]
     is_array = isinstance(rules.scale, jax.Array)
     dscale = dscale.astype(rules.scale.dtype) if is_array else None
     return *grads, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
+
+
+def _dtype(plan: Plan, q: jax.Array) -> Any:
+    """Of the gradients of q, k and v."""
+    return wide(q.dtype) if plan.adds else q.dtype
 
 
 def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
@@ -206,7 +212,7 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows:
 
     # An upright dk would be summed and turned in one slow loop.
     whole = [jnp.zeros((x.shape[0], *x.shape[2:], x.shape[1]), wide(x.dtype)) for x in (k, v)]
-    whole = varying_alike((jnp.zeros(q.shape, q.dtype), *whole, q))[:3]
+    whole = varying_alike((jnp.zeros(q.shape, _dtype(plan, q)), *whole, q))[:3]
     return jax.lax.scan(step, (totals, whole), _groups(plan))[0]
 
 

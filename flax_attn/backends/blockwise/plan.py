@@ -26,6 +26,7 @@ class Plan(NamedTuple):
       batched: whether all heads run at once rather than one after the other.
       precision: of every product, as the caller had it when he asked.
       few: whether all queries of all heads go over the keys at once, in the forward pass.
+      adds: whether gradients stay in float32 or wider, since others are added to them.
     """
 
     sizes: Sizes
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
     batched: bool
     precision: Any
     few: bool = False
+    adds: bool = False
 
 
 def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: Any) -> Plan:

@@ -113,7 +113,7 @@ class Temperature(Score):
 def standing(seed: int, length: int) -> np.ndarray:
     """Positions in any order, with gaps; some are absent."""
     random = np.random.RandomState(seed)
-    at = np.stack([random.permutation(20)[:length] for _ in range(B)]).astype(np.int32)
+    at = np.stack([random.permutation(max(20, length))[:length] for _ in range(B)]).astype(np.int32)
     return np.where(random.rand(B, length) < 0.2, -1, at)
 
 

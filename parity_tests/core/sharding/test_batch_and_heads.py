@@ -26,7 +26,7 @@ SHARED = (
     "positions",
 )
 SENTENCES = {
-    "length": ("NotImplementedError", "along its length, over 'data'"),
+    "length": ("ValueError", "sharded alike along their length"),
     "width": ("ValueError", "along its width, over 'data'. Shard the heads"),
     "batch": ("ValueError", "sharded alike along batch axis 0"),
     "axes of two types": ("NotImplementedError", "make all its axes Explicit or all Auto"),

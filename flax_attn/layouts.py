@@ -1,0 +1,166 @@
+"""Layouts: the order in which tokens lie along a length that is sharded.
+
+Of eight tokens on two shards:
+
+    contiguous   0 1 2 3 | 4 5 6 7     a run of the tokens each
+    zigzag       0 1 6 7 | 2 3 4 5     a run from the front and one from the back each
+    striped      0 2 4 6 | 1 3 5 7     every second token each
+
+Under a causal mask a late token sees more keys than an early one. Contiguous shards then have
+unequal work, and all wait for the last; zigzag and striped shards have nearly the same.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+from ._checks import check_choice, check_positive
+
+LAYOUTS = ("contiguous", "zigzag", "striped")
+
+
+class Context(NamedTuple):
+    """How attention goes over a length that lies on several devices."""
+
+    strategy: str = "all_gather"
+    layout: str = "contiguous"
+
+
+asked = jax.make_user_context(Context())  # by `sharding.context_parallel`
+
+
+def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
+    """`x` with the tokens along `axis` in the order of a layout; numpy in, numpy out.
+
+    Place whatever has one entry a token, before it is sharded: tokens, labels, ids of documents,
+    masks and biases by slot.
+
+    Args:
+      x: any array; `axis` is its axis of tokens.
+      shards: over how many devices that axis is going to be sharded.
+      layout: "contiguous", "zigzag" or "striped".
+
+    Raises:
+      ValueError: for another layout, or a length that the shards do not divide.
+
+    >>> place(np.arange(8), 2, "zigzag", axis=0).tolist()
+    [0, 1, 6, 7, 2, 3, 4, 5]
+    """
+    x, axis = _checked(x, shards, layout, axis)
+    if layout == "contiguous":
+        return x
+    if layout == "striped":
+        return _split(x, axis, -1, shards).swapaxes(axis, axis + 1).reshape(x.shape)
+    first, last = (_at(_split(x, axis, 2, shards, -1), axis, i) for i in (0, 1))
+    return _module(x).stack((first, _reversed(last, axis)), axis + 1).reshape(x.shape)
+
+
+def unplace(x: Any, shards: int, layout: str, *, axis: int) -> Any:
+    """`x` with the tokens along `axis` in their own order again; undoes `place`.
+
+    Args:
+      x, shards, layout, axis: as of `place`.
+
+    Raises:
+      ValueError: as `place` does.
+
+    >>> unplace(np.asarray([0, 1, 6, 7, 2, 3, 4, 5]), 2, "zigzag", axis=0).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    x, axis = _checked(x, shards, layout, axis)
+    if layout == "contiguous":
+        return x
+    if layout == "striped":
+        return _split(x, axis, shards, -1).swapaxes(axis, axis + 1).reshape(x.shape)
+    first, last = (_at(_split(x, axis, shards, 2, -1), axis + 1, i) for i in (0, 1))
+    return _module(x).concatenate((first, _reversed(last, axis)), axis).reshape(x.shape)
+
+
+def positions(length: int, shards: int, layout: str) -> np.ndarray:
+    """Which token lies in each slot, int32: what rotary embeddings are given under a layout.
+
+    Args:
+      length: how many tokens there are.
+      shards, layout: as of `place`.
+
+    Raises:
+      ValueError: as `place` does.
+
+    >>> positions(8, 2, "striped").tolist()
+    [0, 2, 4, 6, 1, 3, 5, 7]
+    """
+    slots, _ = _checked(np.arange(length, dtype=np.int32), shards, layout, 0)
+    return tokens_in(slots, length, shards, layout)
+
+
+def tokens_in(slots: Any, length: int, shards: int, layout: str) -> Any:
+    """Which tokens lie in these slots; numpy in, numpy out. The shards divide the length."""
+    if layout == "contiguous":
+        return slots
+    each = length // shards
+    shard, i = slots // each, slots % each
+    if layout == "striped":
+        return i * shards + shard
+    run = each // 2  # of the front and of the back
+    return _module(slots).where(i < run, shard * run + i, (2 * shards - 2 - shard) * run + i)
+
+
+def positions_of(x: Any, axis: int) -> np.ndarray | None:
+    """Which token lies in each slot of an array that is sharded along `axis`, by the layout asked.
+
+    None where tokens lie in their own order: contiguous, or not sharded over one Explicit axis.
+    """
+    layout = asked.value.layout
+    if layout == "contiguous":
+        return None
+    mesh, spec = jax.typeof(x).sharding.mesh, jax.typeof(x).sharding.spec
+    entry = spec[axis] if len(spec) == x.ndim else None
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if not isinstance(entry, str) or kinds[entry] != AxisType.Explicit:
+        return None
+    return positions(x.shape[axis], mesh.shape[entry], layout)
+
+
+def check_length(name: str, length: int, shards: int, layout: str) -> None:
+    """ValueError, with the lengths that would do, unless a layout can cut this length."""
+    parts = 2 * shards if layout == "zigzag" else shards
+    if length % parts:
+        less = length // parts * parts
+        near = f"{less} or {less + parts}" if less else str(parts)
+        of = f"twice the {shards} shards" if parts > shards else f"the {shards} shards"
+        raise ValueError(
+            f'layout "{layout}" needs a length that {of} divide; {name} has {length} tokens: '
+            f"pad or cut it to {near}."
+        )
+
+
+def _checked(x: Any, shards: int, layout: str, axis: int) -> tuple[Any, int]:
+    check_choice("layout", layout, *LAYOUTS)
+    check_positive(shards=shards)
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis must be one of the {x.ndim} of the array; got {axis}.")
+    check_length("the array", x.shape[axis], shards, layout)
+    return x, axis % x.ndim
+
+
+def _module(x: Any) -> Any:
+    return jnp if isinstance(x, jax.Array) else np
+
+
+def _split(x: Any, axis: int, *counts: int) -> Any:
+    """One axis as several; one of the counts may be -1."""
+    known = -int(np.prod(counts))
+    counts = tuple(x.shape[axis] // known if n == -1 else n for n in counts)
+    return x.reshape(*x.shape[:axis], *counts, *x.shape[axis + 1 :])
+
+
+def _at(x: Any, axis: int, i: int) -> Any:
+    return x[(*(slice(None),) * axis, i)]
+
+
+def _reversed(x: Any, axis: int) -> Any:
+    return _module(x).flip(x, axis)

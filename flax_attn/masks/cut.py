@@ -1,0 +1,26 @@
+"""Masks and scores made ready to be cut along the queries and along the keys."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from .._types import Sizes, is_frozen
+from .nodes import Segments
+
+
+def ready_to_cut(node: Any, sizes: Sizes) -> Any:
+    """A mask or a score that tells queries from keys and asks nothing of the whole lengths.
+
+    The ids of `Segments` are written down twice, and `offset="end"` becomes a number.
+    """
+    if not is_frozen(type(node)):
+        return node
+    if isinstance(node, Segments) and node.ids is not None:
+        return Segments(q_ids=node.ids, kv_ids=node.ids)
+    changed = {}
+    for name, part in ((field.name, getattr(node, field.name)) for field in fields(node)):
+        ready = ready_to_cut(part, sizes)
+        if name == "offset" and isinstance(part, str):  # "end"
+            ready = sizes.S - sizes.T
+        if ready is not part:
+            changed[name] = ready
+    return replace(node, **changed) if changed else node

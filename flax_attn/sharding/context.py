@@ -1,0 +1,52 @@
+"""What is asked for a sharded length: a strategy and a layout, for all that is traced inside."""
+
+from contextlib import AbstractContextManager
+
+from .._checks import check_choice
+from ..layouts import LAYOUTS, Context, asked
+
+STRATEGIES = ("all_gather", "ring", "ulysses")
+
+
+def context_parallel(
+    strategy: str = "all_gather", *, layout: str = "contiguous"
+) -> AbstractContextManager[None]:
+    """A context in which `attend` serves lengths that are sharded by this strategy and layout.
+
+    Arrays whose T and S are sharded over one mesh axis of type Explicit are served anywhere; where
+    nothing is asked, by "all_gather" and "contiguous". `jax.jit` traces anew for another strategy.
+
+    | strategy | between devices | when |
+    | --- | --- | --- |
+    | "all_gather" | all keys and values come to every device | the keys of one layer fit |
+    | "ring" | they go round, and no device keeps another's | they do not |
+    | "ulysses" | from cut along the length to cut along the heads, and back | heads suffice |
+
+    Args:
+      strategy: one of these. One that cannot serve a request raises; none stands in for it.
+      layout: the order in which the tokens lie, as `place` puts them: "contiguous", "zigzag" or
+        "striped". Masks, scores and dropout are asked at the tokens' own positions. Rotary
+        embeddings are not part of `attend`: give them `positions(length, shards, layout)`.
+
+    Raises:
+      ValueError: for another strategy or layout; in use, for lengths and heads that do not fit.
+
+    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023; Jacobs et al.,
+    "DeepSpeed Ulysses", 2023; Brandon et al., "Striped Attention", 2023, whose balance it is.
+
+    >>> import jax
+    >>> from flax_attn import CAUSAL, attend
+    >>> from flax_attn.sharding import place, unplace
+    >>> n = jax.device_count()
+    >>> mesh = jax.make_mesh((n,), ("seq",))  # whose axis is Explicit
+    >>> x = jax.random.normal(jax.random.key(0), (8 * n, 2, 4))
+    >>> cut = jax.device_put(place(x, n, "zigzag", axis=0), jax.NamedSharding(mesh, jax.P("seq")))
+    >>> with context_parallel("ring", layout="zigzag"):
+    ...     out = attend(cut, cut, cut, mask=CAUSAL)
+    >>> out = unplace(jax.device_get(out), n, "zigzag", axis=0)
+    >>> bool(abs(out - attend(x, x, x, mask=CAUSAL)).max() < 1e-5)
+    True
+    """
+    check_choice("strategy", strategy, *STRATEGIES)
+    check_choice("layout", layout, *LAYOUTS)
+    return asked(Context(strategy, layout))

@@ -1,0 +1,224 @@
+"""Ring attention: keys and values go round the devices, and no device keeps those of another.
+
+Forward, each step attends to the keys at hand and merges two parts of a softmax by their m and l:
+
+    m = max(m1, m2)      l = l1 exp(m1 - m) + l2 exp(m2 - m)
+    o = (o1 l1 exp(m1 - m) + o2 l2 exp(m2 - m)) / l
+
+Backward, the keys go round again and their gradients with them: every step computes its weights
+from the m and l of the whole row, so that the steps' gradients add up. Sinks join m and l once, at
+the end. While a step is computed, the next keys are already under way.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import varying_alike
+from .._types import Sizes, leaf_axes, wide
+from ..backends import blockwise
+from ..backends.local import flat
+from ..backends.platform import platform_of
+from ..backends.sinks import nonzero
+from ..places import Places
+from ..reference import Stats
+from ..rules import Rules, sizes_of
+from .sequence import Sequence
+from .specs import letters
+
+Part = tuple[jax.Array, jax.Array, jax.Array]  # o, B T N h, and m and l, B N T
+
+
+class Ring(NamedTuple):
+    """All of one ring that is known before any array is.
+
+    Attributes:
+      structure: of the rules, which are not bound.
+      travels: for each leaf of the rules, whether it lies along the keys and goes with them.
+      cut: for each leaf, its axis of all keys, of which a step needs a part; or None.
+      sizes, width: of the queries of one device on the keys of one device.
+    """
+
+    sequence: Sequence
+    structure: Any
+    travels: tuple[bool, ...]
+    cut: tuple[int | None, ...]
+    sizes: Sizes
+    width: int
+    plan: Any = None
+
+    def bound(self, leaves: list, places: Places, step: Any) -> Rules:
+        """The rules of a step, `ahead - step` shards from this one, from the leaves at hand."""
+        sequence, S = self.sequence, self.sizes.S
+        me = jax.lax.axis_index(sequence.axis)
+        first = (me + sequence.ahead - step) % sequence.devices * S
+        parts = [
+            x if axis is None else jax.lax.dynamic_slice_in_dim(x, first, S, axis)
+            for x, axis in zip(leaves, self.cut, strict=True)
+        ]
+        rules: Rules = self.structure.unflatten(parts)
+        return rules.at(places).bind(self.sizes, self.width)
+
+    def send(self, tree: Any, by: int = 1) -> Any:
+        """What the device has that stands so many places before this one."""
+        count = self.sequence.devices
+        if by % count == 0:
+            return tree
+        pairs = [(i, (i + by) % count) for i in range(count)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.sequence.axis, pairs), tree)
+
+    def split(self, leaves: list) -> tuple[list, list]:
+        """The leaves that stay, with None where one travels, and those that travel."""
+        pairs = list(zip(leaves, self.travels, strict=True))
+        return [None if goes else x for x, goes in pairs], [x for x, goes in pairs if goes]
+
+    def joined(self, stay: list, travel: list) -> list:
+        """The way back."""
+        found = iter(travel)
+        pairs = zip(stay, self.travels, strict=True)
+        return [next(found) if goes else x for x, goes in pairs]
+
+
+def ring(
+    sequence: Sequence, places: Places, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+) -> tuple[jax.Array, Stats]:
+    """Output `*B T N h` and the parts of the weights `*B N T` of one device's queries."""
+    sizes, sinks = sizes_of(q, k), rules.sinks
+    rules, places = replace(rules, sinks=None), places.bind(sizes)
+    leaves, structure = jax.tree.flatten(rules)
+    axes = [
+        _axis_of_keys(letters(axes, jnp.ndim(x), len(sizes.batch)))
+        for axes, x in zip(leaf_axes(rules), leaves, strict=True)
+    ]
+    counts = [None if i is None else jnp.shape(x)[i] for i, x in zip(axes, leaves, strict=True)]
+    goes = tuple(n == sizes.S for n in counts)
+    whole = sizes.S * sequence.devices
+    cut = tuple(i if n == whole > sizes.S else None for i, n in zip(axes, counts, strict=True))
+    made = Ring(sequence, structure, goes, cut, sizes, q.shape[-1])
+    plan = blockwise.plan(q, k, made.bound(leaves, places, 0), platform_of(q))
+    made = made._replace(plan=plan._replace(adds=True))
+    stay, travel = made.split(leaves)
+    q, k, v = flat(sizes, q, k, v)
+    found: Any = _attend(made, *varying_alike((q, k, v, sinks, places, stay, travel)))
+    o, m, l = (x.reshape(*sizes.batch, *x.shape[1:]) for x in jax.tree.leaves(found))
+    return o, Stats(m, l)
+
+
+def _axis_of_keys(mine: list[str]) -> int | None:
+    return mine.index("k") if "k" in mine else None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(ring: Ring, *operands: Any) -> tuple[jax.Array, Stats]:
+    return _forward(ring, *operands)[0]
+
+
+def _forward(ring: Ring, q, k, v, sinks, places: Places, stay: list, travel: list) -> Any:
+    def add(total: Part, pair: Any, step: Any) -> Part:
+        k, v, travel = pair
+        rules = ring.bound(ring.joined(stay, travel), places, step)
+        return merged(total, blockwise.forward_pass(ring.plan, q, k, v, rules))
+
+    last = Rules(sinks=sinks)
+    part = _round(ring, add, _nothing(q, k, v, stay), (k, v, travel))
+    o, m, l = blockwise.with_sinks(last, *part)
+    kept = (q, k, v, sinks, places, stay, travel), (o, m, l)
+    return (o.astype(q.dtype), blockwise.stats_of(last, m, l)), kept
+
+
+def _nothing(q: jax.Array, *rest: Any) -> Part:
+    """What a row has seen before the first step."""
+    (B, T, N, _), v, kind = q.shape, rest[1], wide(q.dtype)
+    m, l = jnp.full((B, N, T), -jnp.inf, kind), jnp.zeros((B, N, T), kind)
+    return varying_alike((jnp.zeros((B, T, N, v.shape[3]), kind), m, l, q, rest))[:3]
+
+
+def _round(ring: Ring, add: Any, total: Any, pair: Any) -> Any:
+    """`total = add(total, pair, step)` for the keys of one device after the other."""
+    steps = ring.sequence.steps
+
+    def step(state: Any, i: jax.Array) -> Any:
+        total, pair = state
+        following = ring.send(pair)  # under way while this step is computed
+        return (add(total, pair, i), following), None
+
+    start = total, ring.send(pair, -ring.sequence.ahead)
+    (total, pair), _ = jax.lax.scan(step, start, jnp.arange(steps - 1, dtype=jnp.int32))
+    return add(total, pair, steps - 1)
+
+
+def merged(one: Part, two: Part) -> Part:
+    """The softmax over the keys of both, from the softmaxes over the keys of each."""
+    m = jnp.maximum(one[1], two[1])
+    shift = jnp.where(m == -jnp.inf, 0, m)
+    first, second = (l * jnp.exp(m - shift) for _, m, l in (one, two))
+    l = first + second
+
+    def by_row(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x / nonzero(l), 1, 2)[..., None]
+
+    return one[0] * by_row(first) + two[0] * by_row(second), m, l
+
+
+def _backward(ring: Ring, kept: tuple, cotangents: tuple) -> tuple:
+    (q, k, v, sinks, places, stay, travel), (o, m, l) = kept
+    (do, dstats), last = cotangents, Rules(sinks=sinks)
+    dlse = dstats.l * blockwise.stats_of(last, m, l).l
+    rows, dsinks = blockwise.rows_of(last, o, m, l, do, dlse)  # of whole rows: o, m and l are
+
+    def add(state: Any, pair: Any, step: Any) -> Any:
+        (dq, dstay), came = state
+        came = ring.send(came)  # what the steps before have found for these keys
+        found = _step_gradients(ring, q, do, rows, places, stay, pair, step)
+        return jax.tree.map(_add, ((dq, dstay), came), found)
+
+    zeros = ((q, _floats(stay)), (k, v, _floats(travel)))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), zeros)
+    zeros = varying_alike((zeros, q))[0]
+    (dq, dstay), came = _round(ring, add, zeros, (k, v, travel))
+    dk, dv, dtravel = ring.send(came, ring.sequence.ahead - ring.sequence.steps + 1)
+    grads = (dq, dk, dv, dsinks, places, _with(stay, dstay), _with(travel, dtravel))
+    return jax.tree.map(_cotangent, (q, k, v, sinks, places, stay, travel), grads)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _step_gradients(ring: Ring, q, do, rows, places: Places, stay, pair: Any, step: Any) -> Any:
+    """`(dq, dstay), (dk, dv, dtravel)` of one step."""
+    k, v, travel = pair
+
+    def bind(stay_: list, travel_: list) -> Rules:
+        leaves = ring.joined(_with(stay, stay_), _with(travel, travel_))
+        return ring.bound(leaves, places, step)
+
+    rules, pull = jax.vjp(bind, _floats(stay), _floats(travel))
+    dq, dk, dv, drules = blockwise.gradients(ring.plan, q, k, v, rules, do, rows)
+    dstay, dtravel = pull(drules)
+    return (dq, dstay), (dk, dv, dtravel)
+
+
+def _add(total: jax.Array, x: jax.Array) -> jax.Array:
+    return total + x.astype(total.dtype)
+
+
+def _is_float(x: Any) -> bool:
+    return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _floats(leaves: list) -> list:
+    return [x for x in leaves if _is_float(x)]
+
+
+def _with(leaves: list, floats: list) -> list:
+    """The leaves with other floats."""
+    found = iter(floats)
+    return [next(found) if _is_float(x) else x for x in leaves]
+
+
+def _cotangent(x: jax.Array, gradient: Any) -> Any:
+    return gradient.astype(x.dtype) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0)

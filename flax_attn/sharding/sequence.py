@@ -1,0 +1,137 @@
+"""A length that lies on several devices: what a request becomes before any array is sent.
+
+Whatever is asked by the index of a query or a key is asked at positions, which the layout tells.
+So every shard of every strategy gives what one device gives.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+
+from .._types import Sizes
+from ..backends.platform import mesh_of
+from ..layouts import asked, check_length, tokens_in
+from ..masks import Mask
+from ..masks.algebra import parts_of
+from ..masks.cut import ready_to_cut
+from ..places import Positions
+from ..rules import Rules, sizes_of
+from .specs import Shards, agreed, check_spread, names_in, shards_in
+
+
+class Sequence(NamedTuple):
+    """How attention goes over a length that is cut along one mesh axis.
+
+    Attributes:
+      strategy, layout: as of `context_parallel`.
+      axis: the mesh axis.
+      devices: over how many it goes.
+      steps, ahead: of a ring, how many shards each device sees, and how many of them are ahead.
+    """
+
+    strategy: str
+    layout: str
+    axis: str
+    devices: int
+    steps: int
+    ahead: int = 0
+
+    def inside(self, shards: Shards) -> Shards:
+        """How the weights are cut that the devices compute, and so the arrays of the rules."""
+        if self.strategy == "ulysses":
+            heads = (*names_in(shards.heads), self.axis)
+            return Shards(shards.batch, heads)
+        return shards if self.strategy == "ring" else shards._replace(k=None)
+
+    def refusal(self, backend: str) -> str | None:
+        """Why a backend cannot serve, whatever is asked, or None."""
+        if self.strategy == "ring" and backend != "blockwise":
+            return f"the ring over {self.axis!r} takes attention in blocks alone"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.strategy} over {self.axis!r} ({self.devices} shards), {self.layout}"
+
+    @property
+    def all_round(self) -> "Sequence":
+        """This one with every key seen, also those that a window hides."""
+        return self._replace(steps=self.devices, ahead=0)
+
+    def slots(self, length: int) -> jax.Array:
+        """Which token lies in each slot of the whole length."""
+        slots = jnp.arange(length, dtype=jnp.int32)
+        return tokens_in(slots, length, self.devices, self.layout)
+
+
+def prepared(
+    q: Any, k: Any, v: Any, rules: Rules, strategy: str | None = None
+) -> tuple[Sequence | None, Rules]:
+    """How a request is served whose length is sharded, and its rules with positions.
+
+    The rules have been checked against the sizes. A `strategy` stands in for the one asked for.
+
+    Raises:
+      ValueError, NotImplementedError: as `sequence_of` does.
+    """
+    sequence = sequence_of(q, k, v, strategy)
+    if sequence is None:
+        return None, rules
+    sizes, given = sizes_of(q, k), rules.positions
+    mask, score = (ready_to_cut(x, sizes) for x in (rules.mask, rules.score))
+    rules = replace(rules, mask=mask, score=score)
+    if given is None:
+        sequence = sequence._replace(**_steps(sequence, mask, sizes))
+        if sequence.strategy == "ulysses":  # devices have the whole length, in its own order
+            return sequence, rules
+    given = Positions() if given is None else given
+    q_at = sequence.slots(sizes.T) if given.q is None else given.q
+    k_at = sequence.slots(sizes.S) if given.k is None else given.k
+    return sequence, replace(rules, positions=Positions(q_at, k_at))
+
+
+def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
+    """How many steps a ring takes, and from how many shards ahead, so that all is seen."""
+    if sequence.layout != "contiguous" or sizes.T != sizes.S:
+        return {}
+    parts = [part.bind(sizes) for part in parts_of(mask) if part.is_static]
+    back = [part.reach() for part in parts]
+    back = min((n - 1 for n in back if n is not None), default=sizes.S)
+    bands = [part.as_band() for part in parts]
+    ahead = min((x.hi for x in bands if x is not None and x.hi is not None), default=sizes.S)
+    shard = sizes.T // sequence.devices
+    back, ahead = (-(-max(n, 0) // shard) for n in (back, ahead))
+    steps = back + 1 + ahead
+    return {} if steps >= sequence.devices else {"steps": steps, "ahead": ahead}
+
+
+def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence | None:
+    """How arrays `*B T N H` are served whose length is sharded; None if it is not.
+
+    Raises:
+      ValueError: if they are sharded differently, or their sizes do not fit strategy and layout.
+      NotImplementedError: if their length is sharded over several mesh axes.
+    """
+    meshes = [mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types]
+    if not meshes or {kind for mesh in meshes for kind in mesh.axis_types} != {AxisType.Explicit}:
+        return None
+    shards = agreed(q, k, v)
+    if shards.q is None:
+        return None
+    if not isinstance(shards.q, str):
+        raise NotImplementedError(
+            f"q, k and v are sharded along their length over several mesh axes, {shards.q}; attend "
+            "goes over one. Shard the length over one, and batch or heads over the others."
+        )
+    asked_for, layout = asked.value
+    strategy = strategy or asked_for
+    count = meshes[0].shape[shards.q]
+    found = Sequence(strategy, layout, shards.q, count, count)
+    for name, x in (("q", q), ("k", k)):
+        check_length(name, x.shape[-3], found.devices, layout)
+    if strategy == "ulysses":
+        parts = shards_in(found.inside(shards).heads, meshes[0])
+        check_spread(q.shape[-2], k.shape[-2], parts, 'strategy "ulysses": ')
+    return found

@@ -1,0 +1,86 @@
+"""What goes between the devices that share a length, by each strategy; inside a `jax.shard_map`.
+
+all_gather   every device has its queries, and all keys and values
+ulysses      every device has its heads, of all queries, keys and values
+ring         every device has its queries, and one shard of keys and values after the other
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._types import leaf_axes
+from ..backends.local import bound, mean_where_empty
+from ..layouts import place, unplace
+from ..places import Places
+from ..reference import Stats
+from ..rules import Rules
+from .ring import ring
+from .sequence import Sequence
+from .specs import check_spread, letters
+
+WHOLE = {"all_gather": "k", "ulysses": "qk"}  # the lengths that a device has whole
+
+
+def run(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+    """What a `task` gives for one device's queries; the rules are its own part, not bound yet."""
+    if sequence.strategy == "ring":
+        o, stats = ring(sequence, places, q, k, v, rules)
+        if task.empty == "mean":
+            whole = _ring_of(sequence.all_round, places)
+            o = mean_where_empty(whole, q, k, v, rules, o, stats)
+        return o, stats
+    rules = _in_order(sequence, rules, q.ndim - 3)
+    gathered = {"all_gather": _all_gather, "ulysses": _ulysses}[sequence.strategy]
+    return gathered(sequence, task, q, k, v, rules, places)
+
+
+def _ring_of(sequence: Sequence, places: Places) -> Any:
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[Any, Stats]:
+        return ring(sequence, places, q, k, v, rules)
+
+    return attention
+
+
+def _all_gather(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+    """A device's queries on the keys and values of all."""
+    axis = q.ndim - 3
+
+    def gathered(x: jax.Array) -> jax.Array:
+        x = jax.lax.all_gather(x, sequence.axis, axis=axis, tiled=True)
+        return unplace(x, sequence.devices, sequence.layout, axis=axis)
+
+    k, v = gathered(k), gathered(v)
+    return task(q, k, v, bound(q, k, rules, places))
+
+
+def _ulysses(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+    """A device's heads on all tokens; the output goes back to where the queries were."""
+    times = check_spread(q.shape[-2], k.shape[-2], sequence.devices)
+    k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
+    q, k, v = (_to_heads(sequence, x) for x in (q, k, v))
+    o, stats = task(q, k, v, bound(q, k, rules, places))
+    o = _to_length(sequence, o, o.ndim - 3, o.ndim - 2)
+    return o, Stats(*(_to_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
+
+
+def _to_heads(sequence: Sequence, x: jax.Array) -> jax.Array:
+    length, heads = x.ndim - 3, x.ndim - 2
+    x = jax.lax.all_to_all(x, sequence.axis, heads, length, tiled=True)
+    return unplace(x, sequence.devices, sequence.layout, axis=length)
+
+
+def _to_length(sequence: Sequence, x: jax.Array, length: int, heads: int) -> jax.Array:
+    x = place(x, sequence.devices, sequence.layout, axis=length)
+    return jax.lax.all_to_all(x, sequence.axis, length, heads, tiled=True)
+
+
+def _in_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
+    """The rules with all that lies along a whole length in the order of the tokens."""
+    leaves, structure = jax.tree.flatten(rules)
+    for i, axes in enumerate(leaf_axes(rules)):
+        for axis, letter in enumerate(letters(axes, leaves[i].ndim, batch)):
+            if letter and letter in WHOLE[sequence.strategy] and leaves[i].shape[axis] > 1:
+                leaves[i] = unplace(leaves[i], sequence.devices, sequence.layout, axis=axis)
+    return structure.unflatten(leaves)

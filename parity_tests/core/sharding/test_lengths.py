@@ -1,0 +1,81 @@
+"""Lengths on eight devices: equal to one device by every strategy and layout, and faults are seen.
+
+Programs of their own make the eight devices, since jax must be told of them before it starts.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from parity_tests.core.pages.pages import ROOT
+
+# What a strategy sends for a causal attention, forward and backward.
+SENT = {
+    "ring": {"collective-permute": 12},
+    "all_gather": {"all-gather": 2, "reduce-scatter": 2},
+    "ulysses": {"all-to-all": 11},
+}
+# Whose arrays all devices hold, so that their gradients are added.
+SHARED = (
+    "a window, capped, beside sinks",
+    "slopes, scale and sinks",
+    "a table",
+    "arrays by slot",
+    "functions",
+    "rows that see nothing, dropped",
+    "a token each",
+)
+CUT = ("documents", "arrays by slot", "positions")  # come cut along the length
+SENTENCES = {
+    "explained": ("backend", "length     ring over 'seq' (4 shards), zigzag"),
+    "zigzag": ("ValueError", "k has 20 tokens: pad or cut it to 16 or 24."),
+    "heads": ("ValueError", 'Take strategy="ring" or "all_gather"'),
+    "keys that are not cut": ("ValueError", "sharded alike along their length"),
+    "two axes": ("NotImplementedError", "attend goes over one"),
+    "the plain formula in a ring": ("NotImplementedError", "takes attention in blocks alone"),
+}
+
+
+def lines_of(program: str) -> list:
+    command = [sys.executable, "-m", f"parity_tests.core.sharding.{program}"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.turns(3)
+def test_eight_devices_beside_one():
+    told, *rows = lines_of("lengths")
+    assert len(rows) == 2 * 13
+    assert [fault for row in rows for fault in faults(row)] == []
+    assert {row["strategy"] for row in rows if row["name"] == "causal"} >= {"ring", "all_gather"}
+    assert len(told["edges"]) == 3 and all(told["edges"].values()), told["edges"]
+    assert told["sentences"].keys() == SENTENCES.keys()
+    for what, (kind, words) in SENTENCES.items():
+        sentence = told["sentences"][what]
+        assert sentence.startswith(kind) and words in sentence, sentence
+
+
+def faults(row):
+    """What is wrong with one request by one strategy, in words."""
+    sent, expected = row["sent"], SENT[row["strategy"]]
+    allowed = {*expected} | ({"all-reduce"} if row["name"] in SHARED else set())
+    allowed |= {"all-gather"} if row["name"] in CUT and row["strategy"] != "ring" else set()
+    said = {
+        f"differs from one device: {row['equal']}": not all(row["equal"]),
+        "lost its sharding": not row["kept"],
+        "drops other elements": not row["bits"],
+        f"sends {sent}": not {*sent} <= allowed or (row["name"] == "causal" and sent != expected),
+    }
+    return [
+        f"{row['name']}, {row['strategy']}, {row['layout']}: {x}" for x, so in said.items() if so
+    ]
+
+
+@pytest.mark.turns(5)
+def test_planted_faults_are_seen():
+    found = lines_of("length_faults")
+    assert len(found) == 11
+    assert [row["name"] for row in found if not row["seen"]] == []
