@@ -9,6 +9,7 @@ MASKS = (
     *(f"masks.test_laws_masks{part}" for part in ("", "_ranges", "_answers")),
     *(ENTRIES, RANGES),
 )
+POSITIONS = ("masks.test_laws_positions",)
 JUDGE = tuple(f"parity.test_laws_judge{part}" for part in ("", "_no_worse", "_groups", "_shows"))
 PLAIN = tuple(f"attend.test_laws_{part}" for part in ("reference", "hidden", "hidden_gradients"))
 CHECKPOINTS = ("weights.test_laws_files",)
@@ -20,6 +21,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "masks/algebra": MASKS,
     "masks/nodes": MASKS,
+    "masks/at_positions": POSITIONS,
     "scores": ("attend.test_laws_scores", ENTRIES),
     "parity/judge": JUDGE,
     "parity/groups": ("parity.test_laws_judge_groups",),
@@ -47,6 +49,7 @@ CHOOSES_SIZES: dict[str, dict[str, str]] = {
     "backends/blockwise/plan": {
         "plan_of": "Any block size gives the same result; which is quickest is measured.",
         "_few_rows": "Chooses the rows of a block by what is quickest.",
+        "_narrows": "Chooses the size of a block by what is quickest.",
         "_plan: most": "Bounds the size of a block by what is quickest.",
         "_plan: rows": "Any number of rows gives the same result.",
         "_plan: cols": "Any number of columns gives the same result.",
