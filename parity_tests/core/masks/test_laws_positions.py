@@ -7,7 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import CAUSAL, FULL, Chunked, Dense, Lengths, MaskFn, Prefix, Segments, Window
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Chunked,
+    Dense,
+    Lengths,
+    MaskFn,
+    Prefix,
+    Segments,
+    Window,
+)
 from flax_attn._types import Sizes
 from flax_attn.masks import Mask, Rows
 from flax_attn.masks.at_positions import AtPositions, at_positions, presence_in
@@ -204,3 +215,65 @@ def test_ranges_may_be_traced():
         for start in range(T - 1):
             got, want = jax.jit(ranges)(b, start), ranges(b, start)
             assert [int(x) for pair in got for x in pair] == [int(x) for pair in want for x in pair]
+
+
+def exactly(mask: Mask, asked: str, b: int, rows: Rows) -> tuple[int, ...]:
+    """A range, whose ends are 32-bit integers whatever the numbers of a program are."""
+    with jax.enable_x64(True):
+        found = getattr(mask, asked)(b, 0, rows, SIZES)
+        assert all(end.dtype == jnp.int32 for end in found)
+    return tuple(int(end) for end in found)
+
+
+def test_ranges_are_as_narrow_as_positions_say():
+    at = Positions(
+        np.asarray([[9, 2, 11, 4, -1], [20, 21, 22, 23, 24]]),
+        np.asarray([[8, 3, -1, 11, 0, 2, 14, -3, 5], [12, 13, 14, 15, 16, 17, 18, 19, 30]]),
+    ).bind(SIZES)
+    window = AtPositions(Window(2, 1).bind(SIZES), at)
+    assert exactly(window, "key_range", 0, Rows(3, 2)) == (1, 9)  # 4 sees positions 2 to 5
+    assert exactly(window, "key_range", 0, Rows(4, 1)) == (S, 0)  # absent
+    assert exactly(window, "key_range", 0, Rows(2, 1)) == (3, 4)  # 11 sees 9 to 12
+    assert exactly(AtPositions(~FULL, at), "key_range", 1, Rows(0, 1)) == (S, 0)
+    causal = AtPositions(CAUSAL.bind(SIZES), at)
+    assert exactly(causal, "key_range", 1, Rows(0, T)) == (0, 8)
+    assert exactly(causal, "seen_range", 1, Rows(0, T)) == (0, 8)
+
+
+def test_each_entry_is_asked_for_its_own_ranges():
+    at = Positions(None, None).bind(SIZES)
+    mask = AtPositions(Lengths(np.asarray([3, 7])), at).bind(SIZES)
+    for asked in ("key_range", "seen_range"):
+        assert [exactly(mask, asked, b, Rows(0, 2)) for b in range(B)] == [(0, 3), (0, 7)]
+
+
+def test_a_mask_at_positions_is_told_that_they_may_be_anywhere():
+    at = Positions(np.arange(T) + 40, np.arange(S) + 20).bind(SIZES)
+    mask = AtPositions(Causal(-16), at).bind(SIZES)
+    assert (shown(mask) == (np.arange(S) + 20 <= np.arange(T)[:, None] + 24)).all()
+
+
+def test_a_shard_of_what_stands_at_positions_asks_by_the_numbers_of_the_whole():
+    at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
+    places = Places(jnp.asarray([1, 0]), jnp.asarray([0, 1, 2])).bind(SIZES)
+    mask = AtPositions(MaskFn(lambda b, n, q, k: k < 3 + 4 * b), at).at(places)
+    assert isinstance(mask, AtPositions)
+    assert (shown(mask)[:, 0, 0] == (np.arange(S) < np.asarray([[7], [3]]))).all()
+
+
+def test_what_stands_at_positions_is_plain():
+    at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
+    whole = at_positions(FULL, at)
+    assert isinstance(whole, AtPositions) and whole.is_static is False
+    assert isinstance(at_positions(CAUSAL & FULL, at).b.b, type(FULL))
+    assert type(whole.mask)() == type(whole.mask)() and len(jax.tree.leaves(whole)) == 2
+    assert isinstance(AtPositions(FULL, at).grid(SIZES), jax.Array)
+
+
+def test_a_mask_that_counts_from_the_end_has_no_positions():
+    at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
+    try:
+        at_positions(Causal("end"), at)
+    except ValueError:
+        return
+    raise AssertionError("a mask that counts from the last key was asked at positions")
