@@ -142,7 +142,7 @@ def proof(config, window=None):
 # ## Shared keys
 #
 # A model writes one token after the other, and keeps the keys and values of all earlier tokens in
-# memory (the next chapter is about that). For long texts this memory becomes larger than the
+# memory. For long texts this memory becomes larger than the
 # weights. So Llama 3 has fewer **key heads** than query heads: each key head, with its values,
 # serves a group of query heads. This is *grouped-query attention*
 # ([Ainslie and others](https://arxiv.org/abs/2305.13245), 2023). With K = N it is chapter 4, and

@@ -77,6 +77,21 @@ def test_a_mask_function_gives_what_it_gave():
     assert mask(*GRID).shape == (B, N, T, S)
 
 
+def test_positions_of_each_entry_are_those_of_its_own():
+    """Queries and keys of a cache stand elsewhere in every batch entry."""
+    b, n, _, _ = GRID
+    logits = normal(3, B, N, T, S).astype("float32")
+    draw = np.random.RandomState(4).randint
+    q, k = draw(0, 40, (B, 1, T, 1)), draw(0, 40, (B, 1, 1, S))
+    for at in ((b, n, q, k), (b, n, q[:1], k), (b, n, q, k[:1]), (b, n, q[:1], k[:1])):
+        seen = hoist(MaskFn(lambda b, n, q, k: (3 * q + k + n + b) % 5 < 2), "float32")
+        want = np.broadcast_to((3 * at[2] + at[3] + n + b) % 5 < 2, (B, N, T, S))
+        assert judge.exact(seen(*at), want).ok
+        score = ScoreFn(lambda x, b, n, q, k: x + (3 * q + k + n + b).astype(x.dtype))
+        got = hoist(score, "float32")(jnp.asarray(logits), *at)
+        assert judge.exact(got, logits + (3 * at[2] + at[3] + n + b).astype("float32")).ok
+
+
 def test_a_score_function_gives_what_it_gave():
     logits = normal(2, B, N, T, S).astype("float32")
     for score, want in (
