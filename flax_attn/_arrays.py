@@ -173,6 +173,11 @@ def bound_offset(who: str, offset: Any, sizes: Sizes) -> Any:
     return per_entry(f"{who}.offset", near(offset), sizes)
 
 
+def is_float(x: Any) -> bool:
+    """Whether it is an array of floating numbers, which may have a gradient; None is none."""
+    return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def by_entry(x: Any) -> Any:
     """A number that all batch entries share, or an array `B` as `B 1 1 1`."""
     return x.reshape(-1, 1, 1, 1) if jnp.ndim(x) else x

@@ -80,7 +80,9 @@ def unplace(x: Any, shards: int, layout: str, *, axis: int) -> Any:
 
 
 def positions(length: int, shards: int, layout: str) -> np.ndarray:
-    """Which token lies in each slot, int32: what rotary embeddings are given under a layout.
+    """Which token lies in each slot, int32: for what is computed of positions under a layout.
+
+    `Rotary` finds it by itself.
 
     Args:
       length: how many tokens there are.

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
+from .._arrays import bound_offset
 from .._types import Sizes, is_frozen
 from .nodes import Segments
 
@@ -20,7 +21,7 @@ def ready_to_cut(node: Any, sizes: Sizes) -> Any:
     for name, part in ((field.name, getattr(node, field.name)) for field in fields(node)):
         ready = ready_to_cut(part, sizes)
         if name == "offset" and isinstance(part, str):  # "end"
-            ready = sizes.S - sizes.T
+            ready = bound_offset(type(node).__name__, part, sizes)
         if ready is not part:
             changed[name] = ready
     return replace(node, **changed) if changed else node

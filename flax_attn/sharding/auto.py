@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .._arrays import is_float
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.hoist import hoist
 from ..backends.local import bound, flat, flat_qkv
 from ..backends.platform import platform_of
+from ..backends.protocol import blank
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .specs import Shards, names_in, numbers_of, part_of, places_of
@@ -109,16 +110,10 @@ def _backward(request: Request, kept: tuple, cotangents: tuple) -> tuple:
     do, dstats = cotangents
     grads = _partitioned(request, "backward")(*operands, o, m, l, do, dstats.l * total)
     found = iter(grads)
-    return tuple(
-        next(found) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in operands
-    )
+    return tuple(next(found) if is_float(x) else blank(x) for x in operands)
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 # What one device computes.
@@ -143,11 +138,11 @@ def _local_backward(request: Request, *operands) -> tuple[jax.Array, ...]:
     *operands, o, m, l, do, dlse = operands
     (q, k, v), numbers, leaves = request.split(operands)
     with _as_traced(request):
-        sizes, floats = sizes_of(q, k), [x for x in leaves if _is_float(x)]
+        sizes, floats = sizes_of(q, k), [x for x in leaves if is_float(x)]
 
         def bind(floats: list) -> Rules:
             given = iter(floats)
-            leaves_ = [next(given) if _is_float(x) else x for x in leaves]
+            leaves_ = [next(given) if is_float(x) else x for x in leaves]
             return request.bound(q, k, numbers, leaves_)
 
         rules, pull = jax.vjp(bind, floats)
@@ -215,7 +210,7 @@ class Layout:
         self.as_cut: dict[int, list[str]] = {}  # small arrays, cut only where they come so
         for i, (axes, leaf) in enumerate(zip(request.axes, request.leaves, strict=True)):
             names = _names(i, axes, leaf.shape, along)
-            if _is_float(leaf) and "q" not in axes:
+            if is_float(leaf) and "q" not in axes:
                 self.as_cut[len(self.inputs)] = names
                 names = _names(i, "", leaf.shape, along)
             self.inputs.append(names)
@@ -224,8 +219,8 @@ class Layout:
         if phase == "backward":
             kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
             numbers = [False] * (len(batch) + 1)
-            is_float = [True, True, True, *numbers, *map(_is_float, request.leaves)]
-            self.floats = [at for at, one in enumerate(is_float) if one]
+            moves = [True, True, True, *numbers, *map(is_float, request.leaves)]
+            self.floats = [at for at, one in enumerate(moves) if one]
             self.outputs = [self.inputs[at] for at in self.floats]
             self.inputs = [*self.inputs, *kept]
 

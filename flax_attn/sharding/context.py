@@ -25,8 +25,8 @@ def context_parallel(
     Args:
       strategy: one of these. One that cannot serve a request raises; none stands in for it.
       layout: the order in which the tokens lie, as `place` puts them: "contiguous", "zigzag" or
-        "striped". Masks, scores and dropout are asked at the tokens' own positions. Rotary
-        embeddings are not part of `attend`: give them `positions(length, shards, layout)`.
+        "striped". Masks, scores, dropout and `Rotary` go by the tokens' own positions. What else
+        is computed of positions needs `positions(length, shards, layout)`.
 
     Raises:
       ValueError: for another strategy or layout; in use, for lengths and heads that do not fit.

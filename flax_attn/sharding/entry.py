@@ -32,7 +32,7 @@ def attend_sharded(
     v: jax.Array,
     rules: Any,
     empty: str,
-    sequence: Sequence | None = None,
+    sequence: Sequence | None,
 ) -> tuple[jax.Array, Stats] | None:
     """Output and parts of the weights of arrays on several devices; None if they lie on one.
 

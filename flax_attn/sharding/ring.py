@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._arrays import varying_alike
+from .._arrays import is_float, varying_alike
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.local import flat
 from ..backends.platform import platform_of
+from ..backends.protocol import blank
 from ..backends.sinks import nonzero
 from ..places import Places
 from ..reference import Stats
@@ -206,19 +206,15 @@ def _add(total: jax.Array, x: jax.Array) -> jax.Array:
     return total + x.astype(total.dtype)
 
 
-def _is_float(x: Any) -> bool:
-    return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _floats(leaves: list) -> list:
-    return [x for x in leaves if _is_float(x)]
+    return [x for x in leaves if is_float(x)]
 
 
 def _with(leaves: list, floats: list) -> list:
     """The leaves with other floats."""
     found = iter(floats)
-    return [next(found) if _is_float(x) else x for x in leaves]
+    return [next(found) if is_float(x) else x for x in leaves]
 
 
 def _cotangent(x: jax.Array, gradient: Any) -> Any:
-    return gradient.astype(x.dtype) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
+    return gradient.astype(x.dtype) if is_float(x) else blank(x)

@@ -75,7 +75,7 @@ def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
     hides = hi - lo < sizes.S
     few = sizes.T <= 256 or (hides and _band(rules, sizes, 128))
     rows, third = max(32, min(128 if few else 256, 512 // G)), -(-sizes.T // 96) * 32
-    return third if hides and not few and G == 1 and third > rows else rows
+    return max(rows, third) if hides and not few and G == 1 else rows
 
 
 def _narrows(mask: Mask) -> bool:

@@ -1,10 +1,12 @@
 """The page docs/scale.md is true: its blocks run in order, on the eight devices that it makes."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+from flax_attn.sharding import positions
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, text_of
 
 TEXT = text_of("docs/scale.md")
@@ -17,6 +19,16 @@ def test_its_blocks_run_in_order():
     assert run.returncode == 0, run.stderr[-3000:]
     assert "ring over 'seq' (4 shards), contiguous" in run.stdout
     assert TEXT.count("\nassert ") == 6
+
+
+def test_the_blocks_of_its_table_are_counted():
+    """Of keys, in blocks of 128, that the queries of the busiest shard may see."""
+    for layout, told in re.findall(r'^\| "(\w+)" \|.*\| (\d+)\D*\|$', TEXT, re.MULTILINE):
+        at = positions(8192, 8, layout).reshape(8, 8, 128)  # shards, blocks, slots
+        sees = at.max(-1)[:, :, None] >= at.min(-1).reshape(-1)
+        assert sees.sum((1, 2)).max() == int(told)
+        assert layout != "zigzag" or len({*sees.sum((1, 2))}) == 1
+    assert TEXT.count(" | 484 |") == 1
 
 
 def test_it_is_short():

@@ -21,6 +21,7 @@ import flax_attn.sharding.ring as ring
 import flax_attn.sharding.sequence as sequence
 import flax_attn.sharding.strategies as strategies
 from flax_attn import Dropout
+from flax_attn._arrays import is_float
 from flax_attn.layouts import tokens_in
 
 Ring = ring.Ring
@@ -40,7 +41,7 @@ class Fault(NamedTuple):
 
 def only_floats(self: Ring, tree: Any, by: int = 1) -> Any:
     sent = send(self, tree, by)
-    return jax.tree.map(lambda x, y: y if ring._is_float(x) else x, tree, sent)
+    return jax.tree.map(lambda x, y: y if is_float(x) else x, tree, sent)
 
 
 def not_home(self: Ring, tree: Any, by: int = 1) -> Any:

@@ -267,7 +267,7 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def at_the_edge() -> dict[str, bool]:
-    """Weights, and a layer with rotary embeddings, in a layout; what `explain` says."""
+    """Weights, and a layer with rotary embeddings, in a layout."""
     return {
         "weights": weights_alike("zigzag"),
         "a layer": layer_alike("ring", "zigzag"),
