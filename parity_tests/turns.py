@@ -17,7 +17,7 @@ import pytest
 
 from flax_attn.parity import Case
 
-EVERY, OF_CASES, OF_CORE = 14, 12, 3
+EVERY, OF_CASES, OF_CORE = 14, 12, 6
 CORE = "parity_tests/core/"
 
 
