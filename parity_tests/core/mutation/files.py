@@ -46,6 +46,11 @@ LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge", 
 
 # "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
 CHOOSES_SIZES: dict[str, dict[str, str]] = {
+    "backends/blockwise/__init__": {
+        "module: PAIRS": "Up to so many weights the plain formula is quicker, and alike.",
+        "module: FEW_COPIED": "Up to so many bytes the plain formula is quicker, and alike.",
+        "passed_over": "Either way gives the same result; which is quicker is measured.",
+    },
     "backends/blockwise/plan": {
         "plan_of": "Any block size gives the same result; which is quickest is measured.",
         "_few_rows": "Chooses the rows of a block by what is quickest.",
@@ -53,7 +58,7 @@ CHOOSES_SIZES: dict[str, dict[str, str]] = {
         "_plan: most": "Bounds the size of a block by what is quickest.",
         "_plan: rows": "Any number of rows gives the same result.",
         "_plan: cols": "Any number of columns gives the same result.",
-    }
+    },
 }
 
 

@@ -30,6 +30,7 @@ from .operators import Mutant, sites
 ROOT = Path(__file__).parents[3]
 PACKAGES = frozenset({"flax_attn", "parity_tests", "torch_ref"})
 SECONDS, SECONDS_TO_WARM = 40, 300  # of work
+SLOWER = 2  # times as long as with nothing changed, where that is more
 PATIENCE = 10  # times as long for a process that waits
 LARGEST = 2**33  # bytes of a process before a new one takes its place: jax keeps what it was told
 
@@ -184,7 +185,7 @@ class Worker:
         self.process = context.Process(target=serve, args=(other, dict(self.laws)), daemon=True)
         self.process.start()
         other.close()
-        self.warm: set[str] = set()
+        self.warm: dict[str, float] = {}  # by file, seconds that a mutant may take
 
     def stop(self) -> None:
         self.process.kill()
@@ -199,11 +200,13 @@ class Worker:
         if _memory(self.process.pid) > LARGEST:
             self._start_again()
         if mutant.file not in self.warm:
+            before = _worked(self.process.pid) or 0.0
             ended = self._ask(mutant.file, SECONDS_TO_WARM)
             if ended is not None:
                 raise RuntimeError(f"{path_of(mutant.file)} as it stands: {ended}.")
-            self.warm.add(mutant.file)
-        return self._ask(mutant, SECONDS)
+            took = (_worked(self.process.pid) or 0.0) - before
+            self.warm[mutant.file] = max(SECONDS, round(SLOWER * took))
+        return self._ask(mutant, self.warm[mutant.file])
 
     def _ask(self, asked: Mutant | str, seconds: float) -> str | None:
         try:
