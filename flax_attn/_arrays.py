@@ -72,6 +72,28 @@ def aligned(x: jax.Array, like: jax.Array) -> jax.Array:
     return x.astype(like.dtype).reshape((1,) * (like.ndim - x.ndim) + x.shape)
 
 
+def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`x.reshape(shape)`, where the first and the last axes that stay keep their sharding.
+
+    JAX cannot tell by itself how an array over Explicit axes is sharded once others are merged.
+    """
+    sharding = jax.typeof(x).sharding
+    spec = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
+    first = _alike(x.shape, shape)
+    last = _alike(x.shape[first:][::-1], shape[first:][::-1])
+    before, between, after = spec[:first], spec[first : x.ndim - last], spec[x.ndim - last :]
+    if any(between) or not any(before + after):
+        return x.reshape(shape)
+    kept = jax.P(*before, *[None] * (len(shape) - first - last), *after)
+    return jax.lax.reshape(x, shape, out_sharding=jax.NamedSharding(sharding.mesh, kept))
+
+
+def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many of the first sizes are the same."""
+    least = min(len(a), len(b))
+    return next((i for i in range(least) if a[i] != b[i]), least)
+
+
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:
     """`array[indices]`, where an axis of length one answers for every index."""
     return jnp.asarray(array)[

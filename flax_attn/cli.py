@@ -147,6 +147,14 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
         "the model types that `flax_attn.families` reads (needs transformers)",
     )
     parity.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="prove layers with their inputs sharded over as many of N devices as batch and length "
+        "allow, against the original on one, in float64: the first case of each, or all of what is "
+        "named; a CPU stands for as many as are asked for",
+    )
+    parity.add_argument(
         "--no-cache",
         action="store_true",
         help="keep no compiled programs (1 GiB at most, in your cache folder, unless "
@@ -187,7 +195,7 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     from .parity.cases import certificate
 
     found = _proven(options, live, console)
-    proofs, short = found.proofs, _is_short(options)
+    proofs, short = found.proofs, _is_short(options) and not options.devices
     lines = certificate.lines(proofs)
     _wide(console).print(_table(options, found, console))
     for report in (report for line in lines for report in line.reports):
@@ -211,7 +219,10 @@ def _table(options: argparse.Namespace, found: "Proven", console: "Console") -> 
 
         return table(certificate.lines(found.proofs), found.about, options.strict)
     shown = certificate.lines(found.proofs, found.untried)
-    return certificate.table(shown, _width(console), options.strict, _is_short(options))
+    for line in shown:
+        line.devices = found.devices.get((line.variant, line.proven_equal_to), "-")
+    short = _is_short(options) and not options.devices
+    return certificate.table(shown, _width(console), options.strict, short)
 
 
 def _is_short(options: argparse.Namespace) -> bool:
@@ -238,6 +249,7 @@ def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Pro
         seed=options.seed,
         short=_is_short(options),
         settings=cache_settings(not options.no_cache),
+        devices=options.devices,
     )
     return proving.proven(wanted, STARTED, console)
 
@@ -291,6 +303,7 @@ def _check_options(options: argparse.Namespace) -> None:
             "--families proves published models alone; it takes no names, --all, --record, "
             "--replay, --real, --seed or --markdown."
         )
+    _check_devices(options)
     if options.all and (options.names or options.real):
         raise ValueError(
             "--all proves every case of this library; names and --real are proven whole without it."
@@ -299,6 +312,20 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--record needs torch's results, --replay does without: choose one.")
     if options.seed is not None and (options.record or options.replay or options.real):
         raise ValueError("--seed draws other numbers than were recorded: torch alone can tell.")
+
+
+def _check_devices(options: argparse.Namespace) -> None:
+    if options.devices is None:
+        return
+    if options.devices < 2:
+        raise ValueError(f"--devices takes two or more; got {options.devices}.")
+    others = ("real", "families", "record", "markdown")
+    given = [f"--{name}" for name in others if vars(options)[name]]
+    if given:
+        raise ValueError(
+            f"--devices proves sharded inputs alone; it takes no {' or '.join(given)}. The page of "
+            "--all --markdown has a column for it."
+        )
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

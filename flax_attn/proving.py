@@ -4,11 +4,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
@@ -18,17 +19,21 @@ from .parity.cases import markdown
 from .parity.cases.asked import Asked, ask
 from .parity.cases.markdown import About
 from .parity.cases.prove import Job, jobs, not_proven, prove, prove_until, record, short
+from .parity.cases.strict import strict
 from .parity.cases.workers import Failure, Workers
-from .parity.report import Report
+from .parity.report import Report, plural
 
-if TYPE_CHECKING:  # importing it brings jax, which workers alone need
+if TYPE_CHECKING:  # importing them brings jax, which workers alone need
     from .parity.cases.case import Case
+    from .parity.cases.sharded import Split
 
 LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
 WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, about
-# What a layer's module imports if it goes by a backend: `attended` is `attend` beside a cache.
-ATTENDS = ("attend", "attended")
+# What a layer's module imports if it goes by a backend: the latter two are `attend` beside a cache.
+ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
+# By this variable JAX lets a CPU stand for several devices; a page tells of so many.
+FAKE, MANY = "JAX_NUM_CPU_DEVICES", 8
 Proof = tuple[str, str, Report]
 
 
@@ -45,6 +50,7 @@ class Wanted:
       seed: in place of each case's own.
       short: whether the first case of each variant and witness is enough, in float64 under jit.
       settings: environment variables of the workers.
+      devices: over how many the inputs are sharded, if they are.
     """
 
     own: str
@@ -55,6 +61,7 @@ class Wanted:
     seed: int | None = None
     short: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    devices: int | None = None
 
 
 @dataclass
@@ -67,6 +74,7 @@ class Proven:
       untried: variant and witness of the lines of which nothing was tried.
       cases: how many there are, tried or not.
       seconds: how long the cases took together.
+      devices: by variant and witness, over how many the first case was sharded: batch x length.
     """
 
     proofs: list[Proof] = field(default_factory=list)
@@ -74,6 +82,7 @@ class Proven:
     untried: list[tuple[str, str]] = field(default_factory=list)
     cases: int = 0
     seconds: float = 0.0
+    devices: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def rest(self) -> str:
@@ -91,16 +100,18 @@ def proven(wanted: Wanted, started: float, console: Console) -> Proven:
       started: when the command was, by `time.monotonic()`.
       console: to say on what it is proven.
     """
-    with Workers(settings=wanted.settings) as workers:
+    with Workers(settings=_settings(wanted.settings, wanted.devices)) as workers:
         workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
         asked = ask(wanted.own, wanted.names, workers)
         every = jobs(asked.cases, wanted.live, wanted.seed)
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
             raise ParityError(machine.text)
-        workers.most = (os.cpu_count() or 1) if machine[0] == "cpu" else 1
+        workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
         say_how(wanted.live, machine, console)
-        if wanted.short:
+        if wanted.devices:
+            found = _over_devices(every, wanted, machine, workers, console)
+        elif wanted.short:
             found = _short(every, started + LIMIT, workers, console)
         else:
             found = _whole(every, asked, wanted, workers, console)
@@ -108,10 +119,23 @@ def proven(wanted: Wanted, started: float, console: Console) -> Proven:
     return found
 
 
-def say_how(live: bool, machine: tuple[str, str], console: Console) -> None:
+class Machine(NamedTuple):
+    """What JAX runs on."""
+
+    platform: str
+    kind: str
+    devices: int
+
+
+def _settings(settings: Mapping[str, str], devices: int | None) -> Mapping[str, str]:
+    return {**settings, FAKE: str(devices)} if devices else settings
+
+
+def say_how(live: bool, machine: Machine, console: Console) -> None:
     """In one line against what is proven, and on what machine."""
     how = "live against torch" if live else "against recorded results, since torch is not used"
-    console.out(f"{how}, on {machine[0]} ({machine[1]})", highlight=False)
+    many = f", {machine.devices} devices" if machine.devices > 1 else ""
+    console.out(f"{how}, on {machine.platform} ({machine.kind}{many})", highlight=False)
 
 
 def bar(console: Console) -> Progress:
@@ -154,10 +178,36 @@ def _whole(
         own = [case.variant for case in asked.cases if case.package == wanted.own]
         proofs += _kept(wanted.own, {*own}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
-    backends = _backends(every, workers) if wanted.page and wanted.live else {}
-    layers = markdown.layers(asked.cases) if wanted.page else {}
-    about = {v: markdown.About(name, backends.get(v, "-")) for v, name in layers.items()}
+    about = _about(every, asked, wanted, workers) if wanted.page else {}
     return Proven(proofs, about, cases=len(proofs))
+
+
+def _about(
+    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers
+) -> dict[str, markdown.About]:
+    """By variant, what its row of a page says beside the reports."""
+    backends = _backends(every, workers) if wanted.live else {}
+    many = Workers(2, _settings(wanted.settings, MANY))
+    many.folders = workers.folders
+    with many:
+        devices = _devices(every, many) if wanted.live else {}
+    return {
+        variant: markdown.About(name, backends.get(variant, "-"), devices.get(variant, "-"))
+        for variant, name in markdown.layers(asked.cases).items()
+    }
+
+
+def _devices(every: Sequence[Job], workers: Workers) -> dict[str, str]:
+    """By variant, over how many devices its first case of each witness is equal."""
+    found: dict[str, str] = {}
+    first = [job for job in every if job.eager]
+    work = [(job, MANY) for job in first]
+    for job, result in zip(first, workers.map(_prove_over, work), strict=True):
+        if isinstance(result, Failure) or (result is not None and not result[0].ok):
+            found[job.listed.variant] = "none"
+        elif result is not None:
+            found.setdefault(job.listed.variant, str(result[1]))
+    return found
 
 
 def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
@@ -167,12 +217,54 @@ def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iter
         yield job.listed.variant, job.listed.witness, report
 
 
-def _machine(_: None = None) -> tuple[str, str]:
-    """What JAX runs on."""
+def _over_devices(
+    every: Sequence[Job], wanted: Wanted, machine: Machine, workers: Workers, console: Console
+) -> Proven:
+    """Each case sharded over devices: the first ones, or all that were asked for by name.
+
+    Raises:
+      ValueError: if the machine has fewer devices.
+    """
+    count = wanted.devices or 0
+    if count > machine.devices:
+        raise ValueError(
+            f"--devices {count}: JAX has {plural(machine.devices, machine.platform)} here. Where "
+            "it has none but a CPU, that one stands for as many as are asked for."
+        )
+    chosen = [job for job in every if job.eager or not wanted.short]
+    found = Proven(cases=len(every))
+    with bar(console) as progress:
+        task = progress.add_task("parity", total=len(chosen))
+        work = [(job, count) for job in chosen]
+        for job, result in zip(chosen, workers.map(_prove_over, work), strict=True):
+            variant, witness, title = job.listed[3:6]
+            progress.update(task, description=variant, advance=1)
+            if isinstance(result, Failure):
+                found.proofs.append((variant, witness, not_proven(title, result)))
+            elif result is not None:
+                found.proofs.append((variant, witness, result[0]))
+                found.devices.setdefault((variant, witness), str(result[1]))
+    return found
+
+
+def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
+    """One case over so many devices; None for a layer without `attend`, or of sizes like 1."""
+    from .parity.cases.sharded import sharded_report
+
+    job, count = asked
+    case = job.case
+    own = case.home.is_own(case.flax_class)
+    if own and not _attends(case):
+        return None
+    with strict() if own else nullcontext():
+        return sharded_report(case, job.live, count)
+
+
+def _machine(_: None = None) -> Machine:
     import jax
 
     device = jax.devices()[0]
-    return device.platform, device.device_kind
+    return Machine(device.platform, device.device_kind, len(jax.devices()))
 
 
 def _kept(own: str, variants: set[str], workers: Workers) -> list[Proof]:
@@ -204,10 +296,14 @@ def _backends_of(job: Job) -> list[str]:
     from .backends import BACKENDS
 
     case = job.case
-    module = sys.modules[case.flax_class.__module__]
-    if not any(hasattr(module, name) for name in ATTENDS):
+    if not _attends(case):
         return ["own"]
     return [name for name in BACKENDS if _equal_on(name, case)]
+
+
+def _attends(case: "Case") -> bool:
+    """Whether a layer's module goes by a backend."""
+    return any(hasattr(sys.modules[case.flax_class.__module__], name) for name in ATTENDS)
 
 
 def _equal_on(backend: str, case: "Case") -> bool:

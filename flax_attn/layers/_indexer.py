@@ -1,6 +1,7 @@
 """The lightning indexer of DeepSeek's sparse attention: which keys a query looks at."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,8 +60,10 @@ class Indexer(nnx.Module):
         may = visible(seen, x, x)  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
         _, best = jax.lax.top_k(scores, min(self.top_k, x.shape[-2]))  # of equals the first
-        chosen = jnp.put_along_axis(jnp.zeros_like(may), best, True, axis=-1, inplace=False)
-        return chosen & may
+        chosen = partial(_marked, length=x.shape[-2])
+        for _ in range(best.ndim - 1):  # an index beside sharded axes has to be mapped over them
+            chosen = jax.vmap(chosen)
+        return chosen(best) & may
 
     def _placed(self, x: Array, turn: Turn | None, positions: Array | None) -> Array:
         """Heads, of which the first components are turned."""
@@ -68,3 +71,8 @@ class Indexer(nnx.Module):
             return x
         first, rest = jnp.split(x, [self.turned_dim], axis=-1)
         return jnp.concatenate([turn(first, positions), rest], axis=-1)
+
+
+def _marked(best: Int[Array, " I"], length: int) -> Bool[Array, " S"]:
+    """True at these indices."""
+    return jnp.zeros(length, bool).at[best].set(True)

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .._arrays import aligned, is_count
+from .._arrays import aligned, is_count, reshaped
 from .._checks import check_choice, check_divides, check_image, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
@@ -31,8 +31,8 @@ def to_windows(x: Shaped[Array, "*B Y X C"], window: Sides) -> Shaped[Array, "*B
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
     (*batch, Y, X, C), (y, x_) = x.shape, window
-    x = x.reshape(*batch, Y // y, y, X // x_, x_, C)
-    return jnp.swapaxes(x, -4, -3).reshape(*batch, (Y // y) * (X // x_), y * x_, C)
+    x = jnp.swapaxes(reshaped(x, (*batch, Y // y, y, X // x_, x_, C)), -4, -3)
+    return reshaped(x, (*batch, (Y // y) * (X // x_), y * x_, C))
 
 
 def from_windows(
@@ -45,8 +45,8 @@ def from_windows(
     [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
     (*batch, _, _, C), (y, x_) = x.shape, window
-    x = x.reshape(*batch, height // y, width // x_, y, x_, C)
-    return jnp.swapaxes(x, -4, -3).reshape(*batch, height, width, C)
+    x = reshaped(x, (*batch, height // y, width // x_, y, x_, C))
+    return reshaped(jnp.swapaxes(x, -4, -3), (*batch, height, width, C))
 
 
 def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int[np.ndarray, "M T"]:

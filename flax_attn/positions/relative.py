@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._arrays import is_count
+from .._arrays import is_count, reshaped
 from .._checks import check_choice
 from .scaling import plain_rates
 
@@ -263,11 +263,12 @@ def decomposed_bias(
         raise ValueError(
             f"q needs one token for each of {height} x {width} places; got {q.shape[-3]}."
         )
-    image = q.reshape(*q.shape[:-3], height, width, *q.shape[-2:])  # *B Y X N H
+    image = reshaped(q, (*q.shape[:-3], height, width, *q.shape[-2:]))  # *B Y X N H
     by_row = jnp.einsum("...yxnh,ykh->...nyxk", image, rows)
     by_column = jnp.einsum("...yxnh,xkh->...nyxk", image, columns)
     bias = by_row[..., :, None] + by_column[..., None, :]  # *B N Y X U V
-    return bias.reshape(*bias.shape[:-4], height * width, bias.shape[-2] * bias.shape[-1])
+    keys = bias.shape[-2] * bias.shape[-1]
+    return reshaped(bias, (*bias.shape[:-4], height * width, keys))
 
 
 def sinusoids(
@@ -333,8 +334,8 @@ def relative_shift(
     *batch, T, R = scores.shape
     if not 0 <= keys < R:
         raise ValueError(f"{R - 1} distances are left after the shift; got keys={keys}.")
-    turned = scores.reshape(*batch, R, T)[..., 1:, :]
-    return turned.reshape(*batch, T, R - 1)[..., :keys]
+    turned = reshaped(scores, (*batch, R, T))[..., 1:, :]
+    return reshaped(turned, (*batch, T, R - 1))[..., :keys]
 
 
 def _check_sides(what: str, height: int, width: int) -> None:

@@ -67,7 +67,18 @@ def attend(
     sequence: Sequence | None,
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
+    if rules.dropout is not None and taps.listening():
+        taps.tap("keep", _kept(rules.dropout, sizes_of(q, k), sequence))
     return _cut(Attention(name, attention, empty), sequence, q, k, v, rules)
+
+
+def _kept(dropout: Any, sizes: Any, sequence: Sequence | None) -> jax.Array:
+    """Which weights dropout keeps of all, in the order in which queries and keys lie."""
+    keep = jnp.broadcast_to(dropout.grid(sizes), sizes.shape)
+    if sequence is None:
+        return keep
+    placed = place(keep, sequence.devices, sequence.layout, axis=-1)
+    return place(placed, sequence.devices, sequence.layout, axis=-2)
 
 
 def weights(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:

@@ -118,17 +118,18 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
     if not meshes or {kind for mesh in meshes for kind in mesh.axis_types} != {AxisType.Explicit}:
         return None
     shards = agreed(q, k, v)
-    if shards.q is None:
+    names = [name for name in names_in(shards.q) if meshes[0].shape[name] > 1]
+    if not names:
         return None
-    if not isinstance(shards.q, str):
+    if len(names) > 1:
         raise NotImplementedError(
             f"q, k and v are sharded along their length over several mesh axes, {shards.q}; attend "
             "goes over one. Shard the length over one, and batch or heads over the others."
         )
     asked_for, layout = asked.value
     strategy = strategy or asked_for
-    count = meshes[0].shape[shards.q]
-    found = Sequence(strategy, layout, shards.q, count, count)
+    count = meshes[0].shape[names[0]]
+    found = Sequence(strategy, layout, names[0], count, count)
     for name, x in (("q", q), ("k", k)):
         check_length(name, x.shape[-3], found.devices, layout)
     if strategy == "ulysses":

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from .._arrays import varying_alike
 from .._types import Sizes
+from ..backends.platform import mesh_of
 from ..places import Places
 
 Axes = Any  # a mesh axis, several of them, or None
@@ -157,7 +158,12 @@ def agreed(q: Any, k: Any, v: Any) -> Shards:
         return next(iter(found), None)
 
     count, length = len(specs["q"]) - 3, one(-3, "their length")
-    if length is not None and not all(names_in(spec[-3]) for spec in specs.values()):
+    mesh = next((mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types), None)
+    if (
+        length is not None
+        and shards_in(length, mesh) > 1
+        and not all(names_in(spec[-3]) for spec in specs.values())
+    ):
         raise ValueError(
             f"q, k and v must be sharded alike along their length; got {given}. Reshard the others "
             f"over {length!r} too, by jax.sharding.reshard, or gather what is sharded."

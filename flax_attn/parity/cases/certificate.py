@@ -10,20 +10,21 @@ from rich.text import Text
 from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, plural, times
 
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
-HEADINGS = ("variant", "proven equal to", "params")
+HEADINGS = ("variant", "proven equal to", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
-SOME = HEADINGS.index("decoded")  # a column that is shown if a line has it
+SOME = ("devices", "decoded")  # columns that are shown if a line has them
 LATER = ("float32", "bfloat16")  # what the short proof leaves out
 UNTRIED, ALL = "not tried", "--all"  # what would try it
 
 
 @dataclass
 class Line:
-    """All reports of one variant against one witness."""
+    """All reports of one variant against one witness, and over which devices they were made."""
 
     variant: str
     proven_equal_to: str
     reports: list[Report] = field(default_factory=list)
+    devices: str = "-"
 
     @property
     def ok(self) -> bool:
@@ -50,10 +51,11 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         """What the table shows: tensors copied, errors in float64, errors over torch's own."""
         if not self.reports:
-            return (self.variant, self.proven_equal_to, *[ALL] * 6, self.verdict)
+            return (self.variant, self.proven_equal_to, "-", *[ALL] * 6, self.verdict)
         return (
             self.variant,
             self.proven_equal_to,
+            self.devices,
             str(max(report.params for report in self.reports)),
             self.error("output", "tap"),
             self.error("gradient"),
@@ -115,11 +117,11 @@ def table(found: Sequence[Line], width: int, strict: bool = False, short: bool =
 
 
 def columns(found: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings, and the cells of each line; without "decoded" if no line has it."""
+    """The headings, and the cells of each line; without those of `SOME` that no line has."""
     cells = [line.cells() for line in found]
-    if any(row[SOME] not in ("-", ALL) for row in cells):
-        return HEADINGS, cells
-    headings, *cells = ((*row[:SOME], *row[SOME + 1 :]) for row in (HEADINGS, *cells))
+    filled = [any(cell not in ("-", ALL) for cell in column) for column in zip(*cells, strict=True)]
+    shown = [i for i, name in enumerate(HEADINGS) if name not in SOME or (filled and filled[i])]
+    headings, *cells = (tuple(row[i] for i in shown) for row in (HEADINGS, *cells))
     return headings, cells
 
 

@@ -20,7 +20,7 @@ from ..report import badness
 from .certificate import Line
 from .collect import Listed
 
-HEADINGS = ("layer", "equal to", "backends", "params")
+HEADINGS = ("layer", "equal to", "backends", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "verdict")
 SHORT = ("layer", "equal to", "worst error", "verdict")
 FULL_MARKS = _markdown.between(
@@ -30,10 +30,17 @@ SHORT_MARKS = _markdown.between("<!-- short certificate -->", "<!-- end of short
 
 
 class About(NamedTuple):
-    """What a row says beside what the reports tell: the Flax class, the backends that passed."""
+    """What a row says beside what the reports tell.
+
+    Attributes:
+      layer: the Flax class.
+      backends: those that passed.
+      devices: over how many it passed, batch x length.
+    """
 
     layer: str
     backends: str = "-"
+    devices: str = "-"
 
 
 def layers(cases: Iterable[Listed]) -> dict[str, str]:
@@ -60,7 +67,7 @@ def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
 def short(table: str) -> str:
     """The table with the columns that fit a narrow page; the worst error is that of float64.
 
-    >>> row = ["A", "b", "own", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
+    >>> row = ["A", "b", "own", "-", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
     >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
     | A | b | 2.0e-15 | equal |
     """
@@ -169,13 +176,14 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
 
 def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
     variant = lines[0].variant
-    layer, backends = about.get(variant, About(variant))
+    layer, backends, devices = about.get(variant, About(variant))
     witnesses = [line.proven_equal_to for line in lines]
     whole = Line(variant, "", [report for line in lines for report in line.reports])
     return [
         layer,
         "; ".join(sorted(witnesses, key=lambda name: not name.startswith("torch."))),
         backends,
+        devices,
         str(max(report.params for report in whole.reports)),
         whole.error("output", "tap"),
         whole.error("gradient"),

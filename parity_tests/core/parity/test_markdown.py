@@ -84,7 +84,7 @@ def test_torchs_own_classes_stand_first_and_a_nan_is_the_worst():
     ]
     made = markdown.markdown(lines(reports), {})
     (cells,) = markdown.rows(made).values()
-    assert cells[:4] == ["a", "torch.nn.A; a_twin.A", "-", "0"]
+    assert cells[:5] == ["a", "torch.nn.A; a_twin.A", "-", "-", "0"]
     (brief,) = markdown.rows(markdown.short(made)).values()
     assert brief == ["a", "torch.nn.A; a_twin.A", "nan", "DIFFERENT"]
 

@@ -346,11 +346,24 @@ def at_the_edge() -> dict[str, bool]:
         "no keys": not forward(q, none, none).any(),
         "an open batch": same.ok,
         "a length over Auto axes": gathered(forward),
+        "a length over an axis of one device": not_cut(forward),
         "weights of a few key heads": weights_stay((4, 5, 8, 6), (4, 7, 2, 6), ("data",)),
         "weights of the second batch axis": weights_stay(
             (3, 4, 5, 8, 6), (3, 4, 7, 4, 6), (None, "data")
         ),
     }
+
+
+def not_cut(forward: Callable) -> bool:
+    """Whether a length on a mesh axis of one device is served as if the axis were not there."""
+    mesh = jax.make_mesh((8, 1), ("data", "seq"), axis_types=(AxisType.Explicit,) * 2)
+    q, k = (jnp.asarray(drawn(i, 8, n, 3, 6), "float32") for i, n in enumerate((7, 9)))
+    cut = [jax.device_put(q, NamedSharding(mesh, P("data", "seq")))]
+    cut += [jax.device_put(k, NamedSharding(mesh, P("data")))] * 2
+    found = forward.lower(*cut).compile()
+    none = not re.findall(COLLECTIVES, found.as_text())
+    want = forward(q, k, k)
+    return none and judge.no_worse(found(*cut), want, want, "float32").ok
 
 
 def weights_stay(q_shape: tuple, k_shape: tuple, batch: tuple) -> bool:

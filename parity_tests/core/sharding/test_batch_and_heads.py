@@ -40,7 +40,7 @@ def test_eight_devices_beside_one():
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rows) == (14 + 5) * 2 + 5  # requests by blockwise, five by both; kinds of axes
-    assert len(edges) == 5 and all(edges.values()), edges
+    assert len(edges) == 6 and all(edges.values()), edges
     assert [fault for row in rows for fault in faults(row)] == []
 
     found = on_a_slice["slice"]  # a Pallas kernel is taken where it can be cut

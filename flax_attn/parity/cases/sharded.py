@@ -1,0 +1,101 @@
+"""A case over several devices: its inputs are sharded, and its witness runs on one."""
+
+from collections.abc import Mapping
+from copy import copy
+from math import gcd
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import P
+
+from ...errors import ParityError
+from ..report import Report
+
+if TYPE_CHECKING:
+    from .case import Case
+
+
+class Split(NamedTuple):
+    """Over how many devices the batch is sharded, and the length."""
+
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.length}"
+
+
+def sharded_report(case: "Case", live: bool, devices: int) -> tuple[Report, Split] | None:
+    """The comparison over as many of these devices as the case's sizes allow, and how.
+
+    In float64 under jit, without steps beside a cache. The weights are whole on every device. A
+    layer that raises for a sharded length is tried with the batch alone, which the split shows.
+    None if the sizes of the case allow no split at all.
+
+    Raises:
+      ParityError: if the two cannot be compared.
+    """
+    arrays, refused = case.arrays(), None
+    for split in splits(arrays, devices):
+        try:
+            return _over(case, split, arrays, live), split
+        except ParityError as error:
+            if error.__cause__ is None:  # it is not the layer that raised
+                raise
+            refused = error
+    if refused is not None:
+        raise refused
+    return None
+
+
+def splits(arrays: Mapping[str, np.ndarray], devices: int) -> list[Split]:
+    """The split over most devices, along batch and length; then that along the batch alone.
+
+    >>> splits({"x": np.ones((2, 12, 5))}, 8)
+    [Split(batch=2, length=4), Split(batch=2, length=1)]
+    >>> splits({"x": np.ones((2, 7, 5))}, 8)
+    [Split(batch=1, length=7), Split(batch=2, length=1)]
+    """
+    batch = max((x.shape[0] for x in arrays.values() if x.ndim > 2), default=1)
+    length = gcd(*(x.shape[1] for x in arrays.values() if _is_sequence(x))) or 1
+    counts = range(1, devices + 1)
+    fit = [Split(b, t) for b in counts for t in counts if batch % b == 0 == length % t]
+    fit = [split for split in fit if split.batch * split.length <= devices]
+    both = max(fit, key=lambda x: (x.batch * x.length, min(x)))
+    alone = max(x for x in fit if x.length == 1)
+    return [x for x in dict.fromkeys([both, alone]) if x != (1, 1)]
+
+
+def _is_sequence(x: np.ndarray) -> bool:
+    """Whether an input is vectors along a length, B T D."""
+    return x.ndim == 3 and x.dtype.kind == "f"
+
+
+def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bool) -> Report:
+    devices = jax.devices()[: split.batch * split.length]
+    mesh = jax.make_mesh(split, ("batch", "length"), devices=devices)
+    specs = {name: _spec(x, split) for name, x in arrays.items()}
+
+    def call(module: Any, **inputs: Any) -> Any:
+        given = {
+            name: jax.reshard(x, specs[name]) if name in specs else x for name, x in inputs.items()
+        }
+        return jax.tree.map(_whole, case.flax_call(module, **given))
+
+    spread = copy(case)
+    spread.flax_call, spread.decode, spread.dtypes = call, None, ("float64",)
+    with jax.set_mesh(mesh):
+        return spread.report(live, eager=False)
+
+
+def _spec(x: np.ndarray, split: Split) -> P:
+    """Along which axes of the mesh an input is sharded; what is no batch of vectors is whole."""
+    if x.ndim < 3 or x.dtype.kind != "f" or x.shape[0] % split.batch:
+        return P()
+    batch, length = (name if n > 1 else None for name, n in split._asdict().items())
+    return P(batch, length) if _is_sequence(x) else P(batch)
+
+
+def _whole(x: Any) -> Any:
+    return jax.reshard(x, P()) if isinstance(x, jax.Array) else x
