@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as Shown
 
-from . import decode, functions, layers, page, plot, twins
+from . import decode, functions, layers, page, plot, published, twins
 from .contender import FAMILIES, Contender
 from .machine import machine
 from .options import Asked, asked
@@ -157,6 +157,8 @@ def _preset(want: Asked) -> Preset:
     found = known[want.preset]
     if found.steps is not None:
         _check_steps(want)
+    if found.models is not None:
+        _check_models(want)
     if want.variant is None:
         return found
     names = twins.variants()
@@ -182,6 +184,16 @@ def _check_steps(want: Asked) -> None:
         raise ValueError(f"--preset decode takes one width; got {len(want.widths)}.")
 
 
+def _check_models(want: Asked) -> None:
+    """ValueError for options that would change layers which are taken as they were published."""
+    kept = ("preset", "lengths", "passes", "against", "rounds", "seconds")
+    if want != Asked(**{name: getattr(want, name) for name in kept}):
+        raise ValueError(
+            "a published layer has its own heads, widths and mask, and is run in float32: --preset "
+            "layers takes --seq, --grad, --no-grad, --against, --rounds and --seconds."
+        )
+
+
 def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
     if preset.steps is not None:
         return (FORWARD,)
@@ -202,6 +214,8 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
         raise ValueError(f"--against takes {', '.join(FAMILIES)} or none; got {unknown[0]!r}.")
     if preset.steps is not None:
         every = decode.contenders()
+    elif preset.models is not None:
+        every = published.contenders()
     elif preset.layer:
         if want.backends != ("auto",):
             raise ValueError(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from . import published
 from .settings import Settings
 from .workload import LAYER, Workload, platform
 
@@ -23,6 +24,7 @@ class Preset:
       forward: whether the forward pass alone is run too.
       window, layer: as in a workload.
       steps: from lengths, heads and width to the workloads, for steps of decoding.
+      models: from lengths to the workloads, for layers of published models.
     """
 
     title: str
@@ -36,6 +38,7 @@ class Preset:
     window: int | None = None
     layer: str | None = None
     steps: Callable[[Sequence[int], int, int], list[Workload]] | None = None
+    models: Callable[[Sequence[int]], list[Workload]] | None = None
 
     def workloads(
         self,
@@ -48,6 +51,8 @@ class Preset:
         extras: Sequence[str] = ("plain",),
     ) -> list[Workload]:
         """The workloads, with what is given in place of the preset's own, longest last."""
+        if self.models is not None:
+            return self.models(lengths or self.lengths)
         if self.steps is not None:
             width = (widths or self.widths)[0]
             return self.steps(lengths or self.lengths, heads or self.shape(0, width)[0], width)
@@ -71,6 +76,7 @@ def presets() -> dict[str, Preset]:
         "memory": MEMORY,
         "book": BOOK,
         "decode": DECODE,
+        "layers": LAYERS,
     }
 
 
@@ -156,4 +162,14 @@ DECODE = Preset(
     settings=Settings(rounds=25, seconds=4.0, call=float("inf"), sets=1),
     against=("flax.nnx", "torch"),
     steps=_steps,
+)
+LAYERS = Preset(
+    "Layers of published models at their own widths, forward and backward",
+    lengths=(512, 1024, 2048, 4096),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (1, 1),
+    settings=Settings(rounds=7, seconds=40.0, call=60.0, sets=1),
+    against=("flax.nnx", "torch", "torch.eager"),
+    models=published.workloads,
 )

@@ -38,6 +38,7 @@ class Workload:
       stored: for a step of decoding, the tokens in the longest row once its token is written, of a
         cache with room for `length`; 0 for no step. Row b of B holds a share of (b + 1) / B.
       kv_heads: K of a step, 0 for N.
+      model_width: D of a published layer, 0 for `heads * width`.
       store: of a step, "int8", or "latent" for keys and values from one latent; else "".
       seed: of the inputs and weights.
 
@@ -59,6 +60,7 @@ class Workload:
     kv_heads: int = 0
     store: str = ""
     seed: int = 0
+    model_width: int = 0
 
     @property
     def rule(self) -> Mask:
@@ -96,7 +98,7 @@ class Workload:
     @property
     def features(self) -> int:
         """The model width D of a layer."""
-        return self.heads * self.width
+        return self.model_width or self.heads * self.width
 
     def flops(self, which: str) -> int:
         """`2 B N pairs (H + h)`, and 2.5 times as much backward; a layer's projections 1 and 2."""

@@ -1,0 +1,290 @@
+"""Layers of published models at their own widths, against their classes in transformers.
+
+A layer here computes its rotary angles in the call; a model in transformers computes them once for
+all layers, so that those are made before the time is taken. Swin's attention is given its windows.
+
+The proof is `flax_attn.parity.compare`, on many tokens with few heads. This library's layer and the
+class are also compared on few tokens at the published widths; torch's own attention and flax.nnx's,
+which have the same projections around them, are not, since that takes minutes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from .. import families
+from ..layers import WindowAttention
+from ..parity import compare
+from ..weights.rule import Rule
+from .contender import OURS, Contender
+from .program import JaxProgram, Program, TorchProgram
+from .proof import Proof
+from .workload import Workload
+
+WIDE = 160  # tokens at the published widths: from 128 on "auto" takes blocks
+LONG = 1088  # tokens with few heads: above 1,024 blocks run in loops
+SIDE = 7  # of a window of Swin, in tokens
+Call = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A layer of a published model.
+
+    Attributes:
+      config: the fields of its config.json that its attention reads, model_type among them.
+      classes: the start of its classes' names in transformers.
+      index: which layer of the model.
+      sdpa, nnx: why torch's fused attention and flax.nnx's cannot serve it, or "".
+    """
+
+    config: dict[str, Any]
+    classes: str
+    index: int = 0
+    sdpa: str = ""
+    nnx: str = ""
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query of this layer sees, its own included; None for all."""
+        kinds = self.config.get("layer_types")
+        local = kinds is not None and kinds[self.index] == "sliding_attention"
+        return self.config["sliding_window"] if local else None
+
+    @property
+    def narrow(self) -> "Published":
+        """The same layer with one key head, or two where no heads are grouped."""
+        heads, shared = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        few = {"num_attention_heads": heads // shared, "num_key_value_heads": 1}
+        if heads == shared:
+            few = {"num_attention_heads": 2, "num_key_value_heads": 2}
+        return replace(self, config={**self.config, "hidden_size": 48, **few})
+
+
+def _config(kind: str, width: int, heads: int, shared: int, each: int, **more: Any) -> dict:
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": shared}
+    return {"model_type": kind, **sizes, "head_dim": each, **more}
+
+
+BOTH_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+GEMMA2 = _config("gemma2", 3584, 16, 8, 256, query_pre_attn_scalar=256, sliding_window=4096)
+GEMMA2 |= {"attn_logit_softcapping": 50.0, "rope_theta": 1e4, **BOTH_KINDS}
+GPT_OSS = _config("gpt_oss", 2880, 64, 8, 64, sliding_window=128, **BOTH_KINDS)
+GPT_OSS |= {"attention_bias": True, "rope_theta": 15e4, "max_position_embeddings": 4096}
+GPT_OSS |= {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}}
+LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128}
+LATENT |= {"qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 1e4, "num_hidden_layers": 1}
+CAPPED = ("it cannot cap the scores",) * 2
+SUNK = ("it has no sinks",) * 2
+BIASED = "it cannot add the bias of a window", "it has no windows"
+APART = "", "it takes no values narrower than the keys"
+MODELS = {
+    "Llama 3 8B": Published(_config("llama", 4096, 32, 8, 128, rope_theta=5e5), "Llama"),
+    "Gemma 2 9B, local": Published(GEMMA2, "Gemma2", 0, *CAPPED),
+    "Gemma 2 9B, global": Published(GEMMA2, "Gemma2", 1, *CAPPED),
+    "gpt-oss 20B, local": Published(GPT_OSS, "GptOss", 0, *SUNK),
+    "gpt-oss 20B, global": Published(GPT_OSS, "GptOss", 1, *SUNK),
+    "DeepSeek V2 Lite": Published(
+        _config("deepseek_v2", 2048, 16, 16, 64, **LATENT), "DeepseekV2", 0, *APART
+    ),
+    "Swin T": Published({"model_type": "swin", "hidden_size": 96, "heads": 3}, "Swin", 0, *BIASED),
+}
+
+
+def workloads(lengths: Sequence[int]) -> list[Workload]:
+    """Every published layer at every length; Swin's is the nearest square of whole windows."""
+    found = []
+    for name, of in MODELS.items():
+        heads = of.config.get("num_attention_heads") or of.config["heads"]
+        width = of.config.get("head_dim", of.config["hidden_size"] // heads)
+        how = {"layer": name, "window": of.window, "model_width": of.config["hidden_size"]}
+        for length in lengths:
+            if name == "Swin T":
+                length = (SIDE * max(1, round(length**0.5 / SIDE))) ** 2
+            found.append(Workload(length, width, heads, **how))
+    return found
+
+
+def contenders() -> list[Contender]:
+    """This library's layer, its class in transformers, and its projections with flax.nnx inside."""
+
+    def torch(name: str, family: str, how: str) -> Contender:
+        refusal = partial(_refusal, how)
+        return Contender(name, family, partial(_torch, how), refusal, prove=partial(_prove, how))
+
+    return [
+        Contender(OURS, OURS, partial(_flax, _called), prove=partial(_prove, "eager")),
+        torch("transformers, sdpa", "torch", "sdpa"),
+        torch("transformers, eager", "torch.eager", "eager"),
+        Contender(
+            "flax.nnx",
+            "flax.nnx",
+            partial(_flax, _nnx),
+            lambda w, which: _of(w).nnx or None,
+            prove=partial(_prove, "flax.nnx"),
+        ),
+    ]
+
+
+def _refusal(how: str, w: Workload, which: str) -> str | None:
+    return (how == "sdpa" and _of(w).sdpa) or None
+
+
+def _of(w: Workload) -> Published:
+    return MODELS[w.layer or ""]
+
+
+def _is_window(of: Published) -> bool:
+    return of.config["model_type"] == "swin"
+
+
+def _layer(of: Published) -> nnx.Module:
+    if _is_window(of):
+        size, heads = of.config["hidden_size"], of.config["heads"]
+        return WindowAttention(size, (SIDE, SIDE), heads, rngs=nnx.Rngs(0))
+    return families.attention(of.config, of.index, rngs=nnx.Rngs(0))
+
+
+def _rules(of: Published) -> Sequence[Rule]:
+    if _is_window(of):
+        table = "relative_position_bias_table"
+        return (Rule(f"relative_position_bias.{table} -> {table}"),)
+    return families.rules(of.config, of.index)
+
+
+def _grid(x: Any) -> Any:
+    """Tokens as an image of them: `B T D` to `B rows columns D`."""
+    side = round(x.shape[1] ** 0.5)
+    return x.reshape(x.shape[0], side, side, x.shape[2])
+
+
+def _called(of: Published) -> Call:
+    """`call(layer, x)` of this library's layer."""
+    if _is_window(of):
+        return lambda layer, x: layer(_grid(x)).reshape(x.shape)
+    return lambda layer, x: layer(x)
+
+
+def _nnx(of: Published) -> Call:
+    """The same projections and rotary angles, and flax.nnx's attention of the heads."""
+
+    def call(layer: Any, x: Any) -> Any:
+        q, k, v = layer.heads(x, layer.places(x, None, None, None))
+        return layer.output(nnx.dot_product_attention(q, k, v, is_causal=True), None)
+
+    return call
+
+
+def _flax(called: Callable[[Published], Call], w: Workload, which: str) -> Program:
+    graph, params, rest = nnx.split(_layer(_of(w)), nnx.Param, ...)
+    call = called(_of(w))
+    return JaxProgram(
+        lambda held: call(nnx.merge(graph, held[0], rest), held[1]),
+        lambda arrays: (params, arrays["x"]),
+        lambda grads: {},
+        which,
+    )
+
+
+def _theirs(how: str, of: Published) -> tuple[Any, Call]:
+    """The module of transformers, and `call(module, x)`."""
+    library: Any = import_module("transformers")
+    kind = of.config["model_type"]
+    file: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    attention = getattr(file, f"{of.classes}Attention")
+    if _is_window(of):
+        config = library.SwinConfig(attn_implementation=how)
+        sizes = of.config["hidden_size"], of.config["heads"]
+        return attention(config, *sizes, SIDE).eval(), _windows
+    given = {name: x for name, x in of.config.items() if name != "model_type"}
+    config = library.AutoConfig.for_model(kind, **given)
+    config._attn_implementation = how
+    rotary = getattr(file, f"{of.classes}RotaryEmbedding")
+
+    @lru_cache(maxsize=1)
+    def handed(length: int, dtype: Any) -> Any:
+        """Angles and mask, made in the call, where a proof in float64 reaches them too."""
+        torch: Any = import_module("torch")
+        x, places = torch.zeros(1, length, 1, dtype=dtype), torch.arange(length)[None]
+        mask = None if how == "sdpa" else _mask(of, length, dtype)
+        return rotary(config)(x, places), mask
+
+    def call(layer: Any, x: Any) -> Any:
+        angles, mask = handed(x.shape[1], x.dtype)
+        return layer(hidden_states=x, position_embeddings=angles, attention_mask=mask)[0]
+
+    return attention(config, layer_idx=of.index).eval(), call
+
+
+def _mask(of: Published, length: int, dtype: Any) -> Any:
+    """What eager attention adds to the scores."""
+    torch: Any = import_module("torch")
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if of.window is not None:
+        hidden |= torch.ones(length, length, dtype=torch.bool).tril(-of.window)
+    zeros = torch.zeros(length, length, dtype=dtype)
+    return zeros.masked_fill(hidden, torch.finfo(dtype).min)[None, None]
+
+
+def _windows(layer: Any, x: Any) -> Any:
+    """transformers' attention of a Swin, in windows that are not shifted."""
+    grid = _grid(x)
+    B, rows, columns, D = grid.shape
+    parts = grid.view(B, rows // SIDE, SIDE, columns // SIDE, SIDE, D).transpose(2, 3)
+    out = layer(parts.reshape(-1, SIDE * SIDE, D))[0]
+    return out.view(parts.shape).transpose(2, 3).reshape(x.shape)
+
+
+def _torch(how: str, w: Workload, which: str) -> Program:
+    torch: Any = import_module("torch")
+    module, call = _theirs(how, _of(w))
+    with torch.no_grad():
+        for param in module.parameters():  # some are not initialised
+            param.normal_(std=0.02)
+
+    def pack(tensors: Any) -> Any:
+        like = tensors["x"]
+        return [like, *module.to(device=like.device, dtype=like.dtype).parameters()]
+
+    return TorchProgram(
+        lambda held: call(module, held[0]), pack, lambda held: held, lambda grads: {}, which
+    )
+
+
+def _prove(how: str, w: Workload, which: str) -> Proof:
+    """All that both sides do on the same weights, gradients too in either pass."""
+    name = w.layer or ""
+    if _is_window(_of(w)):
+        return _proven(how, name, False, w.length)
+    few = _proven(how, name, True, min(w.length, LONG))
+    if how != "eager" or not few.ok:
+        return few
+    whole = _proven(how, name, False, min(w.length, WIDE))
+    return few if whole.ok else whole
+
+
+@lru_cache
+def _proven(how: str, name: str, narrow: bool, length: int) -> Proof:
+    """In float64 and float32; of flax.nnx, whose softmax is always in float32, in that alone."""
+    of = MODELS[name].narrow if narrow else MODELS[name]
+    module, call = _theirs("eager" if how == "flax.nnx" else how, of)
+    x = np.random.default_rng(0).standard_normal((1, length, of.config["hidden_size"]))
+    dtypes = ("float64",) if not narrow and not _is_window(of) else ("float64", "float32")
+    report = compare(
+        module,
+        _layer(of),
+        x,
+        rules=_rules(of),
+        torch_call=call,
+        flax_call=(_nnx if how == "flax.nnx" else _called)(of),
+        dtypes=dtypes[1:] if how == "flax.nnx" else dtypes,
+        taps=False,
+        eager=False,
+    )
+    worst = max((row.verdict for row in report.rows), key=lambda v: v.error / (v.limit or 1.0))
+    return Proof(worst.error, worst.limit, "" if report.ok else report.summary())
