@@ -2,6 +2,7 @@
 
 `python -m parity_tests.core.sharding.lengths` compares every request, by every strategy in one of
 the layouts, with the same request on one device. Names that follow it say which requests.
+`--process I ADDRESS` before them makes it process I of two, of four devices each, that meet there.
 """
 
 import json
@@ -15,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+    f"{os.environ.get('XLA_FLAGS', '')} "
+    f"--xla_force_host_platform_device_count={4 if '--process' in sys.argv else 8} "
     "--xla_backend_optimization_level=0"  # which compiles sooner
 )
 
@@ -23,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -60,6 +63,7 @@ from parity_tests.core.sharding.requests import (
     whole,
 )
 
+OF_TWO = "--process" in sys.argv
 B, T, S, N, K, H, h = 4, 16, 24, 8, 2, 5, 7
 LAYOUTS = ("contiguous", "zigzag", "striped")
 STRATEGIES = ("ring", "all_gather", "ulysses")
@@ -242,7 +246,7 @@ def run(name: str, strategy: str, layout: str) -> dict[str, Any]:
     floats = [n for n in sorted(rules) if jnp.issubdtype(rules[n].dtype, jnp.floating)]
     back = [(1,)] * 5 + [request.tokens.get(n, ()) for n in floats]
     for i, axes in enumerate(back):
-        got[i] = np.asarray(got[i])
+        got[i] = fetched(got[i])
         for axis in axes:
             got[i] = unplace(got[i], shards, layout, axis=axis)
     want = wanted(name)
@@ -255,11 +259,15 @@ def run(name: str, strategy: str, layout: str) -> dict[str, Any]:
 
 
 def rows(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Every request by the ring and by one of the others, in two layouts; in all, if named."""
+    """Every request by the ring and by one of the others, in two layouts; in all, if named.
+
+    On two processes those that are named, in two layouts as well.
+    """
     for i, name in enumerate(REQUESTS):
         layouts = REQUESTS[name].layouts
         few = ((0, i), (1 + i % 2, i + 1))
-        pairs = [(s, x) for s in range(3) for x in range(len(layouts))] if names else few
+        whole = names and not OF_TWO
+        pairs = [(s, x) for s in range(3) for x in range(len(layouts))] if whole else few
         for strategy, layout in pairs if not names or name in names else ():
             row = {"name": name, "strategy": STRATEGIES[strategy]}
             row["layout"] = layouts[layout % len(layouts)]
@@ -273,6 +281,11 @@ def at_the_edge() -> dict[str, bool]:
         "a layer": layer_alike("ring", "zigzag"),
         "a layer, gathered": layer_alike("all_gather", "striped"),
     }
+
+
+def fetched(x: jax.Array) -> np.ndarray:
+    """All of an array, also of what lies on another process's devices."""
+    return np.asarray(process_allgather(x, tiled=True) if OF_TWO else x)
 
 
 def on(x: np.ndarray, spec: P, mesh: Any) -> jax.Array:
@@ -290,7 +303,7 @@ def weights_alike(layout: str) -> bool:
     with context_parallel("ring", layout=layout):
         got = jax.jit(lambda q, k: attention_weights(q, k, mask=Causal("end")))(q, k)
     kept = got.sharding.is_equivalent_to(NamedSharding(mesh, P("data", None, "seq")), 4)
-    got = unplace(unplace(np.asarray(got), 4, layout, axis=2), 4, layout, axis=3)
+    got = unplace(unplace(fetched(got), 4, layout, axis=2), 4, layout, axis=3)
     return kept and judge.no_worse(got, want, want, "float64").ok
 
 
@@ -311,7 +324,8 @@ def layer_alike(strategy: str, layout: str) -> bool:
     with context_parallel(strategy, layout=layout), jax.set_mesh(mesh):
         given = (on(place(y, 4, layout, axis=1), P("data", "seq"), mesh) for y in (x, do))
         got = list(jax.jit(everything)(jax.device_put(params, P()), *given))
-    got[0], got[-1] = (unplace(np.asarray(y), 4, layout, axis=1) for y in (got[0], got[-1]))
+    got[1:-1] = map(fetched, got[1:-1])
+    got[0], got[-1] = (unplace(fetched(y), 4, layout, axis=1) for y in (got[0], got[-1]))
     return all(judge.no_worse(a, b, b, "float64").ok for a, b in zip(got, want, strict=True))
 
 
@@ -346,6 +360,10 @@ def sentences() -> dict[str, str]:
 
 
 def main(names: list[str]) -> None:
+    if OF_TWO:
+        _, process, address, *names = names
+        jax.distributed.initialize(address, num_processes=2, process_id=int(process))
+        assert (jax.device_count(), jax.local_device_count()) == (8, 4)
     with jax.enable_x64(True):
         if not names:
             print(json.dumps({"sentences": sentences(), "edges": at_the_edge()}))

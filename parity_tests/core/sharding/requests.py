@@ -15,8 +15,8 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (  # the last of a flag counts, that of whoever imports this one
+    f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}"
 )
 
 import jax

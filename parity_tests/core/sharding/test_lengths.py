@@ -4,6 +4,7 @@ Programs of their own make the eight devices, since jax must be told of them bef
 """
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -28,6 +29,8 @@ SHARED = (
     "a token each",
 )
 CUT = ("documents", "arrays by slot", "positions")  # come cut along the length
+# Of which two processes, that send to each other over a socket, compute four shards each.
+OVER_TWO = ("causal", "documents", "dropout", "rows that see nothing, dropped")
 SENTENCES = {
     "explained": ("backend", "length     ring over 'seq' (4 shards), zigzag"),
     "zigzag": ("ValueError", "k has 20 tokens: pad or cut it to 16 or 24."),
@@ -56,6 +59,22 @@ def test_eight_devices_beside_one():
     for what, (kind, words) in SENTENCES.items():
         sentence = told["sentences"][what]
         assert sentence.startswith(kind) and words in sentence, sentence
+
+
+@pytest.mark.turns(5)
+def test_two_processes_beside_one_device():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "parity_tests.core.sharding.lengths", "--process"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    runs = [subprocess.Popen([*command, str(i), address, *OVER_TWO], **pipes) for i in range(2)]
+    told = [run.communicate() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told[0][1][-3000:]
+    for lines, _ in told:  # each process has compared all of every array
+        rows = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+        assert len(rows) == 2 * len(OVER_TWO)
+        assert [fault for row in rows for fault in faults(row)] == []
 
 
 def faults(row):
