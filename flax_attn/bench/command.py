@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as Shown
 
-from . import decode, functions, layers, page, plot, published, twins
+from . import decode, functions, layers, linear, page, plot, published, twins
 from .contender import FAMILIES, Contender
 from .machine import machine
 from .options import Asked, asked
@@ -29,7 +29,7 @@ from .race import Race
 from .result import Results, read
 from .settings import Settings
 from .table import Table, compared, remarks, tables, unfinished
-from .workload import FORWARD, LAYER, Workload
+from .workload import DELTA, FORWARD, LAYER, Workload
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -161,6 +161,8 @@ def _preset(want: Asked) -> Preset:
         _check_models(want)
     if want.variant is None:
         return found
+    if found.layer == DELTA:
+        raise ValueError("--preset linear times one recurrence; --variant is for layers.")
     names = twins.variants()
     if want.variant not in names:
         raise ValueError(f"--variant takes {', '.join(names)}; got {want.variant!r}.")
@@ -229,7 +231,9 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
             raise ValueError(
                 "the layers that are compared are causal; --full is for attention alone."
             )
-        if preset.layer == LAYER:
+        if preset.layer == DELTA:
+            every = linear.contenders()
+        elif preset.layer == LAYER:
             every = [c for c in layers.book() if not c.ours or _wanted(c, want.variant)]
         else:
             every = twins.contenders(preset.layer)

@@ -21,7 +21,7 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
         "ends in about a minute on a small machine. Ctrl-C keeps what has been measured.",
     )
     add = parser.add_argument
-    add("--preset", metavar="NAME", help="book, decode, flash, layers, memory or window")
+    add("--preset", metavar="NAME", help="book, decode, flash, layers, linear, memory or window")
     add("--variant", metavar="NAME", help="a whole layer of this library, as `parity` names it")
     add("--seq", metavar="LENGTHS", help="1k:32k (doubling) or 512,1024")
     add("--width", metavar="WIDTHS", help="of a head: 64,128")

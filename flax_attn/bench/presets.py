@@ -6,7 +6,7 @@ from itertools import product
 
 from . import published
 from .settings import Settings
-from .workload import LAYER, Workload, platform
+from .workload import DELTA, LAYER, Workload, platform
 
 FAST = ("jax.nn", "flax.nnx", "torch", "tokamax")
 
@@ -25,6 +25,7 @@ class Preset:
       window, layer: as in a workload.
       steps: from lengths, heads and width to the workloads, for steps of decoding.
       models: from lengths to the workloads, for layers of published models.
+      heads: how many, where several are tried one after the other.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Preset:
     layer: str | None = None
     steps: Callable[[Sequence[int], int, int], list[Workload]] | None = None
     models: Callable[[Sequence[int]], list[Workload]] | None = None
+    heads: tuple[int, ...] = ()
 
     def workloads(
         self,
@@ -57,11 +59,12 @@ class Preset:
             width = (widths or self.widths)[0]
             return self.steps(lengths or self.lengths, heads or self.shape(0, width)[0], width)
         found = []
-        kinds = product(dtypes, masks or self.masks, extras, widths or self.widths)
-        for dtype, mask, extra, width in kinds:
+        counts = (heads,) if heads else self.heads or (None,)
+        kinds = product(dtypes, masks or self.masks, extras, widths or self.widths, counts)
+        for dtype, mask, extra, width, count in kinds:
             for length in lengths or self.lengths:
                 own = self.shape(length, width)
-                work = Workload(length, width, heads or own[0], batch or own[1], dtype, mask, extra)
+                work = Workload(length, width, count or own[0], batch or own[1], dtype, mask, extra)
                 found.append(replace(work, window=self.window, layer=self.layer))
         return found
 
@@ -77,6 +80,7 @@ def presets() -> dict[str, Preset]:
         "book": BOOK,
         "decode": DECODE,
         "layers": LAYERS,
+        "linear": LINEAR,
     }
 
 
@@ -172,4 +176,15 @@ LAYERS = Preset(
     settings=Settings(rounds=7, seconds=40.0, call=60.0, sets=1),
     against=("flax.nnx", "torch", "torch.eager"),
     models=published.workloads,
+)
+LINEAR = Preset(
+    "The gated delta rule: chunks, steps, torch's chunked forms, and softmax attention beside them",
+    lengths=(1024, 2048, 4096, 8192, 16384, 32768),
+    widths=(64, 128),
+    masks=("causal",),
+    shape=lambda length, width: (8, 1),
+    settings=Settings(rounds=7, seconds=15.0, call=30.0, sets=1),
+    against=("torch",),
+    layer=DELTA,
+    heads=(8, 16),
 )

@@ -56,9 +56,19 @@ def first_call(program: Program, placed: Any) -> tuple[Any, float]:
 
 def judged(found: Found, w: Workload, which: str) -> Proof:
     """The verdict on an output and, after a backward pass, all gradients."""
-    rows, worst = w.rows(), Proof(0.0, np.inf)
     own, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
-    for name, verdict in _verdicts(found, own, truth, w.dtype, rows, which):
+    return against(found, own, truth, w.dtype, which, w.rows())
+
+
+def against(
+    found: Found, own: Found, truth: Found, dtype: str, which: str, rows: Any = slice(None)
+) -> Proof:
+    """The verdict on what was found, if `own` is the plain formula's in `dtype`.
+
+    Of outputs and gradients of queries `own` and `truth` have the judged rows alone.
+    """
+    worst = Proof(0.0, np.inf)
+    for name, verdict in _verdicts(found, own, truth, dtype, rows, which):
         if not verdict.ok:
             return Proof(verdict.error, verdict.limit, _sentence(name, verdict))
         if verdict.error * worst.limit >= worst.error * verdict.limit or worst.limit == np.inf:
@@ -67,7 +77,7 @@ def judged(found: Found, w: Workload, which: str) -> Proof:
 
 
 def _verdicts(
-    found: Found, own: Found, truth: Found, dtype: str, rows: np.ndarray, which: str
+    found: Found, own: Found, truth: Found, dtype: str, rows: Any, which: str
 ) -> Iterator[tuple[str, judge.Verdict]]:
     out = found["output"][:, rows]
     yield "output", judge.same_precision(out, own["output"], truth["output"], dtype)

@@ -6,7 +6,7 @@ from itertools import groupby
 from . import steps
 from .cells import Table, bytes_of, time_of, times
 from .result import LEFT_OUT, MEASURED, TIMED, Results, Row
-from .workload import LAYER, Workload
+from .workload import DELTA, LAYER, Workload
 
 MOST_COLUMNS = 8
 BUSY = 0.5  # of the cores taken by others
@@ -42,7 +42,7 @@ def ratio(row: Row, of: Row | None) -> str:
 
 
 def _group_of(w: Workload) -> tuple:
-    return w.layer or "", w.dtype, w.seen, w.width
+    return w.layer or "", w.dtype, w.seen, w.width, w.heads if w.layer == DELTA else 0
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -54,6 +54,8 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 def heading(w: Workload) -> str:
     """What the workloads of one group share."""
+    if w.layer == DELTA:
+        return f"{w.layer}, {w.heads} heads of width {w.width}, {w.dtype}"
     if w.layer not in (None, LAYER):
         return f"{w.layer}, width {w.features}, {w.dtype}"
     what = f"whole layer, width {w.features}" if w.layer else f"head width {w.width}"

@@ -18,6 +18,8 @@ WHOLE = 2**25  # weights that are proven one by one; of more, some rows, and all
 CUT_LENGTH, CUT_HEADS = 1024, 2
 COTANGENT = "cotangent"
 LAYER = "multi_head"  # the layer whose implementations are compared
+DELTA = "gated delta rule"  # the recurrence whose forms are compared
+GATED = ("q", "k", "v", "g", "beta")  # what it takes
 PROJECTIONS = ("query", "key", "value", "out")
 
 
@@ -34,7 +36,7 @@ class Workload:
       mask: "causal", "full" or "window", which is causal too.
       extra: "softcap", logits capped at 50, or "sinks", one a head from -1 to 1; else "plain".
       window: how many keys a query of a window sees, its own included.
-      layer: None for the function of q, k and v; for a whole layer `LAYER` or another variant.
+      layer: None for the function of q, k and v; `DELTA`; for a whole layer `LAYER` or another.
       stored: for a step of decoding, the tokens in the longest row once its token is written, of a
         cache with room for `length`; 0 for no step. Row b of B holds a share of (b + 1) / B.
       kv_heads: K of a step, 0 for N.
@@ -126,9 +128,11 @@ class Workload:
             shapes = {"x": (self.batch, self.stored, D)}
             shapes |= {"query.weight": (D, D), "key.weight": (D, kv)}
             shapes |= {"value.weight": (D, kv), "out.weight": (D, D)}
-        elif self.layer is None:
+        elif self.layer in (None, DELTA):
             heads = (*tokens, self.heads, self.width)
             shapes = dict.fromkeys(("q", "k", "v", COTANGENT), heads)
+            if self.layer == DELTA:
+                shapes |= dict.fromkeys(("g", "beta"), heads[:-1])
         else:
             D = self.features
             shapes = {"x": (*tokens, D), COTANGENT: (*tokens, D)}
@@ -137,6 +141,10 @@ class Workload:
             shapes |= {f"{name}.bias": (D,) for name in names}
         kind = jnp.dtype(self.dtype)
         found = {name: draw(shape, np.float32) for name, shape in shapes.items()}
+        if self.layer == DELTA:
+            found |= {name: _unit(found[name]) for name in ("q", "k")}
+            found["g"] = -0.1 * np.log1p(np.exp(found["g"]))
+            found["beta"] = 1 / (1 + np.exp(-found["beta"]))
         return {
             name: (x * len(x) ** -0.5 if name.endswith("weight") else x).astype(kind)
             for name, x in found.items()
@@ -174,6 +182,10 @@ class Workload:
             heads = f"N {self.heads}, K {self.kv_heads or self.heads}"
             return f"B {self.batch}, {self.length} slots{stored}, {heads}{kind}"
         return f"{sizes}, {self.seen}, {self.dtype}"
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 def platform() -> str:

@@ -72,7 +72,7 @@ def test_lists_of_numbers_and_dtypes():
 @pytest.mark.parametrize(
     "given, said",
     [
-        (["--preset", "books"], "--preset takes flash, window, memory, book, decode, layers; got"),
+        (["--preset", "books"], "--preset takes flash, window, memory, book, decode, layers,"),
         (["--seq", "1k:"], "--seq takes lengths such as 512,1024 or a range"),
         (["--seq", "4k:1k"], "got '4k:1k'"),
         (["--seq", "12,x"], "--seq takes whole numbers"),
@@ -88,6 +88,7 @@ def test_lists_of_numbers_and_dtypes():
         (["--preset", "decode", "--dtype", "bf16"], "--preset decode takes --seq, --heads"),
         (["--preset", "layers", "--width", "8"], "--preset layers takes --seq, --grad"),
         (["--preset", "layers", "--variant", "luong"], "--preset layers takes --seq, --grad"),
+        (["--preset", "linear", "--variant", "luong"], "--variant is for layers"),
         (["--seconds", "-1"], "--seconds takes a number above 0; got '-1'."),
         (["--compare", "nowhere.json"], "nowhere.json cannot be read"),
         (["--json", "no/folder/x.json"], "there is no folder no/folder"),
@@ -299,7 +300,7 @@ def test_slow_16_bits_on_a_gpu_are_told():
 
 def test_presets_have_the_sizes_that_were_promised():
     found = presets.presets()
-    assert set(found) == {"", "flash", "window", "memory", "book", "decode", "layers"}
+    assert set(found) == {"", "flash", "window", "memory", "book", "decode", "layers", "linear"}
     flash = found["flash"].workloads()
     assert {w.width for w in flash} == {64, 128, 256} and {w.mask for w in flash} == {
         "causal",

@@ -1,0 +1,143 @@
+"""The contenders for the gated delta rule: chunks, steps, torch's two chunked forms, and softmax.
+
+All take q, k of unit length, v, and of each token and head a log decay g and a strength beta; q is
+scaled by `H**-0.5` in each. Softmax attention is another function of q, k and v alone: it shows
+from which length on a linear recurrence is the faster of the two.
+
+The proof is the step form in float64, one token after another; its gradient is JAX's own.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..recurrence import linear_recurrence
+from . import functions, proof
+from .contender import OURS, Contender
+from .program import JaxProgram, Program, TorchProgram
+from .proof import Found, Proof
+from .workload import BOTH, GATED, Workload
+
+PROVEN = 1000  # tokens of two heads: sixteen chunks, the last of them not whole
+CHUNK = 64  # tokens, in every chunked form
+FLA = "ops/gated_delta_rule/naive.py"  # beside the kernels, which need a GPU
+Call = Callable[..., Any]
+
+
+def contenders() -> list[Contender]:
+    """This library's chunked form first."""
+
+    def torch(name: str, load: Callable[[], Call], refusal: Callable) -> Contender:
+        build = partial(_torch, load)
+        return Contender(name, "torch", build, refusal, prove=partial(_prove, build))
+
+    return [
+        Contender(OURS, OURS, _chunked, prove=partial(_prove, _chunked)),
+        torch("transformers, chunked", _transformers, _without("transformers")),
+        torch("fla, chunked", _fla, _without("fla")),
+        Contender(f"{OURS}, scan", OURS, _steps, prove=partial(_prove, _steps)),
+        Contender(f"{OURS}, softmax", OURS, _softmax, prove=_prove_softmax),
+    ]
+
+
+def _without(package: str) -> Callable[[Workload, str], str | None]:
+    reason = f"{package} is not installed"
+    return lambda w, which: None if find_spec(package) else reason
+
+
+def _recurrence(chunk: int | None) -> Call:
+    def call(held: Any) -> Any:
+        q, k, v, g, beta = held
+        q = q * q.shape[-1] ** -0.5
+        return linear_recurrence(q, k, v, log_decay=g, beta=beta, delta=True, chunk=chunk)[0]
+
+    return call
+
+
+def _jax(call: Call, w: Workload, which: str) -> Program:
+    def pack(arrays: Any) -> Any:
+        return tuple(arrays[name] for name in GATED)
+
+    return JaxProgram(call, pack, lambda grads: dict(zip(GATED, grads, strict=True)), which)
+
+
+_chunked = partial(_jax, _recurrence(CHUNK))
+_steps = partial(_jax, _recurrence(None))
+
+
+def _softmax(w: Workload, which: str) -> Program:
+    return functions.ours(("auto",))[0].build(replace(w, layer=None), which)
+
+
+def _transformers() -> Call:
+    file: Any = import_module("transformers.models.qwen3_next.modeling_qwen3_next")
+    return file.torch_chunk_gated_delta_rule
+
+
+def _fla() -> Call:
+    """fla's plain reference, by its path, since the package brings its kernels with it."""
+    package: Any = find_spec("fla")
+    path = Path(package.submodule_search_locations[0], FLA)
+    spec: Any = spec_from_file_location("fla_gated_delta_rule", path)
+    file = module_from_spec(spec)
+    spec.loader.exec_module(file)
+    return file.naive_chunk_gated_delta_rule
+
+
+def _torch(load: Callable[[], Call], w: Workload, which: str) -> Program:
+    form = load()
+
+    def call(held: Any) -> Any:
+        q, k, v, g, beta = held
+        return form(q, k, v, g=g, beta=beta, chunk_size=CHUNK)[0]
+
+    def unpack(grads: Any) -> Any:
+        return dict(zip(GATED, grads, strict=True))
+
+    return TorchProgram(
+        call, lambda tensors: [tensors[x] for x in GATED], lambda held: held, unpack, which
+    )
+
+
+def _proven(w: Workload) -> Workload:
+    return replace(w, length=min(w.length, PROVEN), heads=2, batch=1)
+
+
+def _prove(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
+    return _judged(build, _proven(w), which)
+
+
+@cache
+def _judged(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
+    program, (own, truth) = build(w, which), references(w)
+    return proof.against(_run(program, w.arrays()), own, truth, w.dtype, which)
+
+
+@cache
+def _prove_softmax(w: Workload, which: str) -> Proof:
+    small = replace(w, layer=None).cut()
+    return proof.prove(_softmax(small, which), small, which)[0]
+
+
+@cache
+def references(w: Workload) -> tuple[Found, Found]:
+    """The step form's output and gradients: in the dtype and in float64."""
+    arrays = w.arrays()
+    with jax.enable_x64(True):
+        wide = {name: x.astype(np.float64) for name, x in arrays.items()}
+        truth = _run(_steps(w, BOTH), wide)
+    return _run(_steps(w, BOTH), arrays), truth
+
+
+def _run(program: Program, arrays: Any) -> Found:
+    placed = program.place(arrays)
+    if program.compile_seconds is None:
+        program.compile(placed)
+    return program.take(program.run(placed))
