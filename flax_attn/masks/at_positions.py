@@ -114,7 +114,7 @@ class AtPositions(Mask):
         inside = (keys >= found[0]) & (keys < found[1])
         lo = jnp.min(jnp.where(inside, slots, sizes.S))
         hi = jnp.max(jnp.where(inside, slots + 1, 0))
-        return lo.astype(jnp.int32), hi.astype(jnp.int32), inside.sum(dtype=jnp.int32)
+        return lo, hi, inside.sum(dtype=jnp.int32)
 
 
 def _endless(sizes: Sizes) -> Sizes:

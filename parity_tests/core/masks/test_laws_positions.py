@@ -3,6 +3,8 @@
 Quick and without torch: `parity_tests.core.mutation` runs them on every mutant.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from flax_attn import (
     Segments,
     Window,
 )
-from flax_attn._types import Sizes
+from flax_attn._types import Sizes, frozen
 from flax_attn.masks import Mask, Rows
 from flax_attn.masks.at_positions import AtPositions, at_positions, presence_in
 from flax_attn.places import Places, Positions
@@ -239,6 +241,35 @@ def test_ranges_are_as_narrow_as_positions_say():
     causal = AtPositions(CAUSAL.bind(SIZES), at)
     assert exactly(causal, "key_range", 1, Rows(0, T)) == (0, 8)
     assert exactly(causal, "seen_range", 1, Rows(0, T)) == (0, 8)
+
+
+@frozen
+class Anywhere(Mask):
+    """Shows every key, and says so in numbers that no key has."""
+
+    AXES: ClassVar = {}
+
+    def __call__(self, b, n, q, k):
+        return (q >= -9) & (k >= -9)
+
+    def key_range(self, b, n, q, sizes):
+        return -9, sizes.S + 9
+
+    seen_range = key_range
+
+
+def test_what_is_absent_is_outside_whatever_a_mask_says():
+    at = Positions(np.arange(T), np.asarray([-3, -1, 4, 5, 6, 7, 8, 9, -2])).bind(SIZES)
+    mask = AtPositions(Anywhere(), at)
+    for asked in ("key_range", "seen_range"):
+        assert exactly(mask, asked, 0, Rows(0, T)) == (2, 8)
+
+
+def test_a_shard_knows_what_is_present():
+    at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
+    places = Places(jnp.asarray([1, 0]), jnp.asarray([0, 1, 2])).bind(SIZES)
+    mask = at_positions(CAUSAL, at)
+    assert presence_in(mask) is not None and presence_in(mask.at(places)) is not None
 
 
 def test_each_entry_is_asked_for_its_own_ranges():

@@ -51,6 +51,15 @@ CHOOSES_SIZES: dict[str, dict[str, str]] = {
         "module: FEW_COPIED": "Up to so many bytes the plain formula is quicker, and alike.",
         "passed_over": "Either way gives the same result; which is quicker is measured.",
     },
+    "backends/protocol": {
+        "module: PAIRS": "Up to so many weights the plain formula is quicker, and alike.",
+        "module: COPIED": "Up to so many bytes the plain formula is quicker, and alike.",
+        "module: FEW": "Up to so many queries another walk over the keys is quicker, and alike.",
+        "module: ROWS": "Any number of rows asked at once gives the same result.",
+        "passed_over": "Either way gives the same result; which is quicker is measured.",
+        "long_cache": "Either way gives the same result; which is quicker is measured.",
+        "are_few": "Either way gives the same result; which is quicker is measured.",
+    },
     "backends/blockwise/plan": {
         "plan_of": "Any block size gives the same result; which is quickest is measured.",
         "_few_rows": "Chooses the rows of a block by what is quickest.",
