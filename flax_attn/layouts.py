@@ -29,7 +29,40 @@ class Context(NamedTuple):
     layout: str = "contiguous"
 
 
+class Named(NamedTuple):
+    """Mesh axes by name, where types do not say how arrays are sharded.
+
+    Attributes:
+      mesh: None for the one that `jax.set_mesh` sets.
+      batch, heads, length: a mesh axis, several of them, or None.
+    """
+
+    mesh: Any
+    batch: Any
+    heads: Any
+    length: Any
+
+
 asked = jax.make_user_context(Context())  # by `sharding.context_parallel`
+named = jax.make_user_context(None)  # by `sharding.on`
+
+
+def named_for(x: Any) -> Named | None:
+    """The mesh axes that were named, for an array whose type says nothing; None where it does."""
+    found = named.value
+    if found is None or _says(x):
+        return None
+    if found.mesh is not None:
+        return found
+    return found._replace(mesh=jax.sharding.get_abstract_mesh())
+
+
+def _says(x: Any) -> bool:
+    """Whether an array's type says how it is sharded, or that it is a device's own part."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return AxisType.Explicit in getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
+    kind = jax.typeof(x)
+    return AxisType.Explicit in kind.sharding.mesh.axis_types or bool(kind.manual_axis_type.varying)
 
 
 def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
@@ -121,7 +154,12 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
     mesh, spec = jax.typeof(x).sharding.mesh, jax.typeof(x).sharding.spec
     entry = spec[axis] if len(spec) == x.ndim else None
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if not isinstance(entry, str) or kinds[entry] != AxisType.Explicit:
+    by_name = named_for(x)
+    if by_name is not None:
+        mesh, entry = by_name.mesh, by_name.length
+    elif entry is not None and kinds.get(entry) != AxisType.Explicit:
+        return None
+    if not isinstance(entry, str):
         return None
     return positions(x.shape[axis], mesh.shape[entry], layout)
 

@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from .. import taps
 from .._arrays import varying_alike
 from .._types import Sizes
+from ..layouts import named_for
 from ..masks import Band, Mask
 from ..reference import Stats
 from ..rules import Rules, sizes_of
@@ -95,10 +96,11 @@ def of_mesh(x: jax.Array) -> str | None:
     It does not say over which axes its output varies, and XLA does not know how to cut it.
     """
     mesh = mesh_of(x)
-    if mesh.size > 1 and jax.sharding.AxisType.Auto in mesh.axis_types:
+    if mesh.size > 1 and jax.sharding.AxisType.Auto in mesh.axis_types and named_for(x) is None:
         return (
             "cannot be cut along mesh axes of type Auto; give the mesh Explicit axes, which is "
-            "jax.make_mesh's default, or call attend inside a jax.shard_map"
+            "jax.make_mesh's default, name the axes by flax_attn.sharding.on, or call attend "
+            "inside a jax.shard_map"
         )
     varies = jax.typeof(x).manual_axis_type.varying
     return "needs check_vma=False in the shard_map around it" if varies else None

@@ -143,8 +143,8 @@ class Workload:
         found = {name: draw(shape, np.float32) for name, shape in shapes.items()}
         if self.layer == DELTA:
             found |= {name: _unit(found[name]) for name in ("q", "k")}
-            found["g"] = -0.1 * np.log1p(np.exp(found["g"]))
-            found["beta"] = 1 / (1 + np.exp(-found["beta"]))
+            found["g"] = -np.float32(0.1) * np.logaddexp(found["g"], np.float32(0))
+            found["beta"] = np.reciprocal(1 + np.exp(-found["beta"]))
         return {
             name: (x * len(x) ** -0.5 if name.endswith("weight") else x).astype(kind)
             for name, x in found.items()

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from ..layouts import positions as positions
     from ..layouts import unplace as unplace
     from .context import context_parallel as context_parallel
+    from .context import on as on
 
 # The module that defines each public name. Imported on first use.
 _HOMES = {
     "context_parallel": ".context",
+    "on": ".context",
     "place": "..layouts",
     "positions": "..layouts",
     "unplace": "..layouts",

@@ -1,10 +1,12 @@
 """What is asked for a sharded length: a strategy and a layout, for all that is traced inside."""
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from .._checks import check_choice
-from ..layouts import LAYOUTS, Context, asked
+from ..layouts import LAYOUTS, Context, Named, asked, named
 
+Axes = str | tuple[str, ...] | None
 STRATEGIES = ("all_gather", "ring", "ulysses")
 
 
@@ -50,3 +52,38 @@ def context_parallel(
     check_choice("strategy", strategy, *STRATEGIES)
     check_choice("layout", layout, *LAYOUTS)
     return asked(Context(strategy, layout))
+
+
+def on(
+    mesh: Any = None, *, batch: Axes = None, heads: Axes = None, length: Axes = None
+) -> AbstractContextManager[None]:
+    """A context that names the mesh axes on which attention lies, where types say nothing.
+
+    Arrays over axes of type Auto say how they are sharded only when XLA compiles, which is too late
+    for a sharded length and for kernels. Inside, `attend` puts q, k and v as named, and goes over
+    them as over Explicit axes: strategies, layouts and kernels alike. Arrays whose types say it
+    themselves are left as they are.
+
+    Args:
+      mesh: None for the one that `jax.set_mesh` sets.
+      batch, heads, length: the mesh axis of the first batch axis, of the heads, and of the lengths
+        T and S; several in a tuple, where it is not the length; None is not sharded.
+
+    Raises:
+      ValueError: in use, for an axis that the mesh lacks, and for sizes that do not fit.
+      NotImplementedError: in use, for a length over several axes.
+
+    Source: Xu et al., "GSPMD", 2021, whose axes these are.
+
+    >>> import jax
+    >>> from jax.sharding import AxisType
+    >>> from flax_attn import CAUSAL, attend
+    >>> n = jax.device_count()
+    >>> mesh = jax.make_mesh((n,), ("seq",), axis_types=(AxisType.Auto,))
+    >>> x = jax.random.normal(jax.random.key(0), (8 * n, 2, 4))
+    >>> with on(mesh, length="seq"):
+    ...     out = attend(x, x, x, mask=CAUSAL)
+    >>> bool(abs(out - attend(x, x, x, mask=CAUSAL)).max() < 1e-5)
+    True
+    """
+    return named(Named(mesh, batch, heads, length))

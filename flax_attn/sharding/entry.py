@@ -19,6 +19,7 @@ from jax.sharding import AxisType
 
 from ..backends.local import mean_where_empty
 from ..backends.platform import mesh_of
+from ..layouts import named_for
 from ..reference import Stats
 from . import auto, explicit
 from .sequence import Sequence, prepared
@@ -41,7 +42,7 @@ def attend_sharded(
       NotImplementedError: if they are sharded over axes of several types.
     """
     types = mesh_types(q, k, v)
-    if types == {AxisType.Explicit}:
+    if types == {AxisType.Explicit} or named_for(q) is not None:
         return explicit.attend(name, attention, q, k, v, rules, empty, sequence)
     cut = AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v))
     if cut and name != "reference":
@@ -65,7 +66,7 @@ def weights_sharded(q: jax.Array, k: jax.Array, rules: Any) -> jax.Array | None:
     Raises:
       ValueError, NotImplementedError: as `attend_sharded` does.
     """
-    if mesh_types(q, k) != {AxisType.Explicit}:
+    if mesh_types(q, k) != {AxisType.Explicit} and named_for(q) is None:
         return None
     sequence, rules = prepared(q, k, k, rules, "all_gather")
     return explicit.weights(q, k, rules, sequence)

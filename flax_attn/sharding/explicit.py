@@ -5,19 +5,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .. import taps
 from .._types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, bound, weights_locally
-from ..backends.platform import mesh_of
 from ..layouts import place
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from . import strategies
 from .sequence import Sequence
-from .specs import Shards, agreed, check_spread, numbers_of, part_of, places_of
+from .specs import Shards, check_spread, located, numbers_of, part_of, places_of
 
 KERNELS = (
     "cudnn",
@@ -87,8 +86,9 @@ def weights(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None)
 
 
 def _cut(task: Any, sequence: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-    mesh = next(mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types)
-    shards = agreed(q, k, v)
+    where = located(q, k, v)
+    assert where is not None  # as who calls this has asked
+    mesh, shards = where
     times = check_spread(q.shape[-2], k.shape[-2], shards.count(mesh))
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
     rules = hoist(rules, wide(q.dtype))
@@ -119,7 +119,7 @@ def _run(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Ru
 
     given = (shards.queries, *(shards.keys,) * 2, *inside.numbers, *inside.slots, *specs)
     arrays = [
-        jax.sharding.reshard(x, NamedSharding(mesh, spec))
+        _put(x, NamedSharding(mesh, spec))
         for x, spec in zip((q, k, v, *numbers, *slots, *leaves), given, strict=True)
     ]
     return jax.shard_map(
@@ -129,6 +129,13 @@ def _run(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Ru
         out_specs=task.specs(shards),
         check_vma=not (task.name in KERNELS or has_functions(rules)),
     )(*arrays)
+
+
+def _put(x: jax.Array, where: NamedSharding) -> jax.Array:
+    """`x` where a shard_map takes it: types that say something have to say just that."""
+    if AxisType.Explicit not in where.mesh.axis_types:
+        return jax.lax.with_sharding_constraint(x, where)
+    return jax.sharding.reshard(x, where)
 
 
 def _as_it_comes(x: Any, wanted: PartitionSpec) -> PartitionSpec:

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 
 from .._types import Sizes
-from ..backends.platform import mesh_of
 from ..layouts import asked, check_length, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.cut import ready_to_cut
 from ..places import Positions
 from ..rules import Rules, sizes_of
-from .specs import Shards, agreed, check_spread, names_in, shards_in
+from .specs import Shards, check_spread, located, names_in, shards_in
 
 
 class Sequence(NamedTuple):
@@ -114,11 +112,11 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
       ValueError: if they are sharded differently, or their sizes do not fit strategy and layout.
       NotImplementedError: if their length is sharded over several mesh axes.
     """
-    meshes = [mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types]
-    if not meshes or {kind for mesh in meshes for kind in mesh.axis_types} != {AxisType.Explicit}:
+    where = located(q, k, v)
+    if where is None:
         return None
-    shards = agreed(q, k, v)
-    names = [name for name in names_in(shards.q) if meshes[0].shape[name] > 1]
+    mesh, shards = where
+    names = [name for name in names_in(shards.q) if mesh.shape[name] > 1]
     if not names:
         return None
     if len(names) > 1:
@@ -128,11 +126,11 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
         )
     asked_for, layout = asked.value
     strategy = strategy or asked_for
-    count = meshes[0].shape[names[0]]
+    count = mesh.shape[names[0]]
     found = Sequence(strategy, layout, names[0], count, count)
     for name, x in (("q", q), ("k", k)):
         check_length(name, x.shape[-3], found.devices, layout)
     if strategy == "ulysses":
-        parts = shards_in(found.inside(shards).heads, meshes[0])
+        parts = shards_in(found.inside(shards).heads, mesh)
         check_spread(q.shape[-2], k.shape[-2], parts, 'strategy "ulysses": ')
     return found

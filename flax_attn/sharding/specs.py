@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from .._arrays import varying_alike
 from .._types import Sizes
 from ..backends.platform import mesh_of
+from ..layouts import Named, named_for
 from ..places import Places
+from ..rules import sizes_of
 
 Axes = Any  # a mesh axis, several of them, or None
 
@@ -134,6 +136,43 @@ def letters(axes: str, rank: int, batch: int) -> list[str]:
 def shards_in(entry: Axes, mesh: Any) -> int:
     """Into how many parts a dimension is cut."""
     return math.prod(mesh.shape[name] for name in names_in(entry))
+
+
+def located(q: Any, k: Any, v: Any) -> tuple[Any, Shards] | None:
+    """The mesh on which arrays lie, and how, by their Explicit axes or by name; None elsewhere.
+
+    Raises:
+      ValueError: as `agreed` does; or for a mesh axis that is not there, or does not fit.
+    """
+    by_name = named_for(q)
+    if by_name is not None:
+        return by_name.mesh, _by_name(by_name, q, k)
+    meshes = [mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types]
+    if not meshes or {kind for mesh in meshes for kind in mesh.axis_types} != {AxisType.Explicit}:
+        return None
+    return meshes[0], agreed(q, k, v)
+
+
+def _by_name(asked: Named, q: Any, k: Any) -> Shards:
+    sizes = sizes_of(q, k)
+    first = {"batch": sizes.batch[:1], "heads": (sizes.N,), "length": (sizes.T, sizes.S)}
+    for what, lengths in first.items():
+        entry = getattr(asked, what)
+        unknown = [name for name in names_in(entry) if name not in asked.mesh.shape]
+        if unknown:
+            raise ValueError(
+                f"sharding.on names the mesh axis {unknown[0]!r} for the {what}; the mesh has "
+                f"{', '.join(map(repr, asked.mesh.shape)) or 'none: give it by mesh='}."
+            )
+        parts = shards_in(entry, asked.mesh)
+        if parts > 1 and what == "batch" and not lengths:
+            raise ValueError("sharding.on names an axis for the batch; the arrays have none.")
+        if what == "batch" and any(n % parts for n in lengths):
+            raise ValueError(
+                f"{parts} shards along {entry!r} must divide the batch; got {lengths[0]} entries."
+            )
+    batch = (asked.batch, *(None,) * (len(sizes.batch) - 1)) if sizes.batch else ()
+    return Shards(batch, asked.heads, asked.length, asked.length)
 
 
 def agreed(q: Any, k: Any, v: Any) -> Shards:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flax_attn import (
@@ -52,7 +53,7 @@ from flax_attn import (
     explain,
 )
 from flax_attn.parity import judge
-from flax_attn.sharding import context_parallel, place, unplace
+from flax_attn.sharding import context_parallel, on, place, unplace
 from parity_tests.core.sharding.requests import (
     COLLECTIVES,
     by_head,
@@ -73,6 +74,8 @@ MESHES = {
     "heads": ((2, 2, 2), ("data", "model", "seq"), P("data", "seq", "model")),
     "one axis": ((8,), ("seq",), P(None, "seq")),
 }
+# Asked over axes of type Auto as well, which are named.
+BY_NAME = ("causal", "a token each", "slopes, scale and sinks")
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -223,10 +226,12 @@ def wanted(name: str) -> list[np.ndarray]:
     return [np.asarray(x) for x in program(request)(*arrays, dict(request.arrays), *cotangents)]
 
 
-def run(name: str, strategy: str, layout: str) -> dict[str, Any]:
+def run(name: str, strategy: str, layout: str, by_name: bool = False) -> dict[str, Any]:
     request = REQUESTS[name]
     sizes, names, spec = MESHES[request.mesh]
-    mesh = jax.make_mesh(sizes, names)
+    kind = AxisType.Auto if by_name else AxisType.Explicit
+    mesh = jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+    batch, length, heads = (*spec, None)[:3]
     shards = mesh.shape["seq"]
 
     def put(x: np.ndarray, spec: P, *axes: int) -> jax.Array:
@@ -239,7 +244,8 @@ def run(name: str, strategy: str, layout: str) -> dict[str, Any]:
         n: put(x, request.cut.get(n, P()), *request.tokens.get(n, ()))
         for n, x in request.arrays.items()
     }
-    with context_parallel(strategy, layout=layout):
+    told = on(mesh, batch=batch, heads=heads, length=length) if by_name else nullcontext()
+    with context_parallel(strategy, layout=layout), told:
         compiled = program(request).lower(*arrays, rules, *cotangents).compile()
     got = list(compiled(*arrays, rules, *cotangents))
     kept = got[0].sharding.is_equivalent_to(arrays[0].sharding, 4)
@@ -272,6 +278,9 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
             row = {"name": name, "strategy": STRATEGIES[strategy]}
             row["layout"] = layouts[layout % len(layouts)]
             yield row | run(**row)
+    for i, name in enumerate(BY_NAME if not names else ()):
+        row = {"name": name, "strategy": STRATEGIES[i], "layout": REQUESTS[name].layouts[i - 1]}
+        yield row | run(**row, by_name=True)
 
 
 def at_the_edge() -> dict[str, bool]:
@@ -280,6 +289,7 @@ def at_the_edge() -> dict[str, bool]:
         "weights": weights_alike("zigzag"),
         "a layer": layer_alike("ring", "zigzag"),
         "a layer, gathered": layer_alike("all_gather", "striped"),
+        "a layer, by name": layer_alike("ring", "zigzag", by_name=True),
     }
 
 
@@ -288,7 +298,7 @@ def fetched(x: jax.Array) -> np.ndarray:
     return np.asarray(process_allgather(x, tiled=True) if OF_TWO else x)
 
 
-def on(x: np.ndarray, spec: P, mesh: Any) -> jax.Array:
+def put_on(x: np.ndarray, spec: P, mesh: Any) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, spec))
 
 
@@ -299,7 +309,7 @@ def weights_alike(layout: str) -> bool:
         (drawn(0, B, T, N, H), drawn(1, B, S, K, H)),
     )
     want = attention_weights(*arrays, mask=Causal("end"))
-    q, k = (on(place(x, 4, layout, axis=1), P("data", "seq"), mesh) for x in arrays)
+    q, k = (put_on(place(x, 4, layout, axis=1), P("data", "seq"), mesh) for x in arrays)
     with context_parallel("ring", layout=layout):
         got = jax.jit(lambda q, k: attention_weights(q, k, mask=Causal("end")))(q, k)
     kept = got.sharding.is_equivalent_to(NamedSharding(mesh, P("data", None, "seq")), 4)
@@ -307,7 +317,7 @@ def weights_alike(layout: str) -> bool:
     return kept and judge.no_worse(got, want, want, "float64").ok
 
 
-def layer_alike(strategy: str, layout: str) -> bool:
+def layer_alike(strategy: str, layout: str, by_name: bool = False) -> bool:
     """Whether a layer's output and gradients are those of one device, its rotary told nothing."""
     layer = GroupedQueryAttention(
         11, N, K, 6, rotary=Rotary(), param_dtype=jnp.float64, rngs=nnx.Rngs(0)
@@ -320,9 +330,11 @@ def layer_alike(strategy: str, layout: str) -> bool:
 
     x, do = drawn(0, B, T, 11), drawn(1, B, T, 11)
     want = jax.jit(everything)(params, x, do)
-    mesh = jax.make_mesh((2, 4), ("data", "seq"))
-    with context_parallel(strategy, layout=layout), jax.set_mesh(mesh):
-        given = (on(place(y, 4, layout, axis=1), P("data", "seq"), mesh) for y in (x, do))
+    kind = AxisType.Auto if by_name else AxisType.Explicit
+    mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(kind,) * 2)
+    told = on(batch="data", length="seq") if by_name else nullcontext()  # of the mesh that is set
+    with context_parallel(strategy, layout=layout), jax.set_mesh(mesh), told:
+        given = (put_on(place(y, 4, layout, axis=1), P("data", "seq"), mesh) for y in (x, do))
         got = list(jax.jit(everything)(jax.device_put(params, P()), *given))
     got[1:-1] = map(fetched, got[1:-1])
     got[0], got[-1] = (unplace(fetched(y), 4, layout, axis=1) for y in (got[0], got[-1]))
@@ -334,12 +346,24 @@ def refused(asked: dict, *specs: P, lengths: tuple = (T, S), heads: int = N, **h
     mesh = jax.make_mesh((2, 4), ("data", "seq"))
     shapes = (B, lengths[0], heads, H), *((B, lengths[1], K, H),) * 2
     specs = specs or (P("data", "seq"),) * 3
-    arrays = [on(np.ones(shape), spec, mesh) for shape, spec in zip(shapes, specs, strict=True)]
+    arrays = [put_on(np.ones(shape), spec, mesh) for shape, spec in zip(shapes, specs, strict=True)]
     with context_parallel(**asked):
         try:
             attend(*arrays, **how)
         except (ValueError, NotImplementedError) as error:
             return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refused_by_name(**names: str) -> str:
+    """The sentence for axes that are named wrongly."""
+    mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
+    x = jnp.ones((3, 8, 2, 5))
+    with on(mesh, **names):
+        try:
+            attend(x, x, x)
+        except ValueError as error:
+            return f"ValueError: {error}"
     return "nothing"
 
 
@@ -355,6 +379,8 @@ def sentences() -> dict[str, str]:
         "heads": refused({"strategy": "ulysses"}, heads=6),
         "keys that are not cut": refused({}, cut, P("data"), P("data")),
         "two axes": refused({}, *(P(None, ("data", "seq")),) * 3),
+        "a name that is not there": refused_by_name(length="sequence"),
+        "a batch that does not fit": refused_by_name(batch="seq"),
         "the plain formula in a ring": refused(ring, backend="reference"),
     }
 

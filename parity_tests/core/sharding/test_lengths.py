@@ -37,6 +37,8 @@ SENTENCES = {
     "heads": ("ValueError", 'Take strategy="ring" or "all_gather"'),
     "keys that are not cut": ("ValueError", "sharded alike along their length"),
     "two axes": ("NotImplementedError", "attend goes over one"),
+    "a name that is not there": ("ValueError", "'sequence' for the length; the mesh has 'data'"),
+    "a batch that does not fit": ("ValueError", "must divide the batch; got 3 entries"),
     "the plain formula in a ring": ("NotImplementedError", "takes attention in blocks alone"),
 }
 
@@ -51,10 +53,10 @@ def lines_of(program: str) -> list:
 @pytest.mark.turns(3)
 def test_eight_devices_beside_one():
     told, *rows = lines_of("lengths")
-    assert len(rows) == 2 * 13
+    assert len(rows) == 2 * 13 + 3  # and by name
     assert [fault for row in rows for fault in faults(row)] == []
     assert {row["strategy"] for row in rows if row["name"] == "causal"} >= {"ring", "all_gather"}
-    assert len(told["edges"]) == 3 and all(told["edges"].values()), told["edges"]
+    assert len(told["edges"]) == 4 and all(told["edges"].values()), told["edges"]
     assert told["sentences"].keys() == SENTENCES.keys()
     for what, (kind, words) in SENTENCES.items():
         sentence = told["sentences"][what]
