@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as Shown
 
-from . import decode, functions, layers, linear, page, plot, published, twins
+from . import decode, functions, layers, linear, page, plot, published, scale, twins
 from .contender import FAMILIES, Contender
 from .machine import machine
 from .options import Asked, asked
@@ -40,6 +40,10 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     """
     want = asked(options)
     preset = _preset(want)
+    if preset.devices:
+        code = scale.again(_arguments(options), max(preset.devices))
+        if code is not None:
+            return code
     contenders, absent = _contenders(want, preset)
     old = None if options.compare is None else read(Path(options.compare))
     files = _files(options)
@@ -85,7 +89,7 @@ def run(
     console: Console,
 ) -> None:
     """Adds the rows of every workload and pass to `results`, as they come."""
-    race = Race(contenders, settings)
+    race = Race(contenders, settings) if not works[0].devices else scale.Counted()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("bench", total=len(works) * len(passes))
@@ -159,6 +163,10 @@ def _preset(want: Asked) -> Preset:
         _check_steps(want)
     if found.models is not None:
         _check_models(want)
+    if found.devices:
+        return replace(found, devices=_devices(want) or found.devices)
+    if want.devices is not None:
+        raise ValueError("--devices is for --preset scale.")
     if want.variant is None:
         return found
     if found.layer == DELTA:
@@ -196,6 +204,33 @@ def _check_models(want: Asked) -> None:
         )
 
 
+def _devices(want: Asked) -> tuple[int, ...] | None:
+    """Over how many devices; ValueError for options that mean nothing where nobody runs."""
+    kept = ("preset", "lengths", "heads", "widths", "passes", "devices")
+    if want != Asked(**{name: getattr(want, name) for name in kept}):
+        raise ValueError(
+            "nothing is timed over several devices, and attention is causal and in float32: "
+            "--preset scale takes --seq, --heads, --width, --devices, --grad and --no-grad."
+        )
+    if want.widths is not None and len(want.widths) > 1:
+        raise ValueError(f"--preset scale takes one width; got {len(want.widths)}.")
+    if want.devices is not None and min(want.devices) < 2:
+        raise ValueError("--devices takes numbers from 2 on; one device is always there.")
+    return want.devices
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    """The options as they are written."""
+    given = {name: value for name, value in vars(options).items() if name != "command"}
+    found = []
+    for name, value in given.items():
+        if isinstance(value, bool):
+            found += [f"--{name}"] if value else ["--no-grad"] if name == "grad" else []
+        elif value is not None:
+            found += [f"--{name}={value}"]
+    return found
+
+
 def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
     if preset.steps is not None:
         return (FORWARD,)
@@ -214,7 +249,9 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
         raise ValueError(f"--against takes {', '.join(FAMILIES)} or none; got {unknown[0]!r}.")
-    if preset.steps is not None:
+    if preset.devices:
+        every = []
+    elif preset.steps is not None:
         every = decode.contenders()
     elif preset.models is not None:
         every = published.contenders()

@@ -21,11 +21,16 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
         "ends in about a minute on a small machine. Ctrl-C keeps what has been measured.",
     )
     add = parser.add_argument
-    add("--preset", metavar="NAME", help="book, decode, flash, layers, linear, memory or window")
+    add(
+        "--preset",
+        metavar="NAME",
+        help="book, decode, flash, layers, linear, memory, scale or window",
+    )
     add("--variant", metavar="NAME", help="a whole layer of this library, as `parity` names it")
     add("--seq", metavar="LENGTHS", help="1k:32k (doubling) or 512,1024")
     add("--width", metavar="WIDTHS", help="of a head: 64,128")
     add("--heads", metavar="N", help="how many heads")
+    add("--devices", metavar="NUMBERS", help="of --preset scale: 2,4,8; a CPU stands for them")
     add("--batch", metavar="B", help="how many batch entries")
     add("--dtype", metavar="DTYPES", help=f"{','.join(DTYPES)}; default float32")
     add(
@@ -58,6 +63,7 @@ class Asked:
     lengths: tuple[int, ...] | None = None
     widths: tuple[int, ...] | None = None
     heads: int | None = None
+    devices: tuple[int, ...] | None = None
     batch: int | None = None
     dtypes: tuple[str, ...] = ("float32",)
     passes: tuple[str, ...] = PASSES
@@ -83,6 +89,7 @@ def asked(options: argparse.Namespace) -> Asked:
         lengths=None if options.seq is None else lengths(options.seq),
         widths=None if options.width is None else _counts("--width", options.width),
         heads=None if options.heads is None else _count("--heads", options.heads),
+        devices=None if options.devices is None else _counts("--devices", options.devices),
         batch=None if options.batch is None else _count("--batch", options.batch),
         dtypes=("float32",) if options.dtype is None else dtypes(options.dtype),
         passes=passes,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from . import published
+from . import published, scale
 from .settings import Settings
 from .workload import DELTA, LAYER, Workload, platform
 
@@ -26,6 +26,7 @@ class Preset:
       steps: from lengths, heads and width to the workloads, for steps of decoding.
       models: from lengths to the workloads, for layers of published models.
       heads: how many, where several are tried one after the other.
+      devices: over how many the length goes.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Preset:
     steps: Callable[[Sequence[int], int, int], list[Workload]] | None = None
     models: Callable[[Sequence[int]], list[Workload]] | None = None
     heads: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
 
     def workloads(
         self,
@@ -55,6 +57,10 @@ class Preset:
         """The workloads, with what is given in place of the preset's own, longest last."""
         if self.models is not None:
             return self.models(lengths or self.lengths)
+        if self.devices:
+            width = (widths or self.widths)[0]
+            heads = heads or self.shape(0, width)[0]
+            return scale.workloads(lengths or self.lengths, heads, width, self.devices)
         if self.steps is not None:
             width = (widths or self.widths)[0]
             return self.steps(lengths or self.lengths, heads or self.shape(0, width)[0], width)
@@ -81,6 +87,7 @@ def presets() -> dict[str, Preset]:
         "decode": DECODE,
         "layers": LAYERS,
         "linear": LINEAR,
+        "scale": SCALE,
     }
 
 
@@ -187,4 +194,14 @@ LINEAR = Preset(
     against=("torch",),
     layer=DELTA,
     heads=(8, 16),
+)
+SCALE = Preset(
+    "Attention over several devices: memory, blocks and bytes, of each device",
+    lengths=(8192, 32768, 131072),
+    widths=(64,),
+    masks=("causal",),
+    shape=lambda length, width: (8, 1),
+    settings=Settings(timed=False),
+    against=(),
+    devices=(2, 4, 8),
 )

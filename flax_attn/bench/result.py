@@ -26,6 +26,7 @@ class Row:
       compile_seconds, first_seconds: of the compiler, and of the first call.
       temporary: bytes of temporary memory in the compiled program, or None where nobody tells.
       seconds: every timing, in the order they were made.
+      counts: over several devices: "blocks" of the busiest device and their "mean", bytes "sent".
     """
 
     workload: Workload
@@ -40,6 +41,7 @@ class Row:
     first_seconds: float | None = None
     temporary: int | None = None
     seconds: list[float] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[Workload, str, str]:
@@ -126,5 +128,6 @@ def read(path: Path) -> Results:
 
 
 def _row(told: dict[str, Any]) -> Row:
+    told = {"counts": {}, **told}  # which older files have not
     known = {name: told[name] for name in Row.__dataclass_fields__}
     return Row(**{**known, "workload": Workload(**told["workload"])})

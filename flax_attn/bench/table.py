@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from . import steps
+from . import scale, steps
 from .cells import Table, bytes_of, time_of, times
 from .result import LEFT_OUT, MEASURED, TIMED, Results, Row
 from .workload import DELTA, LAYER, Workload
@@ -17,6 +17,8 @@ def tables(results: Results) -> list[Table]:
     """Ratios for each group of shapes, then every figure."""
     if any(row.workload.stored for row in results.rows):
         return [table for table in steps.tables(results.rows) if table.rows]
+    if any(row.workload.devices for row in results.rows):
+        return [table for table in scale.tables(results.rows) if table.rows]
     found = [t for group in _groups(results.rows) for t in _ratios(group)]
     found += [_details(group, results) for group in _groups(results.rows)]
     return [table for table in found if table.rows]
@@ -59,7 +61,8 @@ def heading(w: Workload) -> str:
     if w.layer not in (None, LAYER):
         return f"{w.layer}, width {w.features}, {w.dtype}"
     what = f"whole layer, width {w.features}" if w.layer else f"head width {w.width}"
-    return f"{what}, {w.seen}, {w.dtype}"
+    devices = f", {w.devices} devices" if w.devices else ""
+    return f"{what}, {w.seen}, {w.dtype}{devices}"
 
 
 def races(rows: Sequence[Row]) -> list[list[Row]]:
@@ -132,7 +135,7 @@ def _between(low: float, high: float) -> str:
 
 def _where(row: Row) -> str:
     w = row.workload
-    return f"({w})" if w.stored else f"T {w.length} {row.which}"
+    return f"({w})" if w.stored or w.devices else f"T {w.length} {row.which}"
 
 
 def remarks(results: Results) -> list[str]:

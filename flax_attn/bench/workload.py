@@ -42,6 +42,7 @@ class Workload:
       kv_heads: K of a step, 0 for N.
       model_width: D of a published layer, 0 for `heads * width`.
       store: of a step, "int8", or "latent" for keys and values from one latent; else "".
+      devices: over how many the length goes; 0 for attention that is not asked for that.
       seed: of the inputs and weights.
 
     >>> causal = Workload(length=1024, width=64, heads=2)
@@ -63,6 +64,7 @@ class Workload:
     store: str = ""
     seed: int = 0
     model_width: int = 0
+    devices: int = 0
 
     @property
     def rule(self) -> Mask:
@@ -181,7 +183,8 @@ class Workload:
             stored = f", {self.stored} stored" if self.stored < self.length else ""
             heads = f"N {self.heads}, K {self.kv_heads or self.heads}"
             return f"B {self.batch}, {self.length} slots{stored}, {heads}{kind}"
-        return f"{sizes}, {self.seen}, {self.dtype}"
+        devices = f", {self.devices} devices" if self.devices else ""
+        return f"{sizes}, {self.seen}, {self.dtype}{devices}"
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -89,6 +89,9 @@ def test_lists_of_numbers_and_dtypes():
         (["--preset", "layers", "--width", "8"], "--preset layers takes --seq, --grad"),
         (["--preset", "layers", "--variant", "luong"], "--preset layers takes --seq, --grad"),
         (["--preset", "linear", "--variant", "luong"], "--variant is for layers"),
+        (["--preset", "scale", "--dtype", "bf16"], "--preset scale takes --seq, --heads"),
+        (["--preset", "scale", "--devices", "1,2"], "--devices takes numbers from 2 on"),
+        (["--devices", "4"], "--devices is for --preset scale"),
         (["--seconds", "-1"], "--seconds takes a number above 0; got '-1'."),
         (["--compare", "nowhere.json"], "nowhere.json cannot be read"),
         (["--json", "no/folder/x.json"], "there is no folder no/folder"),
@@ -300,7 +303,17 @@ def test_slow_16_bits_on_a_gpu_are_told():
 
 def test_presets_have_the_sizes_that_were_promised():
     found = presets.presets()
-    assert set(found) == {"", "flash", "window", "memory", "book", "decode", "layers", "linear"}
+    assert set(found) == {
+        "",
+        "flash",
+        "window",
+        "memory",
+        "book",
+        "decode",
+        "layers",
+        "linear",
+        "scale",
+    }
     flash = found["flash"].workloads()
     assert {w.width for w in flash} == {64, 128, 256} and {w.mask for w in flash} == {
         "causal",

@@ -1,0 +1,235 @@
+"""What attention over several devices asks of each, told by compiled programs: nothing is timed.
+
+A device's memory is the compiler's own account, and what it sends is counted in the traced program.
+Both are the same on devices that one CPU stands for, so no hardware is needed. Before it is
+counted, each way is proven equal to one device, outputs and gradients, on a shorter length.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..attend import attend
+from ..sharding import context_parallel, place, positions, unplace
+from .cells import Table, bytes_of, times
+from .contender import OURS, first_line
+from .proof import Found, Proof, judged
+from .result import LEFT_OUT, MEASURED, WRONG, Row
+from .workload import BOTH, COTANGENT, Workload, platform
+
+FAKE = "JAX_NUM_CPU_DEVICES"  # by this variable JAX lets a CPU stand for several devices
+AXIS = "seq"
+ALONE = ("one device", "contiguous")
+WAYS = (
+    ("all_gather", "contiguous"),
+    ("all_gather", "zigzag"),
+    ("ring", "contiguous"),
+    ("ring", "zigzag"),
+    ("ring", "striped"),
+    ("ulysses", "contiguous"),
+)
+PROVEN = 128  # tokens of each device: from 128 on "auto" takes blocks
+BLOCK = 128  # tokens of the blocks that are counted
+# Percent of the peak, on TPU v5p at 32k tokens. Where they were published was not kept.
+OTHERS = {"ring": 28.5, "ulysses": 52.0, "all_gather": 53.0}
+Way = tuple[str, str]
+
+
+def workloads(
+    lengths: Sequence[int], heads: int, width: int, devices: Sequence[int]
+) -> list[Workload]:
+    """Every length on one device and on several."""
+    one = Workload(1, width, heads, devices=1)
+    return [replace(one, length=n, devices=d) for n in lengths for d in (1, *devices)]
+
+
+def again(arguments: Sequence[str], devices: int) -> int | None:
+    """Runs the command again, on a CPU that stands for so many devices; None if there are enough.
+
+    Raises:
+      ValueError: if there are fewer accelerators.
+    """
+    if jax.device_count() >= devices:
+        return None
+    if platform() != "cpu":
+        raise ValueError(
+            f"--preset scale goes over {devices} devices, and here are {jax.device_count()}: with "
+            "JAX_PLATFORMS=cpu one CPU stands for all of them."
+        )
+    command = [sys.executable, "-m", "flax_attn", "bench", *arguments]
+    return subprocess.call(command, env={**os.environ, FAKE: str(devices)})
+
+
+class Spread:
+    """Causal attention over the devices of a workload, forward or with gradients.
+
+    Args:
+      way: strategy and layout.
+      w: the sizes.
+      which: the pass.
+    """
+
+    def __init__(self, way: Way, w: Workload, which: str):
+        self.way, self.w, self.sharding = way, w, None
+        if way != ALONE:
+            mesh = jax.make_mesh((w.devices,), (AXIS,), devices=jax.devices()[: w.devices])
+            self.sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
+
+        def both(q: Any, k: Any, v: Any, cotangent: Any) -> Any:
+            out, back = jax.vjp(self.attention, q, k, v)
+            return out, *back(cotangent)
+
+        forward = lambda q, k, v, cotangent: (self.attention(q, k, v),)  # noqa: E731
+        self.function: Callable = both if which == BOTH else forward
+
+    def attention(self, q: Any, k: Any, v: Any) -> Any:
+        """Of tokens in the order of the layout."""
+        if self.sharding is None:
+            return attend(q, k, v, mask=self.w.rule)
+        with context_parallel(self.way[0], layout=self.way[1]):
+            return attend(q, k, v, mask=self.w.rule)
+
+    def shapes(self) -> list[Any]:
+        """What the function is called with."""
+        w = self.w
+        x = jax.ShapeDtypeStruct(
+            (w.batch, w.length, w.heads, w.width), w.dtype, sharding=self.sharding
+        )
+        return [x] * 4
+
+    def found(self) -> Found:
+        """The output and the gradients of the workload's own arrays, in the order of the tokens."""
+        arrays, cut = self.w.arrays(), (self.w.devices, self.way[1])
+        names = ("q", "k", "v", COTANGENT)
+        given = [jax.device_put(place(arrays[x], *cut, axis=1), self.sharding) for x in names]
+        out = [unplace(np.asarray(x), *cut, axis=1) for x in jax.jit(self.function)(*given)]
+        return dict(zip(("output", *names[:3]), out, strict=False))
+
+
+@cache
+def proven(way: Way, w: Workload, which: str) -> Proof:
+    """Against the plain formula in float64, on at most `PROVEN` tokens a device."""
+    small = replace(w, length=min(w.length, PROVEN * w.devices))
+    return judged(Spread(way, small, which).found(), small, which)
+
+
+class Counted:
+    """As a race, of which nobody runs: every way compiled and counted."""
+
+    def run(self, w: Workload, which: str, rows: list[Row], told: Any = lambda _: None) -> None:
+        """Adds a row for each way to `rows`."""
+        for way in (ALONE,) if w.devices == 1 else WAYS:
+            row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OURS)
+            rows.append(row)
+            told(f"{w.devices} devices, {row.contender}")
+            try:
+                _count(way, row)
+            except Exception as error:  # a sentence that says what would fit
+                row.status, row.reason = LEFT_OUT, first_line(error)
+
+
+def _count(way: Way, row: Row) -> None:
+    w, which = row.workload, row.which
+    proof = proven(way, w, which)
+    row.proof = {"error": proof.error, "limit": proof.limit}
+    if not proof.ok:
+        row.status, row.reason = WRONG, proof.wrong
+        return
+    spread, start = Spread(way, w, which), time.perf_counter()
+    traced = jax.jit(spread.function).trace(*spread.shapes())
+    compiled = traced.lower().compile()
+    row.compile_seconds = time.perf_counter() - start
+    memory: Any = compiled.memory_analysis()
+    row.temporary = int(memory.temp_size_in_bytes)
+    each = blocks(way, w)
+    row.counts = {"blocks": float(each.max()), "mean": float(each.mean())}
+    row.counts["sent"] = sent(traced.jaxpr.jaxpr, w.devices)
+    row.status = MEASURED
+
+
+def blocks(way: Way, w: Workload) -> np.ndarray:
+    """Of each device: blocks of queries and keys of all its heads, in which something is seen."""
+    strategy, layout = way
+    size = min(BLOCK, max(1, w.length // (2 * w.devices)))
+    at = positions(w.length, w.devices, layout).reshape(w.devices, -1, size)
+    seen = at.max(-1)[:, :, None] >= at.min(-1).reshape(-1)
+    each = seen.sum((1, 2)) * w.heads
+    return np.full(w.devices, each.sum() / w.devices) if strategy == "ulysses" else each
+
+
+def sent(jaxpr: Any, devices: int) -> float:
+    """The bytes that a device sends in a traced program, steps of a scan each counted."""
+    return sum(times * _sent(eqn, devices) for eqn, times in _equations(jaxpr, 1))
+
+
+def _sent(eqn: Any, n: int) -> float:
+    def size(variables: Any) -> float:
+        return sum(x.aval.size * x.aval.dtype.itemsize for x in variables)
+
+    match eqn.primitive.name.removesuffix("_invariant"):
+        case "ppermute":
+            return size(eqn.invars)
+        case "all_gather":
+            return size(eqn.invars) * (n - 1)
+        case "reduce_scatter":
+            return size(eqn.outvars) * (n - 1)
+        case "all_to_all":
+            return size(eqn.invars) * (n - 1) / n
+        case "psum" | "psum2":
+            return size(eqn.invars) * 2 * (n - 1) / n
+    return 0.0
+
+
+def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
+    """Every equation, and how often it is run."""
+    for eqn in jaxpr.eqns:
+        yield eqn, times
+        each = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
+        for value in jax.tree.leaves(
+            [*eqn.params.values()], is_leaf=lambda x: _inner(x) is not None
+        ):
+            inner = _inner(value)
+            if inner is not None:
+                yield from _equations(inner, each)
+
+
+def _inner(value: Any) -> Any:
+    """The jaxpr that a parameter of an equation holds, or None."""
+    value = getattr(value, "jaxpr", value)
+    return value if hasattr(value, "eqns") else None
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Memory, blocks and bytes for each length, and what others measured."""
+    header = ["devices", "strategy, layout", "pass", "memory", "of one device", "blocks a device"]
+    header += ["busiest / mean", "sent", "a hop", "others, of peak", "error / limit"]
+    found = []
+    for length, group in groupby(rows, key=lambda row: row.workload.length):
+        race = [row for row in group if row.status == MEASURED]
+        alone = {row.which: row.temporary for row in race if row.workload.devices == 1}
+        cells = [_cells(row, alone.get(row.which)) for row in race]
+        w = rows[0].workload
+        sizes = f"T {length}, {w.heads} heads of width {w.width}, {w.seen}, {w.dtype}"
+        found.append(Table(f"a device of several, {sizes}", header, cells))
+    return found
+
+
+def _cells(row: Row, alone: int | None) -> list[str]:
+    n, counts = row.workload.devices, row.counts
+    proof = "" if row.proof is None else f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}"
+    cells = [str(n), row.contender, row.which, bytes_of(row.temporary)]
+    cells += [times(row.temporary / alone) if row.temporary and alone else ""]
+    cells += [f"{counts['blocks']:,.0f}", times(counts["blocks"] / counts["mean"])]
+    hops = [bytes_of(int(counts["sent"] / part)) for part in (1, n - 1) if n > 1]
+    peak = OTHERS.get(row.contender.partition(",")[0])
+    return [*cells, *(hops or ["", ""]), "" if peak is None else f"{peak:g} %", proof]
