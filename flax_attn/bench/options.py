@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,17 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
     add("--rounds", metavar="N", help="how often each is timed, at most")
     add("--seconds", metavar="S", help="how long each row of contenders is timed, about")
+    _add_files(add)
+    return parser
+
+
+def _add_files(add: Callable[..., Any]) -> None:
+    """Options that name files."""
     add("--json", metavar="FILE", help="write every timing as JSON")
     add("--markdown", metavar="FILE", help="write the tables; between their marks, if there")
     add("--png", metavar="FILE", help="plot time, and beside it memory, against the length")
     add("--out", metavar="DIR", help="write all three into a folder")
     add("--compare", metavar="FILE", help="print the ratio of an older JSON's times to the new")
-    return parser
 
 
 @dataclass(frozen=True)
