@@ -61,7 +61,7 @@ class Explanation(tuple[Verdict, ...]):
         said = ("chosen" if v.backend == self.chosen else str(v) for v in self)
         rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
         if self.sequence is not None:
-            rows.append(("length", str(self.sequence)))
+            rows += [("length", str(self.sequence)), ("sends", self.sequence.sends)]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
 

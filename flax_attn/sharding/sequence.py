@@ -54,6 +54,15 @@ class Sequence(NamedTuple):
         return f"{self.strategy} over {self.axis!r} ({self.devices} shards), {self.layout}"
 
     @property
+    def sends(self) -> str:
+        """What goes between the devices, in words."""
+        if self.strategy == "ring":
+            return f"k and v to the next device, {self.steps - 1} times; backward dk and dv too"
+        if self.strategy == "ulysses":
+            return "q, k, v and the output, each to all devices once; backward as much again"
+        return "k and v to all devices, once; backward dk and dv, added up on the way"
+
+    @property
     def all_round(self) -> "Sequence":
         """This one with every key seen, also those that a window hides."""
         return self._replace(steps=self.devices, ahead=0)

@@ -375,6 +375,7 @@ def sentences() -> dict[str, str]:
         told = explain(x, x, x, mask=CAUSAL)
     return {
         "explained": str(told),
+        "explained, of a ring": told.sequence.sends,
         "zigzag": refused(ring | {"layout": "zigzag"}, lengths=(T, 20)),
         "heads": refused({"strategy": "ulysses"}, heads=6),
         "keys that are not cut": refused({}, cut, P("data"), P("data")),

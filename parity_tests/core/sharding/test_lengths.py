@@ -33,6 +33,7 @@ CUT = ("documents", "arrays by slot", "positions")  # come cut along the length
 OVER_TWO = ("causal", "documents", "dropout", "rows that see nothing, dropped")
 SENTENCES = {
     "explained": ("backend", "length     ring over 'seq' (4 shards), zigzag"),
+    "explained, of a ring": ("k and v", "to the next device, 3 times"),
     "zigzag": ("ValueError", "k has 20 tokens: pad or cut it to 16 or 24."),
     "heads": ("ValueError", 'Take strategy="ring" or "all_gather"'),
     "keys that are not cut": ("ValueError", "sharded alike along their length"),
