@@ -70,8 +70,8 @@ class Toy:
 
 
 SEEN = np.ones((B, N, T, S), bool)
-PADDED = np.arange(S) < np.asarray([3, 2])[:, None, None, None]
-PADDED = PADDED & (np.arange(T)[:, None] < np.asarray([3, 2])[:, None, None, None])
+EARLY = np.arange(T)[:, None] < np.asarray([3, 2])[:, None, None, None]
+PADDED = EARLY & (np.arange(S) < np.asarray([3, 2])[:, None, None, None])
 KINDS: dict[str, tuple[Mask, np.ndarray, Any]] = {
     "plain": (FULL, SEEN, None),
     "causal": (Causal(-1), SEEN & (np.arange(S) < np.arange(T)[:, None]), np.asarray([0.4, -1.0])),
@@ -84,6 +84,7 @@ KINDS: dict[str, tuple[Mask, np.ndarray, Any]] = {
     "sinks": (FULL, SEEN, np.asarray([2.0, -3.0])),
     "dark": (FULL, SEEN, np.asarray([0.5, -np.inf])),
     "dark, no sinks": (FULL, SEEN, None),
+    "dark, lengths": (Lengths(np.asarray([S, S]), q=np.asarray([3, 2])), SEEN & EARLY, None),
 }
 
 
@@ -99,7 +100,7 @@ def arrays(kind: str) -> tuple[Any, ...]:
         dead = ~seen.any(3)
         if kind.startswith("dark"):
             bias[0, :, 1] = bias[1, 1, 2] = -np.inf
-            dead = np.isneginf(bias).all(3)
+            dead = dead | np.isneginf(bias).all(3)
         do[np.swapaxes(dead, 1, 2)] = np.nan
         if KINDS[kind][2] is None:
             dlse[dead] = np.nan
@@ -160,7 +161,7 @@ def test_a_kernel_gives_what_the_plain_formula_gives():
 
 @eager64
 def test_a_blind_kernel_finds_rows_that_see_nothing():
-    for kind in ("dark", "dark, no sinks"):
+    for kind in ("dark", "dark, no sinks", "dark, lengths"):
         for which in BOTH:
             for kernel in (Toy(blind=True), Toy(blind=True, by_lse=True)):
                 check_kernel(kernel, kind, which)
