@@ -529,21 +529,5 @@ assert 71 < share < 72
 # [Gemma 2](https://arxiv.org/abs/2408.00118) and [DeepSeek-V3](https://arxiv.org/abs/2412.19437);
 # and [docs/models.md](../docs/models.md), for how to load the weights of a published model.
 #
-# ## Where you are now
-#
-# You began with six words and a dot product. You gave it weights, covered the future, split it into
-# heads, put it into a recurrent model, trained a small GPT with it, ported it from PyTorch,
-# computed it without its table, and saw what today's models changed. All of it was one formula:
-#
-# $$\text{softmax}\Big(\frac{q k^\top}{\sqrt{H}} + \text{mask}\Big)\, v.$$
-#
-# Where to go from here:
-#
-# * [the README](../README.md): what the library holds, and the table of what is proven;
-# * [docs/recipes.md](../docs/recipes.md): padding masks, mixed precision, export, checkpoints,
-#   Linen, and moving from other attention modules, each in one piece that runs;
-# * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
-# * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
-#   wrote here.
-#
-# Or go back to the start: [1. Attention without weights](01_attention_without_weights.ipynb).
+# Next: [10. Generate](10_generate.ipynb), where a small model writes token by token, and keeps what
+# it has read.
