@@ -142,8 +142,8 @@ same(jnp.concatenate(step_by_step), layer(x))
 assert int(cache.length) == 6
 
 # %% [markdown]
-# Any cut will do: all at once, word by word, or a prompt of four and then one by one. `compare`
-# tests several of them (`Decode`) against PyTorch's whole output, in float64.
+# Any cut will do: a prompt of four and then one by one, or two, three and one. `compare` tests
+# them (`Decode`) against PyTorch's whole output, in float64.
 
 # %%
 if HAS_TORCH:
@@ -151,7 +151,7 @@ if HAS_TORCH:
 
     twin = Theirs(3, 2, 6, 0.0)
     sentence = np.asarray(x)[None]
-    cuts = Decode(cuts=[(1, 1, 1, 1, 1, 1), (4, 1, 1), (2, 3, 1)])
+    cuts = Decode(cuts=[(4, 1, 1), (2, 3, 1)])
     report = compare(twin, layer, sentence, decode=cuts, dtypes=("float64",), eager=False)
     assert report.ok, report
     print(report)
@@ -420,9 +420,10 @@ narrow = GroupedQueryAttention(
     12, 4, 2, 6, rotary=Rotary(), mask=CAUSAL & Window(3, 0), rngs=nnx.Rngs(0)
 )
 y = jax.random.normal(jax.random.key(0), (1, 20, 12))  # B T D
+one_token = nnx.jit(lambda layer, x, cache: layer(x, cache=cache))
 cache, outputs = narrow.init_cache(1, length=20, window="mask"), []
 for t in range(20):
-    out, cache = narrow(y[:, t : t + 1], cache=cache)
+    out, cache = one_token(narrow, y[:, t : t + 1], cache)
     outputs.append(out)
 print("places in the ring:", cache.keys.shape[-2], "tokens seen:", cache.length)
 same(jnp.concatenate(outputs, axis=1), narrow(y))
@@ -446,7 +447,7 @@ def quickest(function, *arguments):
 
 
 # %%
-lengths = [128, 512, 2048]
+lengths = [128, 2048]
 again, cached = [], []
 for T in lengths:
     everything = jnp.asarray(data[None, :T]), model.init_cache(1, T)
