@@ -1,5 +1,6 @@
 """Arrays handed in by users, checked and brought to the shape in which backends read them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -92,6 +93,13 @@ def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many of the first sizes are the same."""
     least = min(len(a), len(b))
     return next((i for i in range(least) if a[i] != b[i]), least)
+
+
+def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
+    """`fn`, mapped over so many first axes of all that it is given."""
+    for _ in range(axes):
+        fn = jax.vmap(fn)
+    return fn
 
 
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:

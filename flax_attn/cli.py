@@ -195,7 +195,7 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     from .parity.cases import certificate
 
     found = _proven(options, live, console)
-    proofs, short = found.proofs, _is_short(options) and not options.devices
+    proofs, short = found.proofs, _leaves_rest(options)
     lines = certificate.lines(proofs)
     _wide(console).print(_table(options, found, console))
     for report in (report for line in lines for report in line.reports):
@@ -221,8 +221,12 @@ def _table(options: argparse.Namespace, found: "Proven", console: "Console") -> 
     shown = certificate.lines(found.proofs, found.untried)
     for line in shown:
         line.devices = found.devices.get((line.variant, line.proven_equal_to), "-")
-    short = _is_short(options) and not options.devices
-    return certificate.table(shown, _width(console), options.strict, short)
+    return certificate.table(shown, _width(console), options.strict, _leaves_rest(options))
+
+
+def _leaves_rest(options: argparse.Namespace) -> bool:
+    """Whether the table tells of what a minute has no time for."""
+    return _is_short(options) and not options.devices
 
 
 def _is_short(options: argparse.Namespace) -> bool:

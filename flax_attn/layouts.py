@@ -38,11 +38,12 @@ class Named(NamedTuple):
     """
 
     mesh: Any
-    batch: Any
-    heads: Any
-    length: Any
+    batch: "Axes"
+    heads: "Axes"
+    length: "Axes"
 
 
+Axes = str | tuple[str, ...] | None  # of a mesh, along which one axis of an array is sharded
 asked = jax.make_user_context(Context())  # by `sharding.context_parallel`
 named = jax.make_user_context(None)  # by `sharding.on`
 
@@ -63,6 +64,18 @@ def _says(x: Any) -> bool:
         return AxisType.Explicit in getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
     kind = jax.typeof(x)
     return AxisType.Explicit in kind.sharding.mesh.axis_types or bool(kind.manual_axis_type.varying)
+
+
+def names_in(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one dimension."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def cutting(entry: Any, mesh: Any) -> list[str]:
+    """Those of them that have several devices, and so cut it."""
+    return [name for name in names_in(entry) if mesh.shape.get(name, 1) > 1]
 
 
 def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
@@ -146,22 +159,19 @@ def tokens_in(slots: Any, length: int, shards: int, layout: str) -> Any:
 def positions_of(x: Any, axis: int) -> np.ndarray | None:
     """Which token lies in each slot of an array that is sharded along `axis`, by the layout asked.
 
-    None where tokens lie in their own order: contiguous, or not sharded over one Explicit axis.
+    None where tokens lie in their own order: contiguous, or sharded over no axis that types or
+    `sharding.on` tell of. Over several `attend` refuses them.
     """
     layout = asked.value.layout
     if layout == "contiguous":
         return None
-    mesh, spec = jax.typeof(x).sharding.mesh, jax.typeof(x).sharding.spec
-    entry = spec[axis] if len(spec) == x.ndim else None
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    by_name = named_for(x)
+    by_name, sharding = named_for(x), jax.typeof(x).sharding
     if by_name is not None:
         mesh, entry = by_name.mesh, by_name.length
-    elif entry is not None and kinds.get(entry) != AxisType.Explicit:
-        return None
-    if not isinstance(entry, str):
-        return None
-    return positions(x.shape[axis], mesh.shape[entry], layout)
+    else:
+        mesh, entry = sharding.mesh, sharding.spec[axis] if len(sharding.spec) == x.ndim else None
+    names = cutting(entry, mesh)
+    return positions(x.shape[axis], mesh.shape[names[0]], layout) if len(names) == 1 else None
 
 
 def check_length(name: str, length: int, shards: int, layout: str) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from ._devices import fake_devices
 from .errors import ParityError
 from .parity.cases import markdown
 from .parity.cases.asked import Asked, ask
@@ -32,8 +33,7 @@ WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, a
 # What a layer's module imports if it goes by a backend: the latter two are `attend` beside a cache.
 ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
-# By this variable JAX lets a CPU stand for several devices; a page tells of so many.
-FAKE, MANY = "JAX_NUM_CPU_DEVICES", 8
+MANY = 8  # devices of which a page tells
 Proof = tuple[str, str, Report]
 
 
@@ -100,7 +100,8 @@ def proven(wanted: Wanted, started: float, console: Console) -> Proven:
       started: when the command was, by `time.monotonic()`.
       console: to say on what it is proven.
     """
-    with Workers(settings=_settings(wanted.settings, wanted.devices)) as workers:
+    more = fake_devices(wanted.devices) if wanted.devices else {}
+    with Workers(settings={**wanted.settings, **more}) as workers:
         workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
         asked = ask(wanted.own, wanted.names, workers)
         every = jobs(asked.cases, wanted.live, wanted.seed)
@@ -125,10 +126,6 @@ class Machine(NamedTuple):
     platform: str
     kind: str
     devices: int
-
-
-def _settings(settings: Mapping[str, str], devices: int | None) -> Mapping[str, str]:
-    return {**settings, FAKE: str(devices)} if devices else settings
 
 
 def say_how(live: bool, machine: Machine, console: Console) -> None:
@@ -186,23 +183,21 @@ def _about(
     every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers
 ) -> dict[str, markdown.About]:
     """By variant, what its row of a page says beside the reports."""
-    backends = _backends(every, workers) if wanted.live else {}
-    many = Workers(2, _settings(wanted.settings, MANY))
-    many.folders = workers.folders
-    with many:
-        devices = _devices(every, many) if wanted.live else {}
+    first = [job for job in every if job.eager and wanted.live]
+    backends = _backends(first, workers)
+    with Workers(2, {**wanted.settings, **fake_devices(MANY)}) as many:
+        many.folders = workers.folders
+        devices = _devices(first, many)
     return {
         variant: markdown.About(name, backends.get(variant, "-"), devices.get(variant, "-"))
         for variant, name in markdown.layers(asked.cases).items()
     }
 
 
-def _devices(every: Sequence[Job], workers: Workers) -> dict[str, str]:
+def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
     """By variant, over how many devices its first case of each witness is equal."""
     found: dict[str, str] = {}
-    first = [job for job in every if job.eager]
-    work = [(job, MANY) for job in first]
-    for job, result in zip(first, workers.map(_prove_over, work), strict=True):
+    for job, result in _sharded(first, MANY, workers):
         if isinstance(result, Failure) or (result is not None and not result[0].ok):
             found[job.listed.variant] = "none"
         elif result is not None:
@@ -235,8 +230,7 @@ def _over_devices(
     found = Proven(cases=len(every))
     with bar(console) as progress:
         task = progress.add_task("parity", total=len(chosen))
-        work = [(job, count) for job in chosen]
-        for job, result in zip(chosen, workers.map(_prove_over, work), strict=True):
+        for job, result in _sharded(chosen, count, workers):
             variant, witness, title = job.listed[3:6]
             progress.update(task, description=variant, advance=1)
             if isinstance(result, Failure):
@@ -245,6 +239,12 @@ def _over_devices(
                 found.proofs.append((variant, witness, result[0]))
                 found.devices.setdefault((variant, witness), str(result[1]))
     return found
+
+
+def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[tuple[Job, Any]]:
+    """Each job with what `_prove_over` gives for it, or a Failure."""
+    work = [(job, devices) for job in wanted]
+    return zip(wanted, workers.map(_prove_over, work), strict=True)
 
 
 def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
@@ -280,10 +280,9 @@ def _kept_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
     return import_module(f"{own}.real").kept(variants)
 
 
-def _backends(wanted: Sequence[Job], workers: Workers) -> dict[str, str]:
+def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
     """By variant, the backends of this machine on which its first case of each witness is equal."""
     found: dict[str, list[str]] = {}
-    first = [job for job in wanted if job.eager]
     for job, names in zip(first, workers.map(_backends_of, first), strict=True):
         names = ["none"] if isinstance(names, Failure) else names
         before = found.get(job.listed.variant, names)

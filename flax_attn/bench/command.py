@@ -183,40 +183,49 @@ def _preset(want: Asked) -> Preset:
 
 def _check_steps(want: Asked) -> None:
     """ValueError for options that mean nothing to a step of decoding."""
-    kept = ("preset", "lengths", "heads", "widths", "against", "rounds", "seconds")
-    same = Asked(**{name: getattr(want, name) for name in kept})
-    if replace(want, passes=same.passes if want.passes[0] == FORWARD else want.passes) != same:
-        raise ValueError(
-            "a step of decoding is causal, forward alone and in float32: --preset decode takes "
-            "--seq, --heads, --width, --against, --rounds and --seconds."
-        )
-    if want.widths is not None and len(want.widths) > 1:
-        raise ValueError(f"--preset decode takes one width; got {len(want.widths)}.")
+    forward = want.passes[0] == FORWARD
+    _check_only(
+        replace(want, passes=Asked.passes if forward else want.passes),
+        ("lengths", "heads", "widths", "against", "rounds", "seconds"),
+        "a step of decoding is causal, forward alone and in float32: --preset decode takes "
+        "--seq, --heads, --width, --against, --rounds and --seconds.",
+    )
+    _check_one_width(want)
 
 
 def _check_models(want: Asked) -> None:
     """ValueError for options that would change layers which are taken as they were published."""
-    kept = ("preset", "lengths", "passes", "against", "rounds", "seconds")
-    if want != Asked(**{name: getattr(want, name) for name in kept}):
-        raise ValueError(
-            "a published layer has its own heads, widths and mask, and is run in float32: --preset "
-            "layers takes --seq, --grad, --no-grad, --against, --rounds and --seconds."
-        )
+    _check_only(
+        want,
+        ("lengths", "passes", "against", "rounds", "seconds"),
+        "a published layer has its own heads, widths and mask, and is run in float32: --preset "
+        "layers takes --seq, --grad, --no-grad, --against, --rounds and --seconds.",
+    )
 
 
 def _devices(want: Asked) -> tuple[int, ...] | None:
     """Over how many devices; ValueError for options that mean nothing where nobody runs."""
-    kept = ("preset", "lengths", "heads", "widths", "passes", "devices")
-    if want != Asked(**{name: getattr(want, name) for name in kept}):
-        raise ValueError(
-            "nothing is timed over several devices, and attention is causal and in float32: "
-            "--preset scale takes --seq, --heads, --width, --devices, --grad and --no-grad."
-        )
-    if want.widths is not None and len(want.widths) > 1:
-        raise ValueError(f"--preset scale takes one width; got {len(want.widths)}.")
+    _check_only(
+        want,
+        ("lengths", "heads", "widths", "passes", "devices"),
+        "nothing is timed over several devices, and attention is causal and in float32: "
+        "--preset scale takes --seq, --heads, --width, --devices, --grad and --no-grad.",
+    )
+    _check_one_width(want)
     if want.devices is not None and min(want.devices) < 2:
         raise ValueError("--devices takes numbers from 2 on; one device is always there.")
     return want.devices
+
+
+def _check_only(want: Asked, kept: Sequence[str], sentence: str) -> None:
+    """ValueError with a sentence, if more is asked for than the preset and these."""
+    if want != Asked(**{name: getattr(want, name) for name in ("preset", *kept)}):
+        raise ValueError(sentence)
+
+
+def _check_one_width(want: Asked) -> None:
+    if want.widths is not None and len(want.widths) > 1:
+        raise ValueError(f"--preset {want.preset} takes one width; got {len(want.widths)}.")
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .._devices import fake_devices
 from ..attend import attend
 from ..sharding import context_parallel, place, positions, unplace
 from .cells import Table, bytes_of, times
@@ -27,7 +28,6 @@ from .proof import Found, Proof, judged
 from .result import LEFT_OUT, MEASURED, WRONG, Row
 from .workload import BOTH, COTANGENT, Workload, platform
 
-FAKE = "JAX_NUM_CPU_DEVICES"  # by this variable JAX lets a CPU stand for several devices
 AXIS = "seq"
 ALONE = ("one device", "contiguous")
 WAYS = (
@@ -67,7 +67,7 @@ def again(arguments: Sequence[str], devices: int) -> int | None:
             "JAX_PLATFORMS=cpu one CPU stands for all of them."
         )
     command = [sys.executable, "-m", "flax_attn", "bench", *arguments]
-    return subprocess.call(command, env={**os.environ, FAKE: str(devices)})
+    return subprocess.call(command, env={**os.environ, **fake_devices(devices)})
 
 
 class Spread:
@@ -85,12 +85,13 @@ class Spread:
             mesh = jax.make_mesh((w.devices,), (AXIS,), devices=jax.devices()[: w.devices])
             self.sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
 
-        def both(q: Any, k: Any, v: Any, cotangent: Any) -> Any:
+        def function(q: Any, k: Any, v: Any, cotangent: Any) -> Any:
+            if which != BOTH:
+                return (self.attention(q, k, v),)
             out, back = jax.vjp(self.attention, q, k, v)
             return out, *back(cotangent)
 
-        forward = lambda q, k, v, cotangent: (self.attention(q, k, v),)  # noqa: E731
-        self.function: Callable = both if which == BOTH else forward
+        self.function = function
 
     def attention(self, q: Any, k: Any, v: Any) -> Any:
         """Of tokens in the order of the layout."""

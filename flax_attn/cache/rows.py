@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
+from .._arrays import mapped
 from .._checks import check_positive, there_of
 
 C = TypeVar("C")
@@ -60,9 +61,7 @@ def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> j
             return x.at[:, slots].set(jnp.swapaxes(new, 0, 1), mode="drop")
         return x.at[slots].set(new, mode="drop")
 
-    for _ in range(slots.ndim - 1):
-        row = jax.vmap(row)
-    return row(x, slots, new.astype(x.dtype))
+    return mapped(row, slots.ndim - 1)(x, slots, new.astype(x.dtype))
 
 
 def check_room(slots: int, new: jax.Array) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import mapped
 from .._types import wide
 from ..masks import Mask
 from ..norms import LayerNorm
@@ -60,9 +61,8 @@ class Indexer(nnx.Module):
         may = visible(seen, x, x)  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
         _, best = jax.lax.top_k(scores, min(self.top_k, x.shape[-2]))  # of equals the first
-        chosen = partial(_marked, length=x.shape[-2])
-        for _ in range(best.ndim - 1):  # an index beside sharded axes has to be mapped over them
-            chosen = jax.vmap(chosen)
+        # An index beside sharded axes has to be mapped over them.
+        chosen = mapped(partial(_marked, length=x.shape[-2]), best.ndim - 1)
         return chosen(best) & may
 
     def _placed(self, x: Array, turn: Turn | None, positions: Array | None) -> Array:

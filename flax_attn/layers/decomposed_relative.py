@@ -7,7 +7,6 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
-from .._arrays import reshaped
 from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
@@ -95,9 +94,9 @@ class DecomposedRelativeAttention(nnx.Module):
         if valid is not None:
             there = check_tokens("valid", valid, x)  # *B Y X
             x = jnp.where(there[..., None], x, 0)
-            flat = reshaped(there, (*there.shape[:-2], there.shape[-2] * there.shape[-1]))  # *B T
+            flat = there.reshape(*there.shape[:-2], there.shape[-2] * there.shape[-1])  # *B T
             seen = Dense(flat[..., None, None, :])
-        tokens = reshaped(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))  # *B T C
+        tokens = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T C
         made = self.qkv(tokens)  # *B T 3C
         q, k, v = (split_heads(y, self.head_dim) for y in jnp.split(made, 3, axis=-1))
         rows = resized_rows(self.rel_pos_h[...].astype(q.dtype), *x.shape[-3:-2] * 2)  # Y Y H
@@ -105,5 +104,5 @@ class DecomposedRelativeAttention(nnx.Module):
         bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
         drop = None if self.dropout is None else self.dropout(deterministic)
         o = attend(q, k, v, mask=seen, score=bias, dropout=drop)  # *B T N H
-        y = reshaped(self.proj(merge_heads(o)), x.shape)  # *B Y X C
+        y = self.proj(merge_heads(o)).reshape(x.shape)  # *B Y X C
         return zero_absent(y, valid)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -160,13 +159,7 @@ class DisentangledAttention(nnx.Module):
 
 def _picked(x: Float[Array, "*B N T R"], rows: np.ndarray) -> Float[Array, "*B N T S"]:
     """`x[..., t, rows[t, s]]`."""
-
-    def picked(y: Array) -> Array:
-        return y[np.arange(len(rows))[:, None], rows]
-
-    for _ in range(x.ndim - 2):  # an index beside sharded axes has to be mapped over them
-        picked = jax.vmap(picked)
-    return picked(x)
+    return x[..., np.arange(len(rows))[:, None], rows]
 
 
 def _known(terms: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Float
 
-from .._arrays import reshaped
 from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
@@ -99,7 +98,7 @@ class SpatialReductionAttention(nnx.Module):
           deterministic: overrules `train()` and `eval()`.
         """
         x = check_image("x", x, self.query.in_features)
-        pixels = reshaped(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))  # *B T D
+        pixels = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T D
         z = self.reduced(x)  # *B S D
         q = split_heads(self.query(pixels), self.head_dim)  # *B T N H
         k = split_heads(self.key(z), self.head_dim)  # *B S N H
@@ -107,7 +106,7 @@ class SpatialReductionAttention(nnx.Module):
         seen = self.mask if mask is None else as_mask(mask)
         drop = None if self.dropout is None else self.dropout(deterministic)
         o = attend(q, k, v, mask=seen, dropout=drop)  # *B T N H
-        return reshaped(self.dense(merge_heads(o)), x.shape)  # *B Y X D
+        return self.dense(merge_heads(o)).reshape(x.shape)  # *B Y X D
 
     def reduced(self, x: Float[Array, "*B Y X D"]) -> Float[Array, "*B S D"]:
         """What keys and values are made of, row by row."""
@@ -118,9 +117,9 @@ class SpatialReductionAttention(nnx.Module):
                 f"of {rows} x {columns}."
             )
         if self.sequence_reduction is None or self.layer_norm is None:
-            return reshaped(x, (*batch, rows * columns, width))
+            return x.reshape(*batch, rows * columns, width)
         z = self.layer_norm(self.sequence_reduction(x))  # *B Y' X' D
-        return reshaped(z, (*batch, z.shape[-3] * z.shape[-2], width))  # *B S D
+        return z.reshape(*batch, z.shape[-3] * z.shape[-2], width)  # *B S D
 
 
 def _of_squares(

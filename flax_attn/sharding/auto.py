@@ -22,9 +22,10 @@ from ..backends.hoist import hoist
 from ..backends.local import bound, flat, flat_qkv
 from ..backends.platform import platform_of
 from ..backends.protocol import blank
+from ..layouts import names_in
 from ..reference import Stats
 from ..rules import Rules, sizes_of
-from .specs import Shards, names_in, numbers_of, part_of, places_of
+from .specs import Shards, numbers_of, part_of, places_of
 
 
 class Request(NamedTuple):

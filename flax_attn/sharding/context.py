@@ -4,9 +4,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._checks import check_choice
-from ..layouts import LAYOUTS, Context, Named, asked, named
+from ..layouts import LAYOUTS, Axes, Context, Named, asked, named
 
-Axes = str | tuple[str, ...] | None
 STRATEGIES = ("all_gather", "ring", "ulysses")
 
 
@@ -70,7 +69,8 @@ def on(
         T and S; several in a tuple, where it is not the length; None is not sharded.
 
     Raises:
-      ValueError: in use, for an axis that the mesh lacks, and for sizes that do not fit.
+      ValueError: if nothing is named; in use, for an axis that the mesh lacks, and for sizes that
+        do not fit.
       NotImplementedError: in use, for a length over several axes.
 
     Source: Xu et al., "GSPMD", 2021, whose axes these are.
@@ -86,4 +86,6 @@ def on(
     >>> bool(abs(out - attend(x, x, x, mask=CAUSAL)).max() < 1e-5)
     True
     """
+    if batch is heads is length is None:
+        raise ValueError("sharding.on names no mesh axis; give batch=, heads= or length=.")
     return named(Named(mesh, batch, heads, length))

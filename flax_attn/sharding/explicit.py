@@ -67,17 +67,16 @@ def attend(
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
     if rules.dropout is not None and taps.listening():
-        taps.tap("keep", _kept(rules.dropout, sizes_of(q, k), sequence))
+        taps.tap("keep", _kept(q, k, rules, sequence))
     return _cut(Attention(name, attention, empty), sequence, q, k, v, rules)
 
 
-def _kept(dropout: Any, sizes: Any, sequence: Sequence | None) -> jax.Array:
+def _kept(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:
     """Which weights dropout keeps of all, in the order in which queries and keys lie."""
-    keep = jnp.broadcast_to(dropout.grid(sizes), sizes.shape)
-    if sequence is None:
-        return keep
-    placed = place(keep, sequence.devices, sequence.layout, axis=-1)
-    return place(placed, sequence.devices, sequence.layout, axis=-2)
+    sizes = sizes_of(q, k)
+    whole = rules if sequence is None else sequence.at_slots(rules, sizes)
+    drop: Any = bound(q, k, whole).dropout
+    return jnp.broadcast_to(drop.grid(sizes), sizes.shape)
 
 
 def weights(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from .._types import Sizes
-from ..layouts import asked, check_length, tokens_in
+from ..layouts import asked, check_length, cutting, names_in, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.cut import ready_to_cut
 from ..places import Positions
 from ..rules import Rules, sizes_of
-from .specs import Shards, check_spread, located, names_in, shards_in
+from .specs import Shards, check_spread, located, shards_in
 
 
 class Sequence(NamedTuple):
@@ -67,6 +67,13 @@ class Sequence(NamedTuple):
         """This one with every key seen, also those that a window hides."""
         return self._replace(steps=self.devices, ahead=0)
 
+    def at_slots(self, rules: Rules, sizes: Sizes) -> Rules:
+        """The rules asked at the token of each slot, where they are not asked at positions yet."""
+        given = rules.positions or Positions()
+        q_at = self.slots(sizes.T) if given.q is None else given.q
+        k_at = self.slots(sizes.S) if given.k is None else given.k
+        return replace(rules, positions=Positions(q_at, k_at))
+
     def slots(self, length: int) -> jax.Array:
         """Which token lies in each slot of the whole length."""
         slots = jnp.arange(length, dtype=jnp.int32)
@@ -86,17 +93,14 @@ def prepared(
     sequence = sequence_of(q, k, v, strategy)
     if sequence is None:
         return None, rules
-    sizes, given = sizes_of(q, k), rules.positions
+    sizes = sizes_of(q, k)
     mask, score = (ready_to_cut(x, sizes) for x in (rules.mask, rules.score))
     rules = replace(rules, mask=mask, score=score)
-    if given is None:
+    if rules.positions is None:
         sequence = sequence._replace(**_steps(sequence, mask, sizes))
         if sequence.strategy == "ulysses":  # devices have the whole length, in its own order
             return sequence, rules
-    given = Positions() if given is None else given
-    q_at = sequence.slots(sizes.T) if given.q is None else given.q
-    k_at = sequence.slots(sizes.S) if given.k is None else given.k
-    return sequence, replace(rules, positions=Positions(q_at, k_at))
+    return sequence, sequence.at_slots(rules, sizes)
 
 
 def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
@@ -125,7 +129,7 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
     if where is None:
         return None
     mesh, shards = where
-    names = [name for name in names_in(shards.q) if mesh.shape[name] > 1]
+    names = cutting(shards.q, mesh)
     if not names:
         return None
     if len(names) > 1:

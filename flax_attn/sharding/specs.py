@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 from .._arrays import varying_alike
 from .._types import Sizes
 from ..backends.platform import mesh_of
-from ..layouts import Named, named_for
+from ..layouts import Named, cutting, named_for, names_in
 from ..places import Places
 from ..rules import sizes_of
 
@@ -81,13 +81,6 @@ class Shards(NamedTuple):
         return tuple(name for name in mine if name not in used)
 
 
-def names_in(entry: Axes) -> tuple[str, ...]:
-    """The mesh axes of one dimension."""
-    if entry is None:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
 def numbers_of(sizes: Sizes) -> tuple[jax.Array, ...]:
     """Batch entries along each batch axis, and heads, numbered; to be cut as the queries are."""
     return tuple(jnp.arange(n, dtype=jnp.int32) for n in (*sizes.batch, sizes.N))
@@ -154,25 +147,22 @@ def located(q: Any, k: Any, v: Any) -> tuple[Any, Shards] | None:
 
 
 def _by_name(asked: Named, q: Any, k: Any) -> Shards:
-    sizes = sizes_of(q, k)
-    first = {"batch": sizes.batch[:1], "heads": (sizes.N,), "length": (sizes.T, sizes.S)}
-    for what, lengths in first.items():
-        entry = getattr(asked, what)
-        unknown = [name for name in names_in(entry) if name not in asked.mesh.shape]
-        if unknown:
-            raise ValueError(
-                f"sharding.on names the mesh axis {unknown[0]!r} for the {what}; the mesh has "
-                f"{', '.join(map(repr, asked.mesh.shape)) or 'none: give it by mesh='}."
-            )
-        parts = shards_in(entry, asked.mesh)
-        if parts > 1 and what == "batch" and not lengths:
-            raise ValueError("sharding.on names an axis for the batch; the arrays have none.")
-        if what == "batch" and any(n % parts for n in lengths):
-            raise ValueError(
-                f"{parts} shards along {entry!r} must divide the batch; got {lengths[0]} entries."
-            )
-    batch = (asked.batch, *(None,) * (len(sizes.batch) - 1)) if sizes.batch else ()
-    return Shards(batch, asked.heads, asked.length, asked.length)
+    mesh, batch = asked.mesh, sizes_of(q, k).batch
+    for what in ("batch", "heads", "length"):
+        for name in names_in(getattr(asked, what)):
+            if name not in mesh.shape:
+                raise ValueError(
+                    f"sharding.on names the mesh axis {name!r} for the {what}; the mesh has "
+                    f"{', '.join(map(repr, mesh.shape)) or 'none: give it by mesh='}."
+                )
+    parts = shards_in(asked.batch, mesh)
+    if parts > 1 and (not batch or batch[0] % parts):
+        given = batch[0] if batch else "no"
+        raise ValueError(
+            f"{parts} shards along {asked.batch!r} must divide the batch; got {given} entries."
+        )
+    along = tuple(asked.batch if i == 0 else None for i in range(len(batch)))
+    return Shards(along, asked.heads, asked.length, asked.length)
 
 
 def agreed(q: Any, k: Any, v: Any) -> Shards:
@@ -197,12 +187,8 @@ def agreed(q: Any, k: Any, v: Any) -> Shards:
         return next(iter(found), None)
 
     count, length = len(specs["q"]) - 3, one(-3, "their length")
-    mesh = next((mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types), None)
-    if (
-        length is not None
-        and shards_in(length, mesh) > 1
-        and not all(names_in(spec[-3]) for spec in specs.values())
-    ):
+    mesh = next((mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types), mesh_of(q))
+    if cutting(length, mesh) and not all(names_in(spec[-3]) for spec in specs.values()):
         raise ValueError(
             f"q, k and v must be sharded alike along their length; got {given}. Reshard the others "
             f"over {length!r} too, by jax.sharding.reshard, or gather what is sharded."

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.turns(1)
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types, _lazy, _markdown < taps, _checks, _arrays, quantized < places, layouts
+errors, _types, _lazy, _markdown, _devices < taps, _checks, _arrays, quantized < places, layouts
 < masks, positions, norms, normalisers, dropout < scores < rules < reference, recurrence < backends
 < stored < sharding < attend < by_weights, drop_in, cache < layers < families
 < flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest

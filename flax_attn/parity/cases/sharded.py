@@ -37,7 +37,7 @@ def sharded_report(case: "Case", live: bool, devices: int) -> tuple[Report, Spli
       ParityError: if the two cannot be compared.
     """
     arrays, refused = case.arrays(), None
-    for split in splits(arrays, devices):
+    for split in splits(arrays, min(devices, jax.device_count())):
         try:
             return _over(case, split, arrays, live), split
         except ParityError as error:
@@ -57,7 +57,7 @@ def splits(arrays: Mapping[str, np.ndarray], devices: int) -> list[Split]:
     >>> splits({"x": np.ones((2, 7, 5))}, 8)
     [Split(batch=1, length=7), Split(batch=2, length=1)]
     """
-    batch = max((x.shape[0] for x in arrays.values() if x.ndim > 2), default=1)
+    batch = _entries(arrays)
     length = gcd(*(x.shape[1] for x in arrays.values() if _is_sequence(x))) or 1
     counts = range(1, devices + 1)
     fit = [Split(b, t) for b in counts for t in counts if batch % b == 0 == length % t]
@@ -65,6 +65,11 @@ def splits(arrays: Mapping[str, np.ndarray], devices: int) -> list[Split]:
     both = max(fit, key=lambda x: (x.batch * x.length, min(x)))
     alone = max(x for x in fit if x.length == 1)
     return [x for x in dict.fromkeys([both, alone]) if x != (1, 1)]
+
+
+def _entries(arrays: Mapping[str, np.ndarray]) -> int:
+    """How many entries the first batch axis has."""
+    return max((x.shape[0] for x in arrays.values() if x.ndim > 2), default=1)
 
 
 def _is_sequence(x: np.ndarray) -> bool:
@@ -75,7 +80,7 @@ def _is_sequence(x: np.ndarray) -> bool:
 def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bool) -> Report:
     devices = jax.devices()[: split.batch * split.length]
     mesh = jax.make_mesh(split, ("batch", "length"), devices=devices)
-    specs = {name: _spec(x, split) for name, x in arrays.items()}
+    specs = {name: _spec(x, split, _entries(arrays)) for name, x in arrays.items()}
 
     def call(module: Any, **inputs: Any) -> Any:
         given = {
@@ -89,12 +94,13 @@ def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bo
         return spread.report(live, eager=False)
 
 
-def _spec(x: np.ndarray, split: Split) -> P:
-    """Along which axes of the mesh an input is sharded; what is no batch of vectors is whole."""
-    if x.ndim < 3 or x.dtype.kind != "f" or x.shape[0] % split.batch:
-        return P()
+def _spec(x: np.ndarray, split: Split, entries: int) -> P:
+    """Along which axes of the mesh an input is sharded: vectors along both, what else has the batch
+    as its first axis, as masks may, along that."""
     batch, length = (name if n > 1 else None for name, n in split._asdict().items())
-    return P(batch, length) if _is_sequence(x) else P(batch)
+    if _is_sequence(x):
+        return P(batch, length)
+    return P(batch) if x.ndim > 1 and x.shape[0] == entries else P()
 
 
 def _whole(x: Any) -> Any:

@@ -11,23 +11,17 @@ import pytest
 
 from flax_attn import attend, cli
 from flax_attn._types import Sizes
-from flax_attn.bench import command, functions, page, plot, presets, proof, race, result, table
+from flax_attn.bench import functions, page, plot, presets, proof, race, result, table
 from flax_attn.bench import workload as workloads
 from flax_attn.bench.contender import Contender
 from flax_attn.bench.options import dtypes, lengths
 from flax_attn.bench.program import JaxProgram
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import BOTH, FORWARD, Workload
+from parity_tests.core.bench.conftest import MACHINE
 
 TINY = Workload(length=6, width=4, heads=3, batch=2)
-MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
-MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}
 ONCE = Settings(rounds=2, seconds=0.01)
-
-
-@pytest.fixture(autouse=True)
-def no_peak(monkeypatch):
-    monkeypatch.setattr(command, "machine", lambda dtypes: dict(MACHINE))
 
 
 def contender(call, name="somebody"):
@@ -72,7 +66,11 @@ def test_lists_of_numbers_and_dtypes():
 @pytest.mark.parametrize(
     "given, said",
     [
-        (["--preset", "books"], "--preset takes flash, window, memory, book, decode, layers,"),
+        (
+            ["--preset", "books"],
+            "--preset takes flash, window, memory, book, decode, layers, linear, scale; "
+            "got 'books'.",
+        ),
         (["--seq", "1k:"], "--seq takes lengths such as 512,1024 or a range"),
         (["--seq", "4k:1k"], "got '4k:1k'"),
         (["--seq", "12,x"], "--seq takes whole numbers"),

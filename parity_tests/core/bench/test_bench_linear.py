@@ -9,22 +9,14 @@ import numpy as np
 import pytest
 
 from flax_attn import cli
-from flax_attn.bench import command, linear, presets, race, result
+from flax_attn.bench import linear, presets, race, result
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import BOTH, DELTA, Workload
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.judge import alike
 
 TINY = Workload(70, 4, 3, layer=DELTA)
-MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
-MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(command, "machine", lambda dtypes: dict(MACHINE))
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion")
 
 
 def test_the_preset_runs_and_prints(tmp_path, capsys):

@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
-import jax
 import pytest
 
 from flax_attn import cli
-from flax_attn.bench import command, presets, published, race, result
+from flax_attn.bench import presets, published, race, result
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import FORWARD
 from flax_attn.parity.cases.case import has_torch
 
-MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
-MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}
+pytestmark = pytest.mark.usefixtures("promotion")
 SMALL = {"hidden_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 LLAMA, LOCAL, SWIN = "Llama 3 8B", "gpt-oss 20B, local", "Swin T"
 live = pytest.mark.skipif(not has_torch(), reason="the classes are torch's")
@@ -27,12 +25,10 @@ def small(name):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(command, "machine", lambda dtypes: dict(MACHINE))
+def small_models(monkeypatch):
     monkeypatch.setattr(published, "MODELS", {name: small(name) for name in (LLAMA, LOCAL, SWIN)})
     published._proven.cache_clear()
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+    yield
     published._proven.cache_clear()
 
 

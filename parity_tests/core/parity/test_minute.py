@@ -60,7 +60,7 @@ def everything(monkeypatch, reports, limit=57.0):
     monkeypatch.setattr(proving, "LIMIT", limit)
     monkeypatch.setattr(proving, "ask", lambda *_: asked)
     monkeypatch.setattr(Workers, "start", lambda *_: None)
-    monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
+    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
     if limit > 0:
         monkeypatch.setattr(proving, "prove_until", lambda *_: iter(reports))
     monkeypatch.setenv("COLUMNS", "80")

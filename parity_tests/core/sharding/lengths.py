@@ -51,6 +51,7 @@ from flax_attn import (
     attend,
     attention_weights,
     explain,
+    taps,
 )
 from flax_attn.parity import judge
 from flax_attn.sharding import context_parallel, on, place, unplace
@@ -290,6 +291,8 @@ def at_the_edge() -> dict[str, bool]:
         "a layer": layer_alike("ring", "zigzag"),
         "a layer, gathered": layer_alike("all_gather", "striped"),
         "a layer, by name": layer_alike("ring", "zigzag", by_name=True),
+        "a layer over two axes, one of one device": layer_alike("ring", "zigzag", more=("one",)),
+        "what dropout keeps": all(map(kept_alike, STRATEGIES)),
     }
 
 
@@ -317,7 +320,30 @@ def weights_alike(layout: str) -> bool:
     return kept and judge.no_worse(got, want, want, "float64").ok
 
 
-def layer_alike(strategy: str, layout: str, by_name: bool = False) -> bool:
+def kept_alike(strategy: str) -> bool:
+    """Whether a listener hears which weights are kept, in the order in which they lie."""
+    mesh, spec = jax.make_mesh((2, 4), ("data", "seq")), P("data", "seq")
+    x, keep = drawn(0, B, T, N, H), drawn(9, B, N, T, T) < 0.5
+
+    def both(x: np.ndarray) -> np.ndarray:
+        return place(place(x, 4, "zigzag", axis=2), 4, "zigzag", axis=3)
+
+    def heard(x: Any, drop: Any) -> np.ndarray:
+        with taps.listen() as found:
+            attend(x, x, x, dropout=drop, backend="blockwise")
+        return np.asarray(dict(found)["keep"])
+
+    cut = put_on(place(x, 4, "zigzag", axis=1), spec, mesh)
+    with context_parallel(strategy, layout="zigzag"):
+        by_index = heard(cut, Dropout(0.4, jax.random.key(3)))
+        by_slot = heard(cut, DropoutMask(both(keep), 0.5))
+    want = heard(jnp.asarray(x), Dropout(0.4, jax.random.key(3)))
+    return bool((by_index == both(want)).all() and (by_slot == both(keep)).all())
+
+
+def layer_alike(
+    strategy: str, layout: str, by_name: bool = False, more: tuple[str, ...] = ()
+) -> bool:
     """Whether a layer's output and gradients are those of one device, its rotary told nothing."""
     layer = GroupedQueryAttention(
         11, N, K, 6, rotary=Rotary(), param_dtype=jnp.float64, rngs=nnx.Rngs(0)
@@ -331,10 +357,12 @@ def layer_alike(strategy: str, layout: str, by_name: bool = False) -> bool:
     x, do = drawn(0, B, T, 11), drawn(1, B, T, 11)
     want = jax.jit(everything)(params, x, do)
     kind = AxisType.Auto if by_name else AxisType.Explicit
-    mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(kind,) * 2)
+    names, ones = ("seq", *more), (1,) * len(more)
+    mesh = jax.make_mesh((2, 4, *ones), ("data", *names), axis_types=(kind,) * (2 + len(more)))
+    spec = P("data", names if more else "seq")
     told = on(batch="data", length="seq") if by_name else nullcontext()  # of the mesh that is set
     with context_parallel(strategy, layout=layout), jax.set_mesh(mesh), told:
-        given = (put_on(place(y, 4, layout, axis=1), P("data", "seq"), mesh) for y in (x, do))
+        given = (put_on(place(y, 4, layout, axis=1), spec, mesh) for y in (x, do))
         got = list(jax.jit(everything)(jax.device_put(params, P()), *given))
     got[1:-1] = map(fetched, got[1:-1])
     got[0], got[-1] = (unplace(fetched(y), 4, layout, axis=1) for y in (got[0], got[-1]))
@@ -359,11 +387,11 @@ def refused_by_name(**names: str) -> str:
     """The sentence for axes that are named wrongly."""
     mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
     x = jnp.ones((3, 8, 2, 5))
-    with on(mesh, **names):
-        try:
+    try:
+        with on(mesh, **names):
             attend(x, x, x)
-        except ValueError as error:
-            return f"ValueError: {error}"
+    except ValueError as error:
+        return f"ValueError: {error}"
     return "nothing"
 
 
@@ -382,6 +410,7 @@ def sentences() -> dict[str, str]:
         "two axes": refused({}, *(P(None, ("data", "seq")),) * 3),
         "a name that is not there": refused_by_name(length="sequence"),
         "a batch that does not fit": refused_by_name(batch="seq"),
+        "no name": refused_by_name(),
         "the plain formula in a ring": refused(ring, backend="reference"),
     }
 

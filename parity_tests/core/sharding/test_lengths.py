@@ -40,6 +40,7 @@ SENTENCES = {
     "two axes": ("NotImplementedError", "attend goes over one"),
     "a name that is not there": ("ValueError", "'sequence' for the length; the mesh has 'data'"),
     "a batch that does not fit": ("ValueError", "must divide the batch; got 3 entries"),
+    "no name": ("ValueError", "give batch=, heads= or length="),
     "the plain formula in a ring": ("NotImplementedError", "takes attention in blocks alone"),
 }
 
@@ -57,7 +58,7 @@ def test_eight_devices_beside_one():
     assert len(rows) == 2 * 13 + 3  # and by name
     assert [fault for row in rows for fault in faults(row)] == []
     assert {row["strategy"] for row in rows if row["name"] == "causal"} >= {"ring", "all_gather"}
-    assert len(told["edges"]) == 4 and all(told["edges"].values()), told["edges"]
+    assert len(told["edges"]) == 6 and all(told["edges"].values()), told["edges"]
     assert told["sentences"].keys() == SENTENCES.keys()
     for what, (kind, words) in SENTENCES.items():
         sentence = told["sentences"][what]
