@@ -545,23 +545,5 @@ for T, a, b in zip(lengths, again, cached, strict=True):
 # [Fast Inference from Transformers via Speculative Decoding](https://arxiv.org/abs/2211.17192);
 # and the recipes on [generating](../docs/recipes.md), which compile the whole loop.
 #
-# ## Where you are now
-#
-# You began with six words and a dot product. You gave it weights, covered the future, split it into
-# heads, put it into a recurrent model, trained a small GPT with it, ported it from PyTorch,
-# computed it without its table, saw what today's models changed, and let a model write from its
-# cache. All of it was one formula:
-#
-# $$\text{softmax}\Big(\frac{q k^\top}{\sqrt{H}} + \text{mask}\Big)\, v.$$
-#
-# Where to go from here:
-#
-# * [the README](../README.md): what the library holds, and the table of what is proven;
-# * [docs/recipes.md](../docs/recipes.md): generating in one compiled loop, padding masks, mixed
-#   precision, export, checkpoints, Linen, and moving from other attention modules, each in one
-#   piece that runs;
-# * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
-# * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
-#   wrote here.
-#
-# Or go back to the start: [1. Attention without weights](01_attention_without_weights.ipynb).
+# Next: [11. Linear attention and state](11_linear_attention_and_state.ipynb), in which the past has
+# one size, however long the text is.
