@@ -729,23 +729,4 @@ assert 3.9 < share < 4
 # [Zoology](https://arxiv.org/abs/2312.04927), for more on recall; Yang and others,
 # [Gated Delta Networks](https://arxiv.org/abs/2412.06464).
 #
-# ## Where you are now
-#
-# You began with six words and a dot product. You gave it weights, covered the future, split it into
-# heads, put it into a recurrent model, trained a small GPT with it, ported it from PyTorch,
-# computed it without its table, saw what today's models changed, let a model write from its cache,
-# and in the end gave it a state in place of the cache. Nearly all of it was one formula:
-#
-# $$\text{softmax}\Big(\frac{q k^\top}{\sqrt{H}} + \text{mask}\Big)\, v.$$
-#
-# Where to go from here:
-#
-# * [the README](../README.md): what the library holds, and the table of what is proven;
-# * [docs/recipes.md](../docs/recipes.md): generating in one compiled loop, padding masks, mixed
-#   precision, export, checkpoints, Linen, and moving from other attention modules, each in one
-#   piece that runs;
-# * [docs/porting.md](../docs/porting.md): port a module of your own from PyTorch, and prove it;
-# * the layers themselves, in `flax_attn/layers`: one variant in each file, as short as what you
-#   wrote here.
-#
-# Or go back to the start: [1. Attention without weights](01_attention_without_weights.ipynb).
+# Next: [12. Many devices](12_many_devices.ipynb), in which one text lies on eight devices.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flax_attn
-from flax_attn import parity, recurrence, taps
+from flax_attn import parity, recurrence, sharding, taps
 
 FOLDER = Path(__file__).parents[3] / "notebooks"
 if not FOLDER.is_dir():
@@ -25,6 +25,7 @@ PUBLIC = {
     "flax_attn": flax_attn.__all__,
     "flax_attn.parity": parity.__all__,
     "flax_attn.recurrence": vars(recurrence),
+    "flax_attn.sharding": sharding.__all__,
     "flax_attn.taps": vars(taps),
 }
 of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
