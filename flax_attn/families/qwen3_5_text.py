@@ -1,12 +1,11 @@
-"""Qwen3.5: Qwen3-Next's attention with three positions a token, whose pairs take turns.
-
-The layers of linear attention are not built here yet, and are refused.
-"""
+"""Qwen3.5: Qwen3-Next's layers, with three positions a token, whose pairs take turns."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..layers import GatedQueryAttention
+from flax import nnx
+
+from ..weights.rule import Rule
 from . import qwen3_next
 from ._config import Config, Family
 from ._rope import rotary
@@ -19,10 +18,27 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQueryAttention:
-    """`self_attn` of a layer of Qwen3_5ForCausalLM that has full attention."""
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+    """`self_attn` or `linear_attn` of a layer of Qwen3_5ForCausalLM."""
+    if qwen3_next.is_linear(config, index):
+        return qwen3_next.delta(config, house)
     turn = rotary(config, partial=True, sections=(11, 11, 10), interleaved=True)
-    return qwen3_next.gated(config, index, house, turn)
+    return qwen3_next.gated(config, house, turn)
 
 
-FAMILY = Family(DEFAULTS, attention)
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """Queries, keys and values of the delta rule are fused: all of one after another."""
+    if not qwen3_next.is_linear(config, index):
+        return ()
+    n, k, key, value = qwen3_next.sizes(config)
+    parts = (k * key, k * key, n * value)
+    return (
+        Rule("in_proj_qkv.weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", o=parts),
+        Rule("in_proj_z -> g_proj"),
+        Rule("in_proj_b -> b_proj"),
+        Rule("in_proj_a -> a_proj"),
+        *qwen3_next.ENDS,
+    )
+
+
+FAMILY = Family(DEFAULTS, attention, rules)

@@ -1,14 +1,15 @@
-"""Qwen3-Next: in every fourth layer grouped queries with a gate, in the others a linear attention.
-
-The layers of linear attention are not built here yet, and are refused.
-"""
+"""Qwen3-Next: in every fourth layer grouped queries with a gate, in the others a delta rule."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..layers import GatedQueryAttention
+from flax import nnx
+
+from .._checks import check_choice, check_divides
+from ..layers import GatedDeltaAttention, GatedQueryAttention
 from ..norms import RMSNorm
 from ..positions import Rotary
+from ..weights.rule import Rule
 from ._config import Config, Family
 from ._decoder import check_causal
 from ._rope import rotary
@@ -27,33 +28,87 @@ DEFAULTS = {
     "full_attention_interval": 4,
     "attention_bias": False,
     "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
 }
+# What the delta rule calls otherwise than its class in transformers.
+ENDS = (Rule("norm.weight -> o_norm.scale"), Rule("out_proj -> o_proj"))
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQueryAttention:
-    """`self_attn` of a layer of Qwen3NextForCausalLM that has full attention."""
-    return gated(config, index, house, rotary(config, partial=True))
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+    """`self_attn` or `linear_attn` of a layer of Qwen3NextForCausalLM."""
+    if is_linear(config, index):
+        return delta(config, house)
+    return gated(config, house, rotary(config, partial=True))
 
 
-def gated(
-    config: Config, index: int, house: Mapping[str, Any], turn: Rotary
-) -> GatedQueryAttention:
-    """The layer, with this rotary.
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """The delta rule's projections are fused by heads of keys: the parts of one after another."""
+    if not is_linear(config, index):
+        return ()
+    n, k, key, value = sizes(config)
+    qkvz = (key, key, n // k * value, n // k * value)
+    heads = "(g n o) i -> n i (g o)"
+    return (
+        Rule("in_proj_qkvz.weight -> {q,k,v,g}_proj.kernel", heads, o=qkvz),
+        Rule("in_proj_ba.weight -> {b,a}_proj.kernel", heads, o=(n // k, n // k)),
+        *ENDS,
+    )
+
+
+def is_linear(config: Config, index: int) -> bool:
+    """Whether a layer has the delta rule, by layer_types or full_attention_interval."""
+
+    def default(index: int) -> str:
+        linear = (index + 1) % config.count("full_attention_interval")
+        return "linear_attention" if linear else "full_attention"
+
+    return config.layer_type(index, default, "linear_attention") == "linear_attention"
+
+
+def sizes(config: Config) -> tuple[int, int, int, int]:
+    """How many heads of values and of keys the delta rule has, and the widths of key and value."""
+    n, k = config.count("linear_num_value_heads"), config.count("linear_num_key_heads")
+    check_divides("linear_num_key_heads", k, "linear_num_value_heads", n)
+    return n, k, config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
+
+
+def delta(config: Config, house: Mapping[str, Any]) -> GatedDeltaAttention:
+    """The layer of linear attention.
 
     Raises:
-      ValueError: for a layer of linear attention.
+      ValueError: for a hidden_act that is not silu, which the convolution would apply.
     """
+    check_choice("hidden_act", config["hidden_act"], "silu", "swish")
+    n, k, key, value = sizes(config)
+    return GatedDeltaAttention(
+        config.count("hidden_size"),
+        n,
+        key,
+        value,
+        num_key_heads=k,
+        conv_size=config.count("linear_conv_kernel_dim"),
+        eps=config.number("rms_norm_eps"),
+        **house,
+    )
+
+
+def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryAttention:
+    """The layer of full attention, with this rotary."""
     check_causal(config)
-    _check_full(config, index)
-    sizes, dtype = (config.count("hidden_size"), *config.heads()), house["param_dtype"]
+    shape, dtype = (config.count("hidden_size"), *config.heads()), house["param_dtype"]
     norm = {"eps": config.number("rms_norm_eps"), "plus_one": True, "param_dtype": dtype}
     bias = config.flag("attention_bias")
     return GatedQueryAttention(
-        *sizes,
+        *shape,
         fused=True,
         rotary=turn,
-        q_norm=RMSNorm(sizes[-1], **norm),
-        k_norm=RMSNorm(sizes[-1], **norm),
+        q_norm=RMSNorm(shape[-1], **norm),
+        k_norm=RMSNorm(shape[-1], **norm),
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
@@ -61,17 +116,4 @@ def gated(
     )
 
 
-def _check_full(config: Config, index: int) -> None:
-    def default(index: int) -> str:
-        linear = (index + 1) % config.count("full_attention_interval")
-        return "linear_attention" if linear else "full_attention"
-
-    if config.layer_type(index, default, "linear_attention") == "linear_attention":
-        raise ValueError(
-            f"Layer {index} has linear_attention, by layer_types or, without them, by "
-            f"full_attention_interval={config['full_attention_interval']}; that gated delta rule "
-            "is not built here yet, so ask for a layer that has full_attention."
-        )
-
-
-FAMILY = Family(DEFAULTS, attention)
+FAMILY = Family(DEFAULTS, attention, rules)

@@ -106,6 +106,11 @@ WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
 QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 QWEN_MOE = {"num_experts": 1, "moe_intermediate_size": 9}
 EVERY_SECOND = {"full_attention_interval": 2}
+DELTA = {
+    **{"linear_num_value_heads": 6, "linear_num_key_heads": 3, "linear_key_head_dim": 4},
+    **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
+}
+ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
 THREE = {"mrope_section": [1, 1, 2]}
 QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 # Without output_hidden_states the whole model leaves tokens out where keys are shared.
@@ -260,15 +265,17 @@ CONFIGS = [
     # Qwen3 30B-A3B
     Small("qwen3_moe", {"head_dim": 10, "rms_norm_eps": 1e-2, **QWEN_MOE}, PLAIN),
     Small("qwen3_moe", {**OTHERS, **QWEN, "attention_bias": True}, {**YARN, **PLAIN}, index=1),
-    # Qwen3-Next 80B-A3B in the layers with full attention
+    # Qwen3-Next 80B-A3B: a layer with full attention, two with a delta rule
     Small("qwen3_next", {"head_dim": 16, "rms_norm_eps": 1e-2, **EVERY_SECOND}, QUARTER, index=1),
+    Small("qwen3_next", {"rms_norm_eps": 1e-2, **DELTA, **EVERY_SECOND}, QUARTER),
+    Small("qwen3_next", {**OTHERS, **ONE_KEY, "hidden_act": "swish"}, QUARTER, index=2),
     Small(
         "qwen3_next",
         {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25}
         | {"layer_types": ["full_attention", "linear_attention"]},
         {**YARN, **PLAIN, "partial_rotary_factor": 0.5},
     ),
-    # Qwen3.5 in the layers with full attention
+    # Qwen3.5, the same
     Small(
         "qwen3_5_text",
         {"head_dim": 16, "rms_norm_eps": 1e-2, **EVERY_SECOND},
@@ -280,6 +287,8 @@ CONFIGS = [
         },
         index=1,
     ),
+    Small("qwen3_5_text", {"rms_norm_eps": 1e-2, **DELTA, **EVERY_SECOND}, QUARTER),
+    Small("qwen3_5_text", {**OTHERS, **ONE_KEY, "hidden_act": "swish"}, QUARTER, index=2),
     Small(
         "qwen3_5_text",
         {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25}

@@ -47,6 +47,11 @@ PLACES = {
     "vit": Place("vit", "ViT", whole=False),
     **OTHERS,
 }
+# What a layer has in place of attention, by its kind in layer_types.
+MIXERS = {
+    "qwen3_next": {"linear_attention": "GatedDeltaNet"},
+    "qwen3_5_text": {"linear_attention": "GatedDeltaNet"},
+}
 HANDED = ("position_embeddings", "attention_mask", "alibi", "shared_kv_states")
 
 
@@ -128,8 +133,10 @@ def _additive(present: Any, x: Any) -> Any:
 
 
 def attention(config: Any, name: str, index: int) -> Any:
-    """The attention of one layer."""
-    cls = found(name, "Attention")
+    """The attention of one layer, or what it has in its place."""
+    mixers = MIXERS.get(name, {})
+    kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
+    cls = found(name, kind)
     takes = "layer_idx" in inspect.signature(cls).parameters
     return cls(config, layer_idx=index) if takes else cls(config)
 
@@ -143,6 +150,7 @@ def call(config: Any, name: str, index: int) -> Any:
             return layer(x, residual=x, **given)[0] - x
         if hasattr(layer, "output"):  # BERT's has the sum with the residual and a norm in there
             return layer.output.dense(layer.self(x, **given)[0])
-        return layer(x, **given)[0]
+        y = layer(x, **given)
+        return y[0] if isinstance(y, tuple) else y
 
     return called

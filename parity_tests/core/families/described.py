@@ -7,7 +7,10 @@ from flax_attn import families
 
 
 def described(layer):
-    """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout."""
+    """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout.
+
+    Of a recurrent layer, which has no mask, its numbers and flags.
+    """
     params, _ = jax.tree.flatten_with_path(nnx.state(layer, nnx.Param))
     shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in params}
     found = (x for name, x in sorted(vars(layer).items()) if name.endswith("norm"))
@@ -16,6 +19,9 @@ def described(layer):
         for norm in found
         if norm is not None
     ]
+    if not hasattr(layer, "mask"):
+        plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
+        return shapes, norms, plain
     dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
     return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
 

@@ -204,13 +204,13 @@ WRONG = {
         ),
         "type='linear', which transformers ignores in this model_type; call it",
     ),
-    "a layer that is not built": (
-        other("qwen3_next"),
-        "Layer 0 has linear_attention, .* full_attention_interval=4",
+    "another activation": (
+        other("qwen3_next", hidden_act="gelu"),
+        "hidden_act must be one of 'silu', 'swish'; got 'gelu'",
     ),
-    "another layer that is not built": (
-        other("qwen3_5_text"),
-        "Layer 0 has linear_attention, .* full_attention_interval=4",
+    "key heads of a delta rule": (
+        other("qwen3_5_text", linear_num_key_heads=5),
+        "linear_num_key_heads must divide linear_num_value_heads; got ",
     ),
     "sections that take turns": (
         other("qwen3_5_text", rope_parameters=APART, layer_types=FULL_LAYERS, num_hidden_layers=26),
