@@ -111,6 +111,7 @@ DELTA = {
     **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
 }
 ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
+FIRST_FULL = {"layer_types": ["full_attention", "conv"]}
 THREE = {"mrope_section": [1, 1, 2]}
 QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 # Without output_hidden_states the whole model leaves tokens out where keys are shared.
@@ -275,7 +276,12 @@ CONFIGS = [
         | {"layer_types": ["full_attention", "linear_attention"]},
         {**YARN, **PLAIN, "partial_rotary_factor": 0.5},
     ),
-    # Qwen3.5, the same
+    # LFM2: a layer with full attention, two with a convolution, another with full attention
+    Small("lfm2", {"full_attn_idxs": [1], "norm_eps": 1e-2}, PLAIN, index=1),
+    Small("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 4}, PLAIN),
+    Small("lfm2", {**OTHERS, **FIRST_FULL, "conv_bias": True}, PLAIN, index=1),
+    Small("lfm2", {**OTHERS, **FIRST_FULL, "head_dim": 10}, {**YARN, **PLAIN}),
+    # Qwen3.5, as Qwen3-Next
     Small(
         "qwen3_5_text",
         {"head_dim": 16, "rms_norm_eps": 1e-2, **EVERY_SECOND},

@@ -28,6 +28,7 @@ PLACES = {
     "gpt_neox": Place("gpt_neox", "GPTNeoX", block="Layer"),
     "gpt_oss": Place("gpt_oss", "GptOss"),
     "granite": Place("granite", "Granite"),
+    "lfm2": Place("lfm2", "Lfm2"),
     "llama": Place("llama", "Llama"),
     "llama4_text": Place("llama4", "Llama4", "Text"),
     "mistral": Place("mistral", "Mistral"),
@@ -49,6 +50,7 @@ PLACES = {
 }
 # What a layer has in place of attention, by its kind in layer_types.
 MIXERS = {
+    "lfm2": {"conv": "ShortConv"},
     "qwen3_next": {"linear_attention": "GatedDeltaNet"},
     "qwen3_5_text": {"linear_attention": "GatedDeltaNet"},
 }

@@ -62,6 +62,7 @@ def in_words(given, index):
 
 DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
 DROPOUTS |= dict.fromkeys(("bert", "vit"), "attention_probs_dropout_prob")
+STILL = ("lfm2",)  # which have no dropout, in transformers neither
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -72,12 +73,17 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in STILL])
 def test_attention_dropout_is_the_layers(name):
     given = [x for x in CONFIGS if x.name == name][-1].spelt("new")  # Falcon's has alibi
     field = DROPOUTS.get(name, "attention_dropout")
     assert built({**given, field: 0.125}).dropout.rate == 0.125
     assert built({**given, field: 0.0}).dropout is None
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_a_family_without_dropout_drops_nothing(name):
+    assert built(other(name, attention_dropout=0.5)).dropout is None
 
 
 def test_an_encoder_may_say_that_it_is_not_causal():

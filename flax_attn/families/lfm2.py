@@ -1,0 +1,61 @@
+"""LFM2: in most layers a short convolution between gates, in the others grouped queries, normed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from ..layers import GatedShortConvolution
+from ..norms import RMSNorm
+from ..weights.rule import Rule
+from ._config import Config, Family
+from ._decoder import grouped_query
+from ._rope import rotary
+
+DEFAULTS = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,  # no field of the class, which uses one all the same
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1_000_000.0,
+    "norm_eps": 1e-5,
+    "layer_types": None,
+    "full_attn_idxs": None,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+    """`self_attn` or `conv` of a layer of Lfm2ForCausalLM; there is no dropout."""
+    if _is_convolution(config, index):
+        size, bias = config.count("conv_L_cache"), config.flag("conv_bias")
+        width = config.count("hidden_size")
+        return GatedShortConvolution(width, conv_size=size, use_bias=bias, **house)
+    h, eps, dtype = config.heads()[2], config.number("norm_eps"), house["param_dtype"]
+    norms: dict[str, Any] = {
+        name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
+    }
+    still = config.replaced(attention_dropout=0.0)
+    return grouped_query(still, house, bias=False, rotary=rotary(config), **norms)
+
+
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """Names of full attention; those of the convolution are the layer's own."""
+    if _is_convolution(config, index):
+        return ()
+    norms = (Rule(f"{x}_layernorm.weight -> {x}_norm.scale") for x in ("q", "k"))
+    return (*norms, Rule("out_proj -> o_proj"))
+
+
+def _is_convolution(config: Config, index: int) -> bool:
+    def default(index: int) -> str:
+        full = config["full_attn_idxs"]
+        return "full_attention" if full is None or index in full else "conv"
+
+    return config.layer_type(index, default, "conv") == "conv"
+
+
+FAMILY = Family(DEFAULTS, attention, rules)
