@@ -10,6 +10,7 @@ Under a causal mask a late token sees more keys than an early one. Contiguous sh
 unequal work, and all wait for the last; zigzag and striped shards have nearly the same.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 class Context(NamedTuple):
     """How attention goes over a length that lies on several devices."""
 
-    strategy: str = "all_gather"
+    strategy: str | tuple[str, ...] = "all_gather"
     layout: str = "contiguous"
 
 
@@ -160,7 +161,7 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
     """Which token lies in each slot of an array that is sharded along `axis`, by the layout asked.
 
     None where tokens lie in their own order: contiguous, or sharded over no axis that types or
-    `sharding.on` tell of. Over several `attend` refuses them.
+    `sharding.on` tell of.
     """
     layout = asked.value.layout
     if layout == "contiguous":
@@ -170,8 +171,8 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
         mesh, entry = by_name.mesh, by_name.length
     else:
         mesh, entry = sharding.mesh, sharding.spec[axis] if len(sharding.spec) == x.ndim else None
-    names = cutting(entry, mesh)
-    return positions(x.shape[axis], mesh.shape[names[0]], layout) if len(names) == 1 else None
+    shards = math.prod(mesh.shape[name] for name in cutting(entry, mesh))
+    return positions(x.shape[axis], shards, layout) if shards > 1 else None
 
 
 def check_length(name: str, length: int, shards: int, layout: str) -> None:

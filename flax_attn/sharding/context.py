@@ -7,14 +7,15 @@ from .._checks import check_choice
 from ..layouts import LAYOUTS, Axes, Context, Named, asked, named
 
 STRATEGIES = ("all_gather", "ring", "ulysses")
+PAIRS = (("ring", "ulysses"), ("all_gather", "ulysses"))
 
 
 def context_parallel(
-    strategy: str = "all_gather", *, layout: str = "contiguous"
+    strategy: str | tuple[str, ...] = "all_gather", *, layout: str = "contiguous"
 ) -> AbstractContextManager[None]:
     """A context in which `attend` serves lengths that are sharded by this strategy and layout.
 
-    Arrays whose T and S are sharded over one mesh axis of type Explicit are served anywhere; where
+    Arrays whose T and S are sharded over mesh axes of type Explicit are served anywhere; where
     nothing is asked, by "all_gather" and "contiguous". `jax.jit` traces anew for another strategy.
 
     | strategy | between devices | when |
@@ -24,13 +25,16 @@ def context_parallel(
     | "ulysses" | from cut along the length to cut along the heads, and back | heads suffice |
 
     Args:
-      strategy: one of these. One that cannot serve a request raises; none stands in for it.
+      strategy: one of these. One that cannot serve a request raises; none stands in for it. Of a
+        length over two mesh axes it goes over both as over one; ("ring", "ulysses") or
+        ("all_gather", "ulysses") goes over each by its own, where the second has the faster links.
       layout: the order in which the tokens lie, as `place` puts them: "contiguous", "zigzag" or
         "striped". Masks, scores, dropout and `Rotary` go by the tokens' own positions. What else
         is computed of positions needs `positions(length, shards, layout)`.
 
     Raises:
-      ValueError: for another strategy or layout; in use, for lengths and heads that do not fit.
+      ValueError: for another strategy, pair of them or layout; in use, for lengths, heads and mesh
+        axes that do not fit.
 
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023; Jacobs et al.,
     "DeepSpeed Ulysses", 2023; Brandon et al., "Striped Attention", 2023, whose balance it is.
@@ -48,7 +52,15 @@ def context_parallel(
     >>> bool(abs(out - attend(x, x, x, mask=CAUSAL)).max() < 1e-5)
     True
     """
-    check_choice("strategy", strategy, *STRATEGIES)
+    pair = (strategy,) if isinstance(strategy, str) else tuple(strategy)
+    for each in pair:
+        check_choice("strategy", each, *STRATEGIES)
+    if len(pair) > 1 and pair not in PAIRS:
+        raise ValueError(
+            f"Two mesh axes can share a length as {' or '.join(map(str, PAIRS))}; got {pair}. One "
+            "strategy for all axes goes by its name alone."
+        )
+    strategy = pair[0] if len(pair) == 1 else pair
     check_choice("layout", layout, *LAYOUTS)
     return asked(Context(strategy, layout))
 
@@ -66,12 +78,11 @@ def on(
     Args:
       mesh: None for the one that `jax.set_mesh` sets.
       batch, heads, length: the mesh axis of the first batch axis, of the heads, and of the lengths
-        T and S; several in a tuple, where it is not the length; None is not sharded.
+        T and S; several in a tuple; None is not sharded.
 
     Raises:
       ValueError: if nothing is named; in use, for an axis that the mesh lacks, and for sizes that
         do not fit.
-      NotImplementedError: in use, for a length over several axes.
 
     Source: Xu et al., "GSPMD", 2021, whose axes these are.
 

@@ -49,7 +49,7 @@ class Weights(NamedTuple):
         found = weights_locally(q, k, rules)
         if self.sequence is None:
             return found
-        return place(found, self.sequence.devices, self.sequence.layout, axis=-1)  # as keys come
+        return place(found, self.sequence.shards, self.sequence.layout, axis=-1)  # as keys come
 
     def specs(self, shards: Shards) -> Any:
         return shards.weights

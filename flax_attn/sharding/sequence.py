@@ -21,46 +21,60 @@ from .specs import Shards, check_spread, located, shards_in
 
 
 class Sequence(NamedTuple):
-    """How attention goes over a length that is cut along one mesh axis.
+    """How attention goes over a length that is cut along mesh axes.
 
     Attributes:
       strategy, layout: as of `context_parallel`.
-      axis: the mesh axis.
-      devices: over how many it goes.
-      steps, ahead: of a ring, how many shards each device sees, and how many of them are ahead.
+      axis: the mesh axes over which the strategy goes.
+      devices: over how many devices.
+      steps, ahead: of a ring, how many parts each device sees, and how many of them are ahead.
+      swapped: mesh axes over which heads come in place of the length before that, by Ulysses.
+      groups: over how many devices.
     """
 
     strategy: str
     layout: str
-    axis: str
+    axis: tuple[str, ...]
     devices: int
     steps: int
     ahead: int = 0
+    swapped: tuple[str, ...] = ()
+    groups: int = 1
+
+    @property
+    def shards(self) -> int:
+        """Into how many the length is cut."""
+        return self.devices * self.groups
 
     def inside(self, shards: Shards) -> Shards:
         """How the weights are cut that the devices compute, and so the arrays of the rules."""
-        if self.strategy == "ulysses":
-            heads = (*names_in(shards.heads), self.axis)
-            return Shards(shards.batch, heads)
-        return shards if self.strategy == "ring" else shards._replace(k=None)
+        heads = (*names_in(shards.heads), *self.swapped)
+        whole = shards._replace(heads=heads or None, q=None, k=None)
+        along = {"ring": {"q": self.axis, "k": self.axis}, "all_gather": {"q": self.axis}}
+        return whole._replace(**along.get(self.strategy, {}))
 
     def refusal(self, backend: str) -> str | None:
         """Why a backend cannot serve, whatever is asked, or None."""
         if self.strategy == "ring" and backend != "blockwise":
-            return f"the ring over {self.axis!r} takes attention in blocks alone"
+            return f"the ring over {_named(self.axis)} takes attention in blocks alone"
         return None
 
     def __str__(self) -> str:
-        return f"{self.strategy} over {self.axis!r} ({self.devices} shards), {self.layout}"
+        parts = [(self.strategy, self.axis, self.devices)] if self.axis else []
+        parts += [("ulysses", self.swapped, self.groups)] if self.swapped else []
+        told = [f"{how} over {_named(axes)} ({count} shards)" for how, axes, count in parts]
+        return f"{' and '.join(told)}, {self.layout}"
 
     @property
     def sends(self) -> str:
         """What goes between the devices, in words."""
-        if self.strategy == "ring":
-            return f"k and v to the next device, {self.steps - 1} times; backward dk and dv too"
+        first = "q, k, v and the output, each to all devices once; backward as much again"
         if self.strategy == "ulysses":
-            return "q, k, v and the output, each to all devices once; backward as much again"
-        return "k and v to all devices, once; backward dk and dv, added up on the way"
+            return first
+        then = "k and v to all devices, once; backward dk and dv, added up on the way"
+        if self.strategy == "ring":
+            then = f"k and v to the next device, {self.steps - 1} times; backward dk and dv too"
+        return f"over {_named(self.swapped)} {first}; then {then}" if self.swapped else then
 
     @property
     def all_round(self) -> "Sequence":
@@ -77,7 +91,7 @@ class Sequence(NamedTuple):
     def slots(self, length: int) -> jax.Array:
         """Which token lies in each slot of the whole length."""
         slots = jnp.arange(length, dtype=jnp.int32)
-        return tokens_in(slots, length, self.devices, self.layout)
+        return tokens_in(slots, length, self.shards, self.layout)
 
 
 def prepared(
@@ -123,27 +137,41 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
 
     Raises:
       ValueError: if they are sharded differently, or their sizes do not fit strategy and layout.
-      NotImplementedError: if their length is sharded over several mesh axes.
     """
     where = located(q, k, v)
     if where is None:
         return None
     mesh, shards = where
-    names = cutting(shards.q, mesh)
-    if not names:
+    if not cutting(shards.q, mesh):
         return None
-    if len(names) > 1:
-        raise NotImplementedError(
-            f"q, k and v are sharded along their length over several mesh axes, {shards.q}; attend "
-            "goes over one. Shard the length over one, and batch or heads over the others."
-        )
     asked_for, layout = asked.value
-    strategy = strategy or asked_for
-    count = mesh.shape[names[0]]
-    found = Sequence(strategy, layout, names[0], count, count)
+    found = _of_axes(strategy or asked_for, layout, names_in(shards.q), mesh)
     for name, x in (("q", q), ("k", k)):
-        check_length(name, x.shape[-3], found.devices, layout)
-    if strategy == "ulysses":
+        check_length(name, x.shape[-3], found.shards, layout)
+    if found.swapped:
         parts = shards_in(found.inside(shards).heads, mesh)
         check_spread(q.shape[-2], k.shape[-2], parts, 'strategy "ulysses": ')
     return found
+
+
+def _of_axes(strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any) -> Sequence:
+    """One strategy for all mesh axes of the length, or one for each."""
+    if isinstance(strategy, str):
+        strategy = (strategy,) * len(names)
+    if len(strategy) != len(names):
+        raise ValueError(
+            f"context_parallel was given {len(strategy)} strategies, {strategy}, one for each mesh "
+            f"axis of the length, and the length is sharded over {_named(names)}. Give one "
+            "strategy, or shard the length over as many axes."
+        )
+    by = {x: tuple(n for n, s in zip(names, strategy, strict=True) if s == x) for x in strategy}
+    by = {x: tuple(cutting(axes, mesh)) for x, axes in by.items()}
+    swapped = by.pop("ulysses", ())
+    axis = next(filter(None, by.values()), ())
+    how = next((x for x, axes in by.items() if axes), "ulysses")
+    count, groups = shards_in(axis, mesh), shards_in(swapped, mesh)
+    return Sequence(how, layout, axis, count, count, 0, swapped, groups)
+
+
+def _named(axes: tuple[str, ...]) -> str:
+    return " and ".join(map(repr, axes))

@@ -25,15 +25,38 @@ WHOLE = {"all_gather": "k", "ulysses": "qk"}  # the lengths that a device has wh
 
 def run(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
     """What a `task` gives for one device's queries; the rules are its own part, not bound yet."""
+    if not sequence.swapped:
+        return _along(sequence, task, q, k, v, rules, places)
+    times = check_spread(q.shape[-2], k.shape[-2], sequence.groups)
+    k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
+    q, k, v = (_to_heads(sequence, x) for x in (q, k, v))
+    o, stats = _along(sequence, task, q, k, v, rules, places)
+    o = _to_length(sequence, o, o.ndim - 3, o.ndim - 2)
+    return o, Stats(*(_to_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
+
+
+def _along(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+    """The same for the heads that a device has by now."""
     if sequence.strategy == "ring":
         o, stats = ring(sequence, places, q, k, v, rules)
         if task.empty == "mean":
             whole = _ring_of(sequence.all_round, places)
             o = mean_where_empty(whole, q, k, v, rules, o, stats)
         return o, stats
+    if sequence.strategy == "all_gather":
+        k, v = (_gathered(sequence, x) for x in (k, v))
     rules = _in_order(sequence, rules, q.ndim - 3)
-    gathered = {"all_gather": _all_gather, "ulysses": _ulysses}[sequence.strategy]
-    return gathered(sequence, task, q, k, v, rules, places)
+    whole = WHOLE[sequence.strategy]
+    q, k, v = (
+        unplace(x, sequence.shards, sequence.layout, axis=x.ndim - 3) if axis in whole else x
+        for axis, x in zip("qkk", (q, k, v), strict=True)
+    )
+    found = task(q, k, v, bound(q, k, rules, places))
+    if "q" not in whole:
+        return found
+    o, (m, l) = found
+    m, l = (place(x, sequence.shards, sequence.layout, axis=x.ndim - 1) for x in (m, l))
+    return place(o, sequence.shards, sequence.layout, axis=o.ndim - 3), Stats(m, l)
 
 
 def _ring_of(sequence: Sequence, places: Places) -> Any:
@@ -43,37 +66,17 @@ def _ring_of(sequence: Sequence, places: Places) -> Any:
     return attention
 
 
-def _all_gather(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
-    """A device's queries on the keys and values of all."""
-    axis = q.ndim - 3
-
-    def gathered(x: jax.Array) -> jax.Array:
-        x = jax.lax.all_gather(x, sequence.axis, axis=axis, tiled=True)
-        return unplace(x, sequence.devices, sequence.layout, axis=axis)
-
-    k, v = gathered(k), gathered(v)
-    return task(q, k, v, bound(q, k, rules, places))
-
-
-def _ulysses(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
-    """A device's heads on all tokens; the output goes back to where the queries were."""
-    times = check_spread(q.shape[-2], k.shape[-2], sequence.devices)
-    k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
-    q, k, v = (_to_heads(sequence, x) for x in (q, k, v))
-    o, stats = task(q, k, v, bound(q, k, rules, places))
-    o = _to_length(sequence, o, o.ndim - 3, o.ndim - 2)
-    return o, Stats(*(_to_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
+def _gathered(sequence: Sequence, x: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(x, sequence.axis, axis=x.ndim - 3, tiled=True)
 
 
 def _to_heads(sequence: Sequence, x: jax.Array) -> jax.Array:
-    length, heads = x.ndim - 3, x.ndim - 2
-    x = jax.lax.all_to_all(x, sequence.axis, heads, length, tiled=True)
-    return unplace(x, sequence.devices, sequence.layout, axis=length)
+    """Some heads of more tokens, in place of all heads of a device's own."""
+    return jax.lax.all_to_all(x, sequence.swapped, x.ndim - 2, x.ndim - 3, tiled=True)
 
 
 def _to_length(sequence: Sequence, x: jax.Array, length: int, heads: int) -> jax.Array:
-    x = place(x, sequence.devices, sequence.layout, axis=length)
-    return jax.lax.all_to_all(x, sequence.axis, length, heads, tiled=True)
+    return jax.lax.all_to_all(x, sequence.swapped, length, heads, tiled=True)
 
 
 def _in_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
@@ -82,5 +85,5 @@ def _in_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
     for i, axes in enumerate(leaf_axes(rules)):
         for axis, letter in enumerate(letters(axes, leaves[i].ndim, batch)):
             if letter and letter in WHOLE[sequence.strategy] and leaves[i].shape[axis] > 1:
-                leaves[i] = unplace(leaves[i], sequence.devices, sequence.layout, axis=axis)
+                leaves[i] = unplace(leaves[i], sequence.shards, sequence.layout, axis=axis)
     return structure.unflatten(leaves)

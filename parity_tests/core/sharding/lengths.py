@@ -74,7 +74,18 @@ MESHES = {
     "rows": ((2, 4), ("data", "seq"), P("data", "seq")),
     "heads": ((2, 2, 2), ("data", "model", "seq"), P("data", "seq", "model")),
     "one axis": ((8,), ("seq",), P(None, "seq")),
+    "two axes": ((2, 2, 2), ("data", "seq", "near"), P("data", ("seq", "near"))),
 }
+# Asked of a length over two mesh axes, with a strategy for each or one for both.
+OVER_BOTH = (
+    ("causal", ("ring", "ulysses"), "zigzag"),
+    ("documents", ("ring", "ulysses"), "striped"),
+    ("a window, capped, beside sinks", ("ring", "ulysses"), "contiguous"),
+    ("arrays by slot", ("ring", "ulysses"), "zigzag"),
+    ("rows that see nothing, dropped", ("all_gather", "ulysses"), "zigzag"),
+    ("positions", ("all_gather", "ulysses"), "striped"),
+    ("rows that see nothing", "ring", "zigzag"),
+)
 # Asked over axes of type Auto as well, which are named.
 BY_NAME = ("causal", "a token each", "slopes, scale and sinks")
 Arrays = Mapping[str, np.ndarray]
@@ -227,13 +238,15 @@ def wanted(name: str) -> list[np.ndarray]:
     return [np.asarray(x) for x in program(request)(*arrays, dict(request.arrays), *cotangents)]
 
 
-def run(name: str, strategy: str, layout: str, by_name: bool = False) -> dict[str, Any]:
+def run(
+    name: str, strategy: Any, layout: str, by_name: bool = False, over: str | None = None
+) -> dict[str, Any]:
     request = REQUESTS[name]
-    sizes, names, spec = MESHES[request.mesh]
+    sizes, names, spec = MESHES[over or request.mesh]
     kind = AxisType.Auto if by_name else AxisType.Explicit
     mesh = jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
     batch, length, heads = (*spec, None)[:3]
-    shards = mesh.shape["seq"]
+    shards = mesh.shape["seq"] * mesh.shape.get("near", 1)
 
     def put(x: np.ndarray, spec: P, *axes: int) -> jax.Array:
         for axis in axes:
@@ -282,6 +295,9 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
     for i, name in enumerate(BY_NAME if not names else ()):
         row = {"name": name, "strategy": STRATEGIES[i], "layout": REQUESTS[name].layouts[i - 1]}
         yield row | run(**row, by_name=True)
+    for name, strategy, layout in OVER_BOTH if not names else ():
+        row = {"name": name, "strategy": strategy, "layout": layout}
+        yield row | run(**row, over="two axes")
 
 
 def at_the_edge() -> dict[str, bool]:
@@ -407,7 +423,7 @@ def sentences() -> dict[str, str]:
         "zigzag": refused(ring | {"layout": "zigzag"}, lengths=(T, 20)),
         "heads": refused({"strategy": "ulysses"}, heads=6),
         "keys that are not cut": refused({}, cut, P("data"), P("data")),
-        "two axes": refused({}, *(P(None, ("data", "seq")),) * 3),
+        "a strategy too many": refused({"strategy": ("ring", "ulysses")}),
         "a name that is not there": refused_by_name(length="sequence"),
         "a batch that does not fit": refused_by_name(batch="seq"),
         "no name": refused_by_name(),

@@ -17,6 +17,8 @@ SENT = {
     "ring": {"collective-permute": 12},
     "all_gather": {"all-gather": 2, "reduce-scatter": 2},
     "ulysses": {"all-to-all": 11},
+    "ring+ulysses": {"all-to-all": 11, "collective-permute": 9},
+    "all_gather+ulysses": {"all-to-all": 11, "all-gather": 2, "reduce-scatter": 2},
 }
 # Whose arrays all devices hold, so that their gradients are added.
 SHARED = (
@@ -37,7 +39,7 @@ SENTENCES = {
     "zigzag": ("ValueError", "k has 20 tokens: pad or cut it to 16 or 24."),
     "heads": ("ValueError", 'Take strategy="ring" or "all_gather"'),
     "keys that are not cut": ("ValueError", "sharded alike along their length"),
-    "two axes": ("NotImplementedError", "attend goes over one"),
+    "a strategy too many": ("ValueError", "the length is sharded over 'seq'. Give one strategy"),
     "a name that is not there": ("ValueError", "'sequence' for the length; the mesh has 'data'"),
     "a batch that does not fit": ("ValueError", "must divide the batch; got 3 entries"),
     "no name": ("ValueError", "give batch=, heads= or length="),
@@ -55,9 +57,10 @@ def lines_of(program: str) -> list:
 @pytest.mark.turns(3)
 def test_eight_devices_beside_one():
     told, *rows = lines_of("lengths")
-    assert len(rows) == 2 * 13 + 3  # and by name
+    assert len(rows) == 2 * 13 + 3 + 7  # and by name, and over two mesh axes
     assert [fault for row in rows for fault in faults(row)] == []
-    assert {row["strategy"] for row in rows if row["name"] == "causal"} >= {"ring", "all_gather"}
+    tried = [row["strategy"] for row in rows if row["name"] == "causal"]
+    assert all(strategy in tried for strategy in ("ring", "all_gather", ["ring", "ulysses"]))
     assert len(told["edges"]) == 6 and all(told["edges"].values()), told["edges"]
     assert told["sentences"].keys() == SENTENCES.keys()
     for what, (kind, words) in SENTENCES.items():
@@ -83,18 +86,17 @@ def test_two_processes_beside_one_device():
 
 def faults(row):
     """What is wrong with one request by one strategy, in words."""
-    sent, expected = row["sent"], SENT[row["strategy"]]
+    strategy = row["strategy"] if isinstance(row["strategy"], str) else "+".join(row["strategy"])
+    sent, expected = row["sent"], SENT[strategy]
     allowed = {*expected} | ({"all-reduce"} if row["name"] in SHARED else set())
-    allowed |= {"all-gather"} if row["name"] in CUT and row["strategy"] != "ring" else set()
+    allowed |= {"all-gather"} if row["name"] in CUT and "ring" not in strategy else set()
     said = {
         f"differs from one device: {row['equal']}": not all(row["equal"]),
         "lost its sharding": not row["kept"],
         "drops other elements": not row["bits"],
         f"sends {sent}": not {*sent} <= allowed or (row["name"] == "causal" and sent != expected),
     }
-    return [
-        f"{row['name']}, {row['strategy']}, {row['layout']}: {x}" for x, so in said.items() if so
-    ]
+    return [f"{row['name']}, {strategy}, {row['layout']}: {x}" for x, so in said.items() if so]
 
 
 @pytest.mark.turns(5)
