@@ -8,9 +8,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
+from parity_tests.tables import each
 
-pytestmark = pytest.mark.turns(1)
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flax_attn", "torch_ref")
 # The one arrow up: a report writes its own page.
@@ -61,7 +60,7 @@ def without(arrows: Graph, *gone: tuple[str, str]) -> Graph:
     return {name: there - {b for a, b in gone if a == name} for name, there in arrows.items()}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each("package", PACKAGES)
 def test_no_module_leads_to_itself(package):
     assert circles(without(graph(ROOT, package), LATE)) == set()
 

@@ -37,8 +37,8 @@ from parity_tests.core.sources import (
     own_arguments,
     tree_of,
 )
+from parity_tests.tables import each
 
-pytestmark = pytest.mark.turns(1)
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
@@ -99,11 +99,9 @@ WHOLE = sorted(set.intersection(*HOMES.values()))  # of the others their missing
 CERTIFICATE, README = "docs/certificate.md", "README.md"
 FULL, BRIEF = markdown.FULL_MARKS, markdown.SHORT_MARKS
 
-of_all_sources = pytest.mark.parametrize(
-    "path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix()
-)
-of_all_layers = pytest.mark.parametrize("layer", LAYERS)
-of_whole_variants = pytest.mark.parametrize("layer", WHOLE)
+of_all_sources = each("path", SOURCES)
+of_all_layers = each("layer", LAYERS)
+of_whole_variants = each("layer", WHOLE)
 
 
 @cache
@@ -129,7 +127,7 @@ def own(package: str) -> list[Path]:
     return [path for path in SOURCES if path.is_relative_to(ROOT / package)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@each("variant", VARIANTS)
 def test_no_file_of_a_variant_was_forgotten(variant):
     missing = [home.format(variant) for home, names in HOMES.items() if variant not in names]
     there = [home.format(variant) for home, names in HOMES.items() if variant in names]
@@ -269,7 +267,7 @@ def test_files_and_functions_are_short(path):
             assert length < 40, f"{node.name} has {length} lines, line {node.lineno}."
 
 
-@pytest.mark.parametrize("path", own("flax_attn"), ids=lambda p: p.relative_to(ROOT).as_posix())
+@each("path", own("flax_attn"))
 def test_imports_run_one_way(path):
     part = path.relative_to(ROOT / "flax_attn").with_suffix("").parts
     outside = {name.split(".")[0] for name in imports(path)} & {"torch_ref", "parity_tests"}
@@ -333,20 +331,20 @@ def test_no_file_knows_masks_one_by_one():
     assert found == {name: kinds for name, (kinds, _) in KNOW_MASKS.items()}
 
 
-@pytest.mark.parametrize("path", own("torch_ref"), ids=lambda p: p.name)
+@each("path", own("torch_ref"))
 def test_the_references_know_torch_alone(path):
     known = {"torch", "torch_ref", *sys.stdlib_module_names}
     for name in imports(path):
         assert name.split(".")[0] in known, f"imports {name}."
 
 
-@pytest.mark.parametrize("path", own("flax_attn"), ids=lambda p: p.relative_to(ROOT).as_posix())
+@each("path", own("flax_attn"))
 def test_torch_is_imported_late(path):
     for name in imports(path, inside_functions=False):
         assert name.split(".")[0] not in ("torch", "transformers"), f"imports {name} at the top."
 
 
-@pytest.mark.parametrize("path", own("parity_tests"), ids=lambda p: p.relative_to(ROOT).as_posix())
+@each("path", own("parity_tests"))
 def test_tolerances_live_in_judge_alone(path):
     found = TOLERANCE.search(path.read_text("utf-8"))
     assert found is None, f"{found.group()} stands here: ask flax_attn.parity.judge."

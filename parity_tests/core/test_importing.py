@@ -14,11 +14,12 @@ import pytest
 
 import flax_attn
 from flax_attn import parity, weights
+from parity_tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (flax_attn, parity, weights)
 NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
-of_all_names = pytest.mark.parametrize("package, name", NAMES)
+of_all_names = each("package, name", NAMES)
 of_all_packages = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
 
 
@@ -71,13 +72,30 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_function_is_never_the_submodule_of_its_name(order):
-    more = "\nimport flax_attn, flax_attn.attend\nassert callable(attend) and attend.__doc__\n"
-    more += "assert callable(flax_attn.attend), flax_attn.attend\n"
-    more += "assert flax_attn.attend is flax_attn.attend.__globals__['attend']\n"
-    run = fresh(ORDERS[order] + more)
+AFTER = """
+import flax_attn, flax_attn.attend
+assert callable(attend) and attend.__doc__
+assert callable(flax_attn.attend), flax_attn.attend
+assert flax_attn.attend is flax_attn.attend.__globals__['attend']
+"""
+# In one process, which forgets this library before each order and keeps jax.
+ONE_BY_ONE = """
+import sys
+for name, code in {codes!r}.items():
+    for module in [m for m in sys.modules if m.partition(".")[0] == "flax_attn"]:
+        del sys.modules[module]
+    try:
+        exec(code, {{}})
+    except Exception as error:
+        print(f"{{name}}: {{error!r}}")
+"""
+
+
+def test_a_function_is_never_the_submodule_of_its_name():
+    codes = {name: f"{order}\n{AFTER}" for name, order in ORDERS.items()}
+    run = fresh(ONE_BY_ONE.format(codes=codes))
     assert run.returncode == 0, run.stderr
+    assert not run.stdout, run.stdout
 
 
 def test_importing_brings_nothing():

@@ -309,7 +309,7 @@ def test_files_are_named_by_path_or_folder(capsys):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.turns(3)
+@pytest.mark.nightly
 def test_no_mutant_of_a_sample_lives():
     known = equivalents()
     every = [m for file in LIGHT for m in split(mutants_of(file))[0] if m.key not in known]

@@ -27,7 +27,7 @@ SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "cvt", "bros", "x_cache")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in SLICE else pytest.mark.strangers) for n in STRANGERS],
+    [pytest.param(n, marks=[] if n in SLICE else pytest.mark.nightly) for n in STRANGERS],
 )
 def test_a_port_is_its_original(name):
     if name.startswith("x_"):

@@ -88,7 +88,6 @@ def bit_equal(a, b):
     return all(judge.exact(x, y).ok for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.turns(4)  # many programs, each traced anew
 @eager64
 def test_any_mask_gives_the_mean_where_it_shows_nothing():
     empty = full = 0

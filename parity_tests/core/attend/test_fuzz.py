@@ -11,14 +11,15 @@ from parity_tests.core import oracle, random_masks
 from parity_tests.core.fuzz import __main__ as command
 from parity_tests.core.fuzz import backends, run
 from parity_tests.core.random_programs import masks, program, request
+from parity_tests.tables import with_nightly
 
 SEEDS = range(30)
+AT_COMMIT = (1, 2, 4, 7, 9)
 REQUESTS = 12
 SHORT = 3  # of the seeds with long sequences
 
 
-@pytest.mark.turns(1)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", with_nightly(SEEDS, commit=AT_COMMIT))
 def test_every_backend_is_the_oracle(seed):
     outcome = run(seed, SHORT if program(seed).is_long else REQUESTS)
     assert not outcome.faults, command.story(outcome.line())

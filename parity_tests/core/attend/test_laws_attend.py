@@ -24,8 +24,6 @@ from flax_attn.scores import IDENTITY, Additive, ScoreFn, Softcap
 from ..backends.law_cases import eager64, normal
 from .numpy_attention import attention
 
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
-
 B, T, S, N, K, H, h = 2, 4, 5, 6, 3, 4, 3
 Q, KEYS, V = normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, h)
 BIAS, SINKS = normal(3, B, N, T, S), np.arange(N) / 3 - 1

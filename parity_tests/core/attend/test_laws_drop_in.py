@@ -19,8 +19,6 @@ from ..backends.law_cases import eager64, normal
 from .numpy_attention import attention
 from .test_laws_attend import BIAS, DIAGONAL, KEYS, ONES, TABLE, B, H, K, N, Q, S, T, same
 
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
-
 SEEN, COUNTS, ROWS = TABLE, np.asarray([3, 5], "int32"), np.asarray([4, 2], "int32")
 VALUES = normal(5, B, S, K, H)
 AT_Q, AT_K = np.arange(T)[:, None], np.arange(S)

@@ -142,7 +142,6 @@ def test_blocks_of_a_band_give_what_those_of_a_window_give():
         assert judge.exact(got, want).ok
 
 
-@pytest.mark.turns(4)
 def test_loops_give_what_the_plain_formula_gives():
     """At a length where blocks run in loops, of one batch entry."""
     mask, T = (Stripes(3) & Window(700, 5)) | Near(40), 2100

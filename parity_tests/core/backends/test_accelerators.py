@@ -7,11 +7,19 @@ import pytest
 
 from flax_attn.parity.cases.collect import collect
 from parity_tests.core.cases import pure, smallest
+from parity_tests.tables import with_nightly
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-@pytest.mark.parametrize("case", smallest(collect("parity_tests")), ids=str)
+# Each way of computing of which a layer is made: `attend`, steps of its own, and recurrences.
+KINDS = ("grouped_query", "latent", "differential", "longformer", "t5", "window", "gated_delta")
+KINDS += ("mamba2", "rg_lru")
+SMALLEST = smallest(collect("parity_tests"))
+FIRST = [next(case for case in SMALLEST if case.variant == kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize("case", with_nightly(SMALLEST, commit=FIRST), ids=str)
 def test_lowers_everywhere(case):
     f, params, floats = pure(case)
 

@@ -31,6 +31,7 @@ from flax_attn.backends import blockwise
 from flax_attn.rules import Rules
 from parity_tests.core.backends.flash import check_same, normal, outcome
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 B, H, h = 2, 4, 5
 # T, S, N, K, rows, cols: lengths that are a multiple of the block, shorter than it, one, neither.
@@ -101,10 +102,10 @@ def check(q, k, v, rules, **how):
     check_same(got, outcome(reference.forward, q, k, v, rules))
 
 
-PAIRS = [  # each mask with two scores, each score with five masks; `pytest -m long` takes the rest
-    pytest.param(*pair, marks=[pytest.mark.long] * ((pair[0][0] + pair[1][0]) % 3 > 0))
-    for pair in product(enumerate(MASKS), enumerate(SCORES))
-]
+PAIRS = with_nightly(  # at each commit each mask once, and each score twice or more
+    product(enumerate(MASKS), enumerate(SCORES)),
+    commit=lambda pair: pair[1][0] == pair[0][0] % len(SCORES),
+)
 
 
 @pytest.mark.parametrize(("mask", "score"), PAIRS, ids=lambda x: x[1])

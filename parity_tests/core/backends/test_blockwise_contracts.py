@@ -1,5 +1,7 @@
 """What else attention in blocks promises: silence, functions, transformations and memory."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,7 @@ from parity_tests.core.backends.test_blockwise import (
     drawn,
 )
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -171,7 +174,6 @@ def test_under_vmap():
         assert judge.same_function(np.asarray(a), np.asarray(b)).ok
 
 
-@pytest.mark.turns(4)
 def test_under_shard_map():
     T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
@@ -206,8 +208,13 @@ def sizes_in(jaxpr):
             yield from sizes_in(inner)
 
 
-@pytest.mark.parametrize("mask", ["documents", "causal", "window"])
-@pytest.mark.parametrize("walk", WALKS)
+NARROW = ("documents", "causal", "window")
+
+
+@pytest.mark.parametrize(
+    ("mask", "walk"),
+    with_nightly(product(NARROW, WALKS), commit=[*zip(NARROW, WALKS, strict=True)]),
+)
 def test_no_array_of_both_lengths(mask, walk):
     T, S, N, K = 130, 140, 4, 2
     rules = Rules(MASKS[mask](N, T, S), Softcap(2.0) >> Alibi(normal(1, N)), sinks=normal(2, N))

@@ -1,5 +1,6 @@
 """Few queries on many keys: equal to the plain formula, only as far as is seen, without a copy."""
 
+import itertools
 import math
 import re
 
@@ -17,19 +18,24 @@ from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends import law_cases
 from parity_tests.core.backends.law_cases import eager64, normal
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 NEVER, ALWAYS = 2.0, 0.0  # the share of the keys from which on they are one block
 WAYS = {"block by block": NEVER, "as one block": ALWAYS, "all entries at once": NEVER}
 
 
-TURNS = [  # each rule in one way; `pytest -m long` takes the others
-    pytest.param(name, way, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
-    for i, name in enumerate(law_cases.RULES)
-    for j, way in enumerate(WAYS)
+AT_ONCE = [
+    ("table", "block by block"),
+    ("padding", "as one block"),
+    ("documents", "all entries at once"),
+    ("lengths", "block by block"),
+    ("huge", "all entries at once"),
 ]
 
 
-@pytest.mark.parametrize(("name", "way"), TURNS)
+@pytest.mark.parametrize(
+    ("name", "way"), with_nightly(itertools.product(law_cases.RULES, WAYS), commit=AT_ONCE)
+)
 def test_every_rule_has_the_plain_formulas_outputs_and_gradients(name, way, monkeypatch):
     """Blocks of two on five keys, the last of which reaches back; NaN where nobody looks."""
     monkeypatch.setattr(few_queries, "MOST", WAYS[way])

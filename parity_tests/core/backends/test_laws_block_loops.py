@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.block import Block
@@ -39,8 +38,6 @@ from flax_attn.masks import (
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks, normal
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 
 class Visit(NamedTuple):

@@ -11,7 +11,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn import reference, taps
 from flax_attn._types import Sizes
@@ -25,8 +24,6 @@ from flax_attn.rules import Rules
 from flax_attn.scores import Additive
 
 from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 LOOPS = {"rows": 2, "cols": 3}
 WRITTEN = {"rows": 2, "cols": 3, "unrolled": True}

@@ -6,7 +6,6 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.block import (
@@ -27,8 +26,6 @@ from flax_attn.parity import judge
 from flax_attn.scores import IDENTITY, Additive, Alibi, ScoreFn, Softcap
 
 from .law_cases import drawn_masks, eager64, normal
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 B, N, T, S = 3, 4, 6, 8
 SIZES = Sizes((B,), N, T, S)

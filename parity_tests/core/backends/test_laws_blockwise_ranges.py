@@ -6,7 +6,6 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends.blockwise.ranges import (
@@ -31,8 +30,6 @@ from flax_attn.masks import (
 )
 
 from .law_cases import drawn_masks
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 SHAPES = (5, 7), (6, 4), (3, 3)
 

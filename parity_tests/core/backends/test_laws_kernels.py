@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn import reference
 from flax_attn._types import Sizes, wide
@@ -23,8 +22,6 @@ from flax_attn.rules import Rules
 from flax_attn.scores import Additive
 
 from .law_cases import eager64, normal, same
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)

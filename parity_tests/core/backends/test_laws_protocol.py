@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn import taps
 from flax_attn._types import Sizes
@@ -37,8 +36,6 @@ from flax_attn.masks import (
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks
-
-pytestmark = pytest.mark.turns(12)  # the mutation trial begins with all of them
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)

@@ -56,7 +56,6 @@ KINDS = {
 }
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cut_is_the_whole(kind):
     how, made = KINDS[kind]
@@ -81,7 +80,6 @@ def test_any_batch_axes(batch):
 PADDED = ["paged", *(kind for kind in KINDS if kind != "lengths")]  # whose lengths differ by row
 
 
-@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", PADDED)
 def test_padding_may_stand_anywhere_and_hold_anything(kind):
     how, made = KINDS.get(kind, ({"mask": CAUSAL}, {}))

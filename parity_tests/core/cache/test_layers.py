@@ -99,7 +99,6 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_steps_are_the_full_forward_pass(name):
     layer, how = made(name)
@@ -115,7 +114,6 @@ def test_steps_are_the_full_forward_pass(name):
 PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", PADS)
 def test_padding_on_the_left_is_neither_seen_nor_stored(name):
     layer, how = made(name)

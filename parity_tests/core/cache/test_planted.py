@@ -20,7 +20,6 @@ from flax_attn.cache import Cache, PagedCache, slots
 from flax_attn.parity import Decode, compare
 from torch_ref.grouped_query import Rotary as TorchRotary
 
-pytestmark = pytest.mark.turns(3)
 T, W, D = 7, 3, 10
 X = np.random.RandomState(0).standard_normal((3, T, D))
 PADDED = np.ones((3, T), bool)

@@ -64,7 +64,6 @@ SLIDING = [small for small in FAMILIES if "sliding_window" in small.fields and n
 BOTH = [(small, None) for small in FAMILIES] + [(small, ring) for small in SLIDING]
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("small", "flax"), BOTH, ids=[f"{x.name}-{x.index}" + "-ring" * (y is ring) for x, y in BOTH]
 )
@@ -84,7 +83,6 @@ def test_steps_equal_those_of_a_decoder(small, flax):
     )
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("small", PARTS, ids=lambda x: f"{x.name}-{x.part}")
 def test_steps_equal_those_of_an_encoder_with_a_decoder(small):
     config = parts.config_of(small.given, small.name)

@@ -21,7 +21,6 @@ MADE = {
 }
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("store", STORES)
 def test_every_cut_gives_attention_over_what_was_stored(store, made):

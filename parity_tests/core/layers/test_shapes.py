@@ -46,7 +46,6 @@ FAULTS = (
 )
 
 
-@pytest.mark.turns(4)
 def test_every_case_keeps_the_shapes_of_its_signatures_and_faults_are_refused():
     found = program()["cases"]
     assert len(found) > 100

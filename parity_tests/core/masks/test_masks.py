@@ -83,7 +83,6 @@ def built(tree, T, S):
     return leaf(*tree, T, S)
 
 
-@pytest.mark.turns(4)
 @QUICK
 @given(TREES, st.sampled_from(SHAPES))
 def test_any_combination_agrees_with_loops(tree, shape):

@@ -151,6 +151,7 @@ def serve(connection: Connection, laws: Laws) -> None:
 
     The first of the answer is what went wrong beside that.
     """
+    os.environ["MUTANTS"] = "1"  # laws run operation by operation: see core/backends/law_cases.py
     importlib.import_module("parity_tests.conftest")  # strict promotion, as in all tests
     jax = importlib.import_module("jax")
     jax.config.update("jax_disable_most_optimizations", True)  # as there too: most run once

@@ -2,14 +2,13 @@
 
 import inspect
 
-import pytest
 from flax import nnx
 
 import flax_attn
 from flax_attn import parity, weights
 from flax_attn.parity import ParityError
+from parity_tests.tables import each
 
-pytestmark = pytest.mark.turns(1)
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in (flax_attn, parity, weights)
@@ -23,7 +22,7 @@ OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 OURS |= {"flax_attn.weights.CheckpointError", "flax_attn.weights.Rule"}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
 
-of_all_public = pytest.mark.parametrize("name", PUBLIC)
+of_all_public = each("name", PUBLIC)
 
 
 def _is_layer(thing: object) -> bool:
@@ -47,11 +46,11 @@ def test_it_says_what_it_raises(name):
     assert "Raises" in text_of(name) or PUBLIC[name] in RESULTS
 
 
-@pytest.mark.parametrize("name", ARITHMETIC)
+@each("name", ARITHMETIC)
 def test_arithmetic_names_its_source(name):
     assert "Source:" in text_of(name)
 
 
-@pytest.mark.parametrize("name", [n for n in ARITHMETIC if _is_layer(PUBLIC[n])])
+@each("name", [n for n in ARITHMETIC if _is_layer(PUBLIC[n])])
 def test_every_layer_states_its_shapes(name):
     assert "*B" in text_of(name)

@@ -9,7 +9,6 @@ if absent := missing(PROGRAM):
     pytest.skip(f"the picture needs {', '.join(absent)}", allow_module_level=True)
 
 
-@pytest.mark.turns(4)
 def test_it_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     drawn = tmp_path / "identical.png"

@@ -15,7 +15,6 @@ from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 TEXT = text_of("README.md")
 BLOCKS = blocks(TEXT)
 SPEED = between("<!-- speed -->", "<!-- end of speed -->")
-GENERATED = re.compile(r"<!-- (short certificate|speed) -->.*?<!-- end of \1 -->", re.DOTALL)
 CALLS = {
     "jax.nn": "`jax.nn.dot_product_attention`",
     "flax.nnx": "`flax.nnx.dot_product_attention`",
@@ -24,7 +23,6 @@ CALLS = {
 PASSES = ("fwd", "fwd+bwd")
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_block_runs(block):
     if absent := missing(block):
@@ -40,11 +38,6 @@ def test_an_original_is_found_under_the_name_in_the_table():
         assert getattr(torch_ref, name).__name__ == name
     with pytest.raises(AttributeError, match="torch_ref has no 'Tensor'"):
         _ = torch_ref.Tensor
-
-
-def test_the_front_door_is_short():
-    assert len(GENERATED.sub("", TEXT).splitlines()) < 150
-    assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()) < 50
 
 
 def test_every_file_of_the_tree_is_there():

@@ -60,7 +60,6 @@ def command(*arguments):
     return subprocess.run([*line, "parity", *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.skipif(not has_torch(), reason="compares with torch")
 def test_a_package_is_proven_and_what_it_prints_runs_again(somewhere):
     done = command("somebody", "--html", "page.html", "--markdown", "table.md")

@@ -150,7 +150,6 @@ def again(done):
     return line.removeprefix("  see it again  ")
 
 
-@pytest.mark.turns(4)
 @live
 def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, monkeypatch):
     package(tmp_path, **STORM)
@@ -237,7 +236,6 @@ def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
     assert case.report(live=True)["constants"] == ("mask",)
 
 
-@pytest.mark.turns(4)
 def test_what_is_printed_of_our_own_runs_anywhere(shell):
     case = collect("parity_tests")[0]
     done = shell(f"{case.reproduce} --replay")
@@ -305,7 +303,7 @@ from flax_attn.parity import Case
 
 
 @live
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_golden_stays_with_the_cases_and_is_replayed_from_there(tmp_path, monkeypatch):
     import flax
 
@@ -438,7 +436,6 @@ def stumble(number):
     return number * 10
 
 
-@pytest.mark.turns(4)
 def test_work_is_done_in_order_and_a_death_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):

@@ -1,6 +1,7 @@
 """Decoding: both sides step by step; a fault in a cache is found, placed and named."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="the harness compares with torch")
 
 from flax_attn.parity import Case, Decode, ParityError, compare, judge
 from flax_attn.parity.cases import certificate, golden
+from parity_tests.tables import with_nightly
 
 from . import decoders as right
 from .decoders import Mine, Theirs
@@ -151,8 +153,11 @@ def stepped(module, x, cache, **kwargs):
     return module.step(x, cache=cache, **kwargs)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("options", [{}, {"torch": stepped}], ids=["default", "torch"])
+@pytest.mark.parametrize(
+    ("options", "padded"),
+    with_nightly(product([{}, {"torch": stepped}], [False, True]), commit=4),
+    ids=str,
+)
 def test_a_right_cache_is_equal(options, padded):
     for mine in (Mine(W), Mine(W, ring=W)):
         found = report(mine, padded, **options)
@@ -204,9 +209,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize(
-    ("mine", "options", "place", "hint"), FAULTS, ids=[type(x[0]).__name__ for x in FAULTS]
+    ("mine", "options", "place", "hint"),
+    with_nightly(FAULTS, commit=4),
+    ids=[type(x[0]).__name__ for x in FAULTS],
 )
 def test_a_fault_is_found_placed_and_named(mine, options, place, hint):
     found = report(mine, **options)

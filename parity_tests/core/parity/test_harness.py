@@ -251,7 +251,6 @@ def test_compare_leaves_everything_as_it_was(port):
     assert unchanged(before, state_of(one, two))
 
 
-@pytest.mark.turns(4)
 def test_weights_given_and_as_is():
     one, two = Original(), Faithful()
     assert compare(one, two, X, weights="given", **QUICK).ok

@@ -1,9 +1,12 @@
 """Hints: each names a mistake that it has computed, and is silent about a mistake that is near."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from flax_attn.parity import compare
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 pairs = pytest.importorskip("parity_tests.core.parity.hint_pairs")
@@ -37,8 +40,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("taps", [False, True])
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(("name", "taps"), with_nightly(product(RIGHT, [False, True]), commit=5))
 def test_what_is_right_needs_no_hint(name, taps):
     report = compare(*pairs.pair(RIGHT[name], taps=taps), X, **QUICK)
     assert report.ok, report
@@ -123,8 +125,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("taps", [False, True])
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=3))
 def test_a_mistake_is_named(name, taps):
     theirs, wrong, words = WRONG[name]
     said = hint_of(theirs, taps=taps, **wrong)
@@ -148,8 +149,7 @@ NEAR = {  # with words that would be untrue
 }
 
 
-@pytest.mark.parametrize("taps", [False, True])
-@pytest.mark.parametrize("name", NEAR)
+@pytest.mark.parametrize(("name", "taps"), with_nightly(product(NEAR, [False, True]), commit=3))
 def test_a_mistake_that_is_near_is_not_taken_for_another(name, taps):
     theirs, wrong, words = NEAR[name]
     assert words not in hint_of(theirs, taps=taps, **wrong)

@@ -1,5 +1,7 @@
 """Innocent steps are not accused: other axes, other ways, faults between taps, rules for taps."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from flax_attn.parity import ParityError, Rule, compare, judge
 from flax_attn.parity.sides import match
 from flax_attn.parity.sides.run import Run
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
@@ -126,8 +129,12 @@ def test_any_order_of_axes_is_laid_out(axes):
     assert {"query", "key", "context"} <= {row.name for row in report.rows if row.kind == "tap"}
 
 
-@pytest.mark.parametrize("axes", ["bnth", "nbth", "bthn"])
-@pytest.mark.parametrize("place", ["query", "key", "context", "scores"])
+@pytest.mark.parametrize(
+    ("place", "axes"),
+    with_nightly(
+        product(["query", "key", "context", "scores"], ["bnth", "nbth", "bthn"]), commit=5
+    ),
+)
 def test_a_fault_is_placed_in_any_order_of_axes(axes, place):
     faults = {
         "query": {"query": lambda q: q[:, ::-1]},
@@ -202,8 +209,7 @@ def test_another_way_is_no_fault(way):
     assert report.ok and {*report.rewritten} == names, report
 
 
-@pytest.mark.parametrize("way", OTHER_WAYS)
-@pytest.mark.parametrize("place", FAULTS)
+@pytest.mark.parametrize(("place", "way"), with_nightly(product(FAULTS, OTHER_WAYS), commit=5))
 def test_another_way_stays_excused_when_something_else_is_wrong(way, place):
     parts, names = OTHER_WAYS[way]
     report = report_of(**parts, **FAULTS[place])

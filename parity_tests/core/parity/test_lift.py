@@ -7,6 +7,7 @@ import pytest
 
 from flax_attn.parity import compare, judge
 from flax_attn.parity.sides.torch_float64 import lifted
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="torch is lifted")
 
@@ -78,7 +79,7 @@ def watch():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_nightly(MODELS, commit=4))
 def test_a_lifted_model_is_the_float64_function(name, monkeypatch):
     transformers = pytest.importorskip("transformers")
     sizes, asked = MODELS[name]

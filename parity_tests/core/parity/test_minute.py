@@ -112,7 +112,6 @@ def nap(seconds):
     return os.getpid()
 
 
-@pytest.mark.turns(4)
 def test_work_that_is_not_done_in_time_is_left_out_and_ended():
     with Workers(2) as some:
         some.start(2)
@@ -227,7 +226,6 @@ def test_what_needs_no_jax_does_not_import_it(line):
     assert run.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.turns(4)
 def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "somebody.py").write_text("")
@@ -242,7 +240,6 @@ def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypa
 NAMES = ("random", "inspect", "socket", "tempfile", "typing", "pickle", "queue", "cli", "jax")
 
 
-@pytest.mark.turns(4)
 def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_found(tmp_path):
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s own {name}')")

@@ -102,7 +102,6 @@ def run(pytester, monkeypatch):
     return go
 
 
-@pytest.mark.turns(4)
 @needs_torch
 def test_cases_run_and_what_fails_is_reported_at_the_end(run):
     result = run(pairs=PAIRS, test_cases=SUITE)
@@ -126,7 +125,6 @@ def test_cases_run_and_what_fails_is_reported_at_the_end(run):
     assert text.count("see it again") == 1
 
 
-@pytest.mark.turns(4)
 @needs_torch
 def test_the_fixture_asserts_and_names_its_test(run):
     result = run("--parity-seed", "7", pairs=PAIRS, test_ports=FIXTURE)
@@ -198,7 +196,6 @@ def test_a_stray_entry_in_cases_is_an_error_that_names_it(run):
     result.stdout.fnmatch_lines(["*CASES in test_mixed.py must hold *; it holds 3."])
 
 
-@pytest.mark.turns(4)
 def test_without_tracebacks_there_is_no_section(run):
     refused = NAMES + "def test_one(case):\n    case.report(live=False)\n"
     result = run(test_refused=refused)

@@ -1,5 +1,7 @@
 """Originals that show no softmax: fused attention in every call, and other normalisers."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from flax import nnx
 
 from flax_attn.parity import compare, judge
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 F = torch.nn.functional
@@ -140,8 +143,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("path", [lambda attend: attend, math], ids=["fused", "math"])
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize(
+    ("fault", "path"),
+    with_nightly(product(WRONG, [lambda attend: attend, math]), commit=3),
+    ids=str,
+)
 def test_a_fault_beside_a_fused_call_is_placed_and_named(fault, path):
     way, wrong, place, words = WRONG[fault]
     attend, parts = WAYS[way]
@@ -185,7 +191,6 @@ def test_dropout_inside_a_fused_call(wrong):
     assert not wrong or report.first.tap == "context"
 
 
-@pytest.mark.turns(4)
 def test_scores_are_compared_up_to_a_constant_a_row():
     rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
     for attend in (attended(is_causal=True), by_hand):
@@ -264,7 +269,7 @@ NORMALISERS = ["sigmoid", "relu", "relu in place", "softmax by hand", "sparsemax
 NORMALISERS += ["softplus", "relu over its sum"]
 
 
-@pytest.mark.parametrize("name", NORMALISERS)
+@pytest.mark.parametrize("name", with_nightly(NORMALISERS, commit=4))
 def test_other_normalisers_are_points_too(name):
     theirs, ours = normaliser(name)
     original = Projected(lambda q, k, v: theirs(q @ k.mT * H**-0.5) @ v)

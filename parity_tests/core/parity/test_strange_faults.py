@@ -4,6 +4,8 @@ from importlib import import_module
 
 import pytest
 
+from parity_tests.tables import with_nightly
+
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 strange = import_module("parity_tests.core.parity.faults.strange")
 table = import_module("parity_tests.core.parity.faults.strange.table")
@@ -21,15 +23,12 @@ AT_LEAST = {
 }
 
 
-WHOLE = [pytest.param(low, 1, marks=pytest.mark.long) for low in (False, True)]
+SLICES = [(False, 24), (False, 1), (True, 1)]  # whether at low amplitude; every how manieth fault
 
 
-@pytest.mark.parametrize(("low", "step"), [(False, 4), *WHOLE])
+@pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))
 def test_the_strange_table(low, step):
-    """Every fault is found at each of its amplitudes, and nearly every one placed and named.
-
-    A slice always, the whole table by `pytest -m long`.
-    """
+    """Every fault is found at each of its amplitudes, and nearly every one placed and named."""
     rows = strange.run_all((low,), step)
     print(f"\n{table.text(rows)}")
     missed = [str(row) for row in rows if not row.found]

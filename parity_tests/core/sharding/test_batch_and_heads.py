@@ -8,8 +8,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from parity_tests.core.pages.pages import ROOT
 
 # Whose arrays several devices hold, so that their gradients are added.
@@ -33,7 +31,6 @@ SENTENCES = {
 }
 
 
-@pytest.mark.turns(3)
 def test_eight_devices_beside_one():
     command = [sys.executable, "-m", "parity_tests.core.sharding.requests"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

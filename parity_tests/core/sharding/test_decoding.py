@@ -4,12 +4,9 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from parity_tests.core.pages.pages import ROOT
 
 
-@pytest.mark.turns(3)
 def test_a_step_on_eight_devices():
     command = [sys.executable, "-m", "parity_tests.core.sharding.decoding"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 from parity_tests.core.pages.pages import ROOT
 
 # What a strategy sends for a causal attention, forward and backward.
@@ -54,7 +52,6 @@ def lines_of(program: str) -> list:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.mark.turns(3)
 def test_eight_devices_beside_one():
     told, *rows = lines_of("lengths")
     assert len(rows) == 2 * 13 + 3 + 7  # and by name, and over two mesh axes
@@ -68,7 +65,6 @@ def test_eight_devices_beside_one():
         assert sentence.startswith(kind) and words in sentence, sentence
 
 
-@pytest.mark.turns(5)
 def test_two_processes_beside_one_device():
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -99,7 +95,6 @@ def faults(row):
     return [f"{row['name']}, {strategy}, {row['layout']}: {x}" for x, so in said.items() if so]
 
 
-@pytest.mark.turns(5)
 def test_planted_faults_are_seen():
     found = lines_of("length_faults")
     assert len(found) == 11

@@ -121,20 +121,18 @@ def test_without_a_flip_everything_is_loaded(kind, tmp_path):
     assert all(same(found[name], value) for name, value in VALUES.items())
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_flipped_bytes(kind, tmp_path):
     passed = [flipped(kind, fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert not all(passed) and (any(passed) or kind == "manifest")
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_truncated_files(kind, tmp_path):
     assert not any(truncated(kind, fresh(tmp_path, seed), seed) for seed in range(SHORT))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_thousand_flipped_and_truncated_files(kind, tmp_path):
     for seed in range(1_000, 1_000 + LONG):

@@ -123,7 +123,6 @@ ODD = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_file_is_refused(name, tmp_path):
     content, told = ODD[name]
@@ -167,7 +166,6 @@ VALID = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("name", VALID)
 def test_a_valid_file_is_read(name, tmp_path):
     content, want = VALID[name]

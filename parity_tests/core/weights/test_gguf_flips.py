@@ -104,18 +104,16 @@ def test_without_a_flip_everything_is_loaded(model, tmp_path):
     assert {*values} == {*PLAIN, *TYPE_OF} and all(x.any() for x in values.values())
 
 
-@pytest.mark.turns(1)
 def test_flipped_bytes(model, tmp_path):
     passed = [flipped(model, fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert any(passed) and not all(passed)
 
 
-@pytest.mark.turns(1)
 def test_truncated_files(model, tmp_path):
     assert not any(truncated(model, fresh(tmp_path, seed), seed) for seed in range(SHORT))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_thousand_flipped_and_truncated_files(model, tmp_path):
     for seed in range(1_000, 1_000 + LONG):
         if seed % 4:

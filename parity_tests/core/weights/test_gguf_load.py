@@ -222,7 +222,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_keys_that_no_config_says_are_refused(name, tmp_path):
     pytest.importorskip("gguf", reason="writes the file")

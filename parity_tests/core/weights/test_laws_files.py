@@ -16,7 +16,6 @@ from . import test_safetensors as one_file
 from .gguf_files import write
 
 NEVER_READ = ("Q8_1", "Q8_K", "Q1_0")  # of which the package knows no values
-pytestmark = pytest.mark.turns(5)
 
 
 def each(test, *names):

@@ -149,7 +149,6 @@ WRONG = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("fault", WRONG)
 def test_what_does_not_fit_changes_nothing(fault, tmp_path):
     change, told = WRONG[fault]
@@ -209,7 +208,6 @@ CASTS = [
 ]
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("cast", ["exact", "widen", "narrow"])
 @pytest.mark.parametrize("have, want, allowed", CASTS)
 def test_dtypes_are_cast_only_if_asked(have, want, allowed, cast, tmp_path):

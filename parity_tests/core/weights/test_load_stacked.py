@@ -25,7 +25,6 @@ def stack(count=3):
     return nnx.vmap(plain)(jax.random.split(jax.random.key(0), count))
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("fault", STACK)
 def test_stacked_layers_must_be_alike(fault, tmp_path):
     change, told = STACK[fault]

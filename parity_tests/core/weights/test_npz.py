@@ -94,7 +94,6 @@ ODD = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_file_is_refused(name, tmp_path):
     content, told = ODD[name]
@@ -165,13 +164,12 @@ def broken(folder, seed):
     return found is not None
 
 
-@pytest.mark.turns(1)
 def test_flipped_and_missing_bytes(tmp_path):
     passed = [broken(fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert any(passed) and not all(passed) and not any(passed[::4])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_thousand_flipped_and_truncated_files(tmp_path):
     for seed in range(1_000, 1_000 + LONG):
         broken(fresh(tmp_path, seed), seed)

@@ -60,7 +60,6 @@ INDICES = {
 }
 
 
-@pytest.mark.turns(1)
 @pytest.mark.parametrize("name", INDICES)
 def test_an_odd_index_is_refused(name, tmp_path):
     index, told = INDICES[name]

@@ -23,6 +23,8 @@ from parity_tests.core.attend.peers.run import (
     truth,
 )
 
+pytestmark = pytest.mark.nightly  # another library's suite, at its size
+
 LENGTHS = [
     *((113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256)),
     *((1024, 1024), (1023, 1024), (1024, 1023)),
@@ -142,7 +144,6 @@ def whole():
         yield lengths, heads, width, mask, scores, i % 2 == 0, i // 2 % 2 == 0, dtype
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("cell", list(whole()), ids=str)
 def test_the_whole_matrix(cell):
     check(cell, PADDING if cell[5] else ["none"])

@@ -26,6 +26,8 @@ from parity_tests.core.attend.peers.run import (
     truth,
 )
 
+pytestmark = pytest.mark.nightly  # another library's suite, at its size
+
 SEEDS, RATE = 16, 0.5
 
 
@@ -88,13 +90,6 @@ SAMPLES = {
     "from the last, dropout": ((4, 11, 32, 4, 8, 8), scaled_lower_keep, None),
     "packed in pairs": ((1, 64, 64, 8, 8, 8), packed, None),
 }
-SHORT = [  # those that CI takes
-    ("rank 3, causal", "bfloat16"),
-    ("heads, causal, dropout", "bfloat16"),
-    ("heads, attn_mask", "bfloat16"),
-    ("wider values, dropout", "float32"),
-    ("from the first", "float64"),
-]
 
 
 def draw(seed, sizes, rules, bias_shape):
@@ -153,10 +148,7 @@ def check(sample, dtype, seeds=SEEDS):
 EVERY = [(name, dtype) for name in SAMPLES for dtype in DTYPES]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [pytest.param(*each, marks=[] if each in SHORT else pytest.mark.long) for each in EVERY],
-)
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
 def test_blockwise_is_no_worse_than_the_formula(name, dtype):
     check(SAMPLES[name], dtype)
 
@@ -209,7 +201,6 @@ def of_sample(torch, sample):
     return rules, learnt, (np.ones(shape), np.zeros(shape[:3])), theirs
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_samples_that_torch_draws(dtype, backend):

@@ -23,10 +23,11 @@ from parity_tests.core.attend.peers.run import (
     truth,
 )
 
+pytestmark = pytest.mark.nightly  # another library's suite, at its size
+
 # N, K, T and S: nine heads to a key head walk in loops, two to one are written out; both in blocks.
 SIZES = {"in loops": (9, 1, 130, 260), "written out": (4, 2, 70, 90)}
 H, h = 8, 10
-SHORT = [("in loops", "float32"), ("written out", "bfloat16")]
 HIDDEN = {
     "finfo.min": lambda dtype: float(ml_dtypes.finfo(dtype).min),
     "-1e9": lambda dtype: -1e9,
@@ -35,15 +36,11 @@ HIDDEN = {
 }
 
 
-def every(name, values, short):
-    """The test with every value; of the pairs of walk and dtype only the short ones in CI."""
-    pairs = [
-        pytest.param(*pair, marks=[] if pair in short else pytest.mark.long)
-        for pair in product(SIZES, DTYPES)
-    ]
+def every(name, values):
+    """The test with every value, walk and dtype."""
 
     def parametrized(test):
-        test = pytest.mark.parametrize(("walk", "dtype"), pairs)(test)
+        test = pytest.mark.parametrize(("walk", "dtype"), [*product(SIZES, DTYPES)])(test)
         return pytest.mark.parametrize(name, values)(test)
 
     return parametrized
@@ -89,7 +86,7 @@ def left_padding(number, T, S):
     return np.where((k <= q) & (k >= padding), 0, number)
 
 
-@every("number", HIDDEN, [*SHORT, ("written out", "float64")])
+@every("number", HIDDEN)
 def test_left_padding_by_huge_numbers(walk, dtype, number):
     """One program for all numbers."""
     draws = []
@@ -111,7 +108,7 @@ def everything(x):
     return {"mask": fa.Causal("end"), "score": score, "scale": x["scale"], "sinks": x["sinks"]}
 
 
-@every("caps", CAPS, SHORT)
+@every("caps", CAPS)
 def test_gradients_of_all_parameters(walk, dtype, caps):
     """Usual logits and saturated ones; a narrow cap bends most of them."""
     N, _, T, S = SIZES[walk]
