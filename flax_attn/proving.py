@@ -1,4 +1,4 @@
-"""What `flax-attn parity` proves: asked for by name, the short proof, or all; by workers."""
+"""What `flax-attn parity` proves: asked for by name, a fixed set, or all; by workers."""
 
 import os
 import sys
@@ -18,8 +18,9 @@ from ._devices import fake_devices
 from .errors import ParityError
 from .parity.cases import markdown
 from .parity.cases.asked import Asked, ask
+from .parity.cases.certificate import in_minutes
 from .parity.cases.markdown import About
-from .parity.cases.prove import Job, jobs, not_proven, prove, prove_until, record, short
+from .parity.cases.prove import Job, jobs, not_proven, prove, record, short
 from .parity.cases.strict import strict
 from .parity.cases.workers import Failure, Workers
 from .parity.report import Report, plural
@@ -28,8 +29,9 @@ if TYPE_CHECKING:  # importing them brings jax, which workers alone need
     from .parity.cases.case import Case
     from .parity.cases.sharded import Split
 
-LIMIT = 57.0  # seconds for the short proof; the rest of a minute is for the start and the table
-WHOLE = 2.5  # how much longer the whole of a case takes than its short proof, about
+WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
+FEW = 4  # cases of the fixed set after which the time for the others is estimated
+SLOW = 90.0  # the user is told if the others are to take more seconds
 # What a layer's module imports if it goes by a backend: the latter two are `attend` beside a cache.
 ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
@@ -48,7 +50,7 @@ class Wanted:
       record: whether torch's results are recorded first.
       page: the page on which the table is to be written, if any.
       seed: in place of each case's own.
-      short: whether the first case of each variant and witness is enough, in float64 under jit.
+      short: whether the fixed set is enough, in float64 under jit.
       settings: environment variables of the workers.
       devices: over how many the inputs are sharded, if they are.
     """
@@ -71,33 +73,29 @@ class Proven:
     Attributes:
       proofs: variant, witness and report of all that was tried.
       about: by variant, what its row of a page says beside the reports.
-      untried: variant and witness of the lines of which nothing was tried.
-      cases: how many there are, tried or not.
-      seconds: how long the cases took together.
+      untried: what the fixed set leaves out, if that is what was asked for.
       devices: by variant and witness, over how many the first case was sharded: batch x length.
     """
 
     proofs: list[Proof] = field(default_factory=list)
     about: dict[str, About] = field(default_factory=dict)
-    untried: list[tuple[str, str]] = field(default_factory=list)
-    cases: int = 0
-    seconds: float = 0.0
+    untried: "Untried | None" = None
     devices: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    @property
-    def rest(self) -> str:
-        """How long all that was not tried may take, in words."""
-        tried = max(len(self.proofs), 1)
-        minutes = self.seconds / tried * WHOLE * (self.cases - len(self.proofs)) / 60
-        return "about a minute" if minutes < 1.5 else f"about {minutes:.0f} minutes"
+
+class Untried(NamedTuple):
+    """What the fixed set leaves out: so many cases, of so many variants, for so many seconds."""
+
+    cases: int
+    variants: int
+    seconds: float
 
 
-def proven(wanted: Wanted, started: float, console: Console) -> Proven:
+def proven(wanted: Wanted, console: Console) -> Proven:
     """All that is asked for.
 
     Args:
       wanted: what it is.
-      started: when the command was, by `time.monotonic()`.
       console: to say on what it is proven.
     """
     more = fake_devices(wanted.devices) if wanted.devices else {}
@@ -113,7 +111,7 @@ def proven(wanted: Wanted, started: float, console: Console) -> Proven:
         if wanted.devices:
             found = _over_devices(every, wanted, machine, workers, console)
         elif wanted.short:
-            found = _short(every, started + LIMIT, workers, console)
+            found = _short(every, workers, console)
         else:
             found = _whole(every, asked, wanted, workers, console)
     found.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
@@ -141,20 +139,29 @@ def bar(console: Console) -> Progress:
     return Progress(TextColumn(text, style="none"), console=console, transient=True)
 
 
-def _short(every: Sequence[Job], end: float, workers: Workers, console: Console) -> Proven:
-    """The first case of each variant and witness, as many as there is time for."""
-    start, wanted, found = time.monotonic(), short(every), Proven(cases=len(every) + KEPT)
+def _short(every: Sequence[Job], workers: Workers, console: Console) -> Proven:
+    """The fixed set, however long it takes."""
+    wanted, result, times = short(every), Proven(), [time.monotonic()]
     with bar(console) as progress:
-        task = progress.add_task("parity", total=len(wanted))
-        for job, report in zip(wanted, prove_until(end, wanted, workers), strict=True):
-            variant, witness = job.listed.variant, job.listed.witness
-            progress.update(task, description=variant, advance=1)
-            if report is None:
-                found.untried.append((variant, witness))
-            else:
-                found.proofs.append((variant, witness, report))
-    found.seconds = time.monotonic() - start
-    return found
+        for proof in _proofs(wanted, workers, progress):
+            result.proofs.append(proof)
+            times.append(time.monotonic())
+            if len(result.proofs) == FEW:
+                _say_if_slow(times[1:], len(wanted), console)
+    seconds = (times[-1] - times[0]) / max(len(wanted), 1)
+    tried = {job.listed for job in wanted}
+    rest = [job.listed.variant for job in every if job.listed not in tried]
+    cases = len(rest) + KEPT
+    result.untried = Untried(cases, len({*rest}), seconds * WHOLE * cases)
+    return result
+
+
+def _say_if_slow(times: Sequence[float], cases: int, console: Console) -> None:
+    """One line if the rest will take long; before the first of `times` the workers started."""
+    rest = (times[-1] - times[0]) / (len(times) - 1) * (cases - len(times))
+    if rest > SLOW:
+        text = f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more"
+        console.out(text, highlight=False)
 
 
 def _whole(
@@ -176,7 +183,7 @@ def _whole(
         proofs += _kept(wanted.own, {*own}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
     about = _about(every, asked, wanted, workers) if wanted.page else {}
-    return Proven(proofs, about, cases=len(proofs))
+    return Proven(proofs, about)
 
 
 def _about(
@@ -227,7 +234,7 @@ def _over_devices(
             "it has none but a CPU, that one stands for as many as are asked for."
         )
     chosen = [job for job in every if job.eager or not wanted.short]
-    found = Proven(cases=len(every))
+    found = Proven()
     with bar(console) as progress:
         task = progress.add_task("parity", total=len(chosen))
         for job, result in _sharded(chosen, count, workers):
@@ -341,4 +348,4 @@ def families(own: str, console: Console) -> Proven:
         found = import_module(f"{own}.families").run(progress)
     about = {proof.family: About(proof.layer) for proof in found}
     proofs = [(proof.family, proof.witness, proof.report) for proof in found]
-    return Proven(proofs, about, cases=len(proofs))
+    return Proven(proofs, about)

@@ -1,13 +1,12 @@
 """Strict in tests: promotion of ranks and dtypes raises.
 
 Of each variant the first case runs eagerly and under jit, the others under jit, as the command
-does: an eager run compiles every operation by itself, and its function is the same. All but these
-first cases are compiled with little effort, since most programs run once, and with XLA 0.10 none
-has its slower way to make fusions; `flax-attn parity` compiles them all as users do.
+does: an eager run compiles every operation by itself, and its function is the same. Programs are
+compiled with little effort, since most run once, and with XLA 0.10 without its slower way to make
+fusions; `flax-attn parity` compiles them as users do.
 """
 
 import os
-from collections.abc import Iterator
 from importlib.metadata import version
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: processes then do not fight for processors
@@ -26,6 +25,7 @@ from .tables import case_of
 
 for name, mode in MODES.items():
     jax.config.update(name, mode)
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,11 +45,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             variants.add(case.variant)
             if not case.eager:
                 item.add_marker(pytest.mark.nightly)
-
-
-@pytest.fixture(autouse=True)
-def _little_effort(request: pytest.FixtureRequest) -> Iterator[None]:
-    case, before = case_of(request.node), jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", case is None or not case.eager)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

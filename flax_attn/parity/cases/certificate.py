@@ -12,9 +12,7 @@ from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, bad
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
-SOME = ("devices", "decoded")  # columns that are shown if a line has them
-LATER = ("float32", "bfloat16")  # what the short proof leaves out
-UNTRIED, ALL = "not tried", "--all"  # what would try it
+SOME = ("devices", "decoded", "float32", "bfloat16")  # columns that are shown if a line has them
 
 
 @dataclass
@@ -34,8 +32,6 @@ class Line:
     @property
     def verdict(self) -> str:
         """The worst of the reports'."""
-        if not self.reports:
-            return UNTRIED
         return min((report.verdict for report in self.reports), key=WORST_FIRST.index)
 
     @property
@@ -50,8 +46,6 @@ class Line:
 
     def cells(self) -> tuple[str, ...]:
         """What the table shows: tensors copied, errors in float64, errors over torch's own."""
-        if not self.reports:
-            return (self.variant, self.proven_equal_to, "-", *[ALL] * 6, self.verdict)
         return (
             self.variant,
             self.proven_equal_to,
@@ -78,20 +72,16 @@ class Line:
         return times(max(found, key=badness)) if found else "-"
 
 
-def lines(
-    reports: Iterable[tuple[str, str, Report]], untried: Iterable[tuple[str, str]] = ()
-) -> list[Line]:
-    """One line for each variant and witness, in order of appearance; `untried` have no report."""
+def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
+    """One line for each variant and witness, in order of appearance."""
     found: dict[tuple[str, str], Line] = {}
     for variant, witness, report in reports:
         found.setdefault((variant, witness), Line(variant, witness)).reports.append(report)
-    for line in untried:
-        found.setdefault(line, Line(*line))
     order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in found))}
     return sorted(found.values(), key=lambda line: order[line.variant])
 
 
-def table(found: Sequence[Line], width: int, strict: bool = False, short: bool = False) -> Table:
+def table(found: Sequence[Line], width: int, strict: bool = False) -> Table:
     """The certificate for a terminal; a variant's name stands once.
 
     Args:
@@ -99,14 +89,8 @@ def table(found: Sequence[Line], width: int, strict: bool = False, short: bool =
       width: columns there are. Where a line needs more, a variant has a line of its own and names
         are folded.
       strict: whether what is equal only as far as its input can tell is shown as different.
-      short: whether float64 alone was asked for; the other columns then say what proves the rest.
     """
     headings, cells = columns(found)
-    later = [short and heading in LATER for heading in headings]
-    cells = [
-        tuple(ALL if cell == "-" and left else cell for cell, left in zip(row, later, strict=True))
-        for row in cells
-    ]
     spaces = 2 * (len(headings) - 1)
     needed = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     styles = [_style(line, strict) for line in found]
@@ -119,7 +103,7 @@ def table(found: Sequence[Line], width: int, strict: bool = False, short: bool =
 def columns(found: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings, and the cells of each line; without those of `SOME` that no line has."""
     cells = [line.cells() for line in found]
-    filled = [any(cell not in ("-", ALL) for cell in column) for column in zip(*cells, strict=True)]
+    filled = [any(cell != "-" for cell in column) for column in zip(*cells, strict=True)]
     shown = [i for i, name in enumerate(HEADINGS) if name not in SOME or (filled and filled[i])]
     headings, *cells = (tuple(row[i] for i in shown) for row in (HEADINGS, *cells))
     return headings, cells
@@ -127,8 +111,6 @@ def columns(found: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 def _style(line: Line, strict: bool) -> str:
     """Green for what is equal, red for what is not, and nothing between them."""
-    if not line.reports:
-        return ""
     if not line.ok or (strict and not all(report.certain for report in line.reports)):
         return "red"
     return "green" if line.verdict in (EQUAL, ANOTHER_WAY) else ""
@@ -211,20 +193,37 @@ def footer(
     told = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
     return (
         f"{told * bool(absent)}{variants:,} {of[variants != 1]}, {cases}, "
-        f"{_not_equal(found, strict)}; torch {versions.get('torch', 'missing')}, "
+        f"{_count(found, strict)}; torch {versions.get('torch', 'missing')}, "
         f"jax {versions.get('jax')}, {seconds:.0f} s"
     )
 
 
-def of_all(found: list[Line], cases: int, rest: str, strict: bool = False) -> str:
-    """How many of all cases were tried, and how long the rest may take."""
-    tried = sum(len(line.reports) for line in found)
-    counts = f"{tried} of {plural(cases, 'case')}, {_not_equal(found, strict)}"
-    return f"{counts}; {ALL} proves the rest, {rest}"
+def not_tried(cases: int, variants: int, seconds: float) -> str:
+    """What the fixed set leaves to `--all`, in one line.
+
+    >>> print(not_tried(436, 53, 2400.0)[:58])
+    Not tried: 436 more cases of 53 variants, float32 and bfloat16
+    """
+    counts = f"{plural(cases, 'more case')} of {plural(variants, 'variant')}"
+    return (
+        f"Not tried: {counts}, float32 and bfloat16; --all proves them, in {in_minutes(seconds)}."
+    )
 
 
-def _not_equal(found: list[Line], strict: bool) -> str:
-    told = [report.verdict for line in found for report in line.reports]
-    different = told.count(DIFFERENT) + told.count(UNSURE) * strict
-    nothing = f", {told.count(NOTHING)} not proven" if NOTHING in told else ""
+def in_minutes(seconds: float) -> str:
+    """Some time in words.
+
+    >>> in_minutes(70.0), in_minutes(170.0)
+    ('about a minute', 'about 3 minutes')
+    """
+    return "about a minute" if seconds < 90 else f"about {seconds / 60:.0f} minutes"
+
+
+def _count(found: list[Line], strict: bool) -> str:
+    """How many reports are different and how many prove nothing, or that none proves anything."""
+    verdicts = [report.verdict for line in found for report in line.reports]
+    if verdicts.count(NOTHING) == len(verdicts):
+        return NOTHING
+    different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict
+    nothing = f", {verdicts.count(NOTHING)} not proven" if NOTHING in verdicts else ""
     return f"{different} different{nothing}"

@@ -4,7 +4,6 @@ import importlib
 import os
 import signal
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +35,6 @@ class Failure:
 
     text: str
     about: str = ""
-
-
-@dataclass(frozen=True)
-class Late:
-    """What stands for a piece of work that was not done in time."""
 
 
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
@@ -98,23 +92,11 @@ class Workers:
 
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
         """The results in order. `work` and `items` are sent, so they must be picklable."""
-        for result in self.map_until(None, work, items):
-            assert not isinstance(result, Late)  # since there is no end
-            yield result
-
-    def map_until(
-        self, end: float | None, work: Callable[[A], B], items: Sequence[A]
-    ) -> Iterator[B | Failure | Late]:
-        """The results in order; `Late` for what is not done when `time.monotonic()` is `end`."""
         waiting = deque(range(len(items)))
-        done: dict[int, B | Failure | Late] = {}
+        done: dict[int, B | Failure] = {}
         many = max(1, min(self.most, len(items) // 2))
         for at in range(len(items)):
             while at not in done:
-                if end is not None and time.monotonic() >= end:
-                    self._stop()
-                    done = {i: done.get(i, Late()) for i in range(at, len(items))}
-                    break
                 while waiting and len(self._busy) < many:
                     self._give(waiting.popleft(), work, items)
                 for worker, result in self._results():
@@ -148,13 +130,6 @@ class Workers:
             worker.end()
         else:
             self._idle.append(worker)
-
-    def _stop(self) -> None:
-        """Ends all that are at work."""
-        for worker in self._busy:
-            worker.process.kill()
-            worker.end()
-        self._busy = {}
 
     def _results(self) -> Iterator[tuple["_Worker", Any]]:
         """What workers have sent, and which of them are dead."""

@@ -67,8 +67,8 @@ def test_a_package_is_proven_and_what_it_prints_runs_again(somewhere):
     assert "2 cases, 1 different" in done.stdout and "DIFFERENT at output" in done.stdout
     assert "0.66666667 times" in (somewhere / "page.html").read_text("utf-8")
     table = (somewhere / "table.md").read_text("utf-8").splitlines()
-    assert table[0].startswith("| layer | equal to | backends | params |")
-    assert table[2].startswith("| Half | somebody.theirs.Half | own | 2 |")
+    assert table[0].startswith("| layer | equal to | backends | devices | params |")
+    assert table[2].startswith("| Half | somebody.theirs.Half | own | - | 2 |")
     again = "flax-attn parity somebody 'mine[width=4|x=3x4|somebody.theirs.Half]'"
     assert again in done.stdout
     done = command("somebody", "mine[width=4|x=3x4|somebody.theirs.Half]")

@@ -280,7 +280,7 @@ def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkey
     monkeypatch.setattr(proving, "prove", lambda wanted, workers: iter([report]))
     monkeypatch.setattr(Workers, "start", lambda *_: None)
     monkeypatch.setattr(cli, "_width", lambda _: cli.WIDE)
-    monkeypatch.setattr(Workers, "call", lambda *_: ("cpu", "cpu"))
+    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
     for options, code in (((), loose), (("--strict",), strict)):
         assert cli.main(["parity", "here", *options]) == code
         text = capsys.readouterr().out
@@ -288,7 +288,7 @@ def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkey
         assert row.rstrip().endswith(f"  {verdict}")
         assert (f"\n{report.title}:" in text) == bool(code)
         assert ("1 different" in text) == (code == 1 and verdict != "nothing is proven")
-        assert ("1 not proven" in text) == (verdict == "nothing is proven")
+        assert ("1 case, nothing is proven;" in text) == (verdict == "nothing is proven")
 
 
 LINEAR = f"""

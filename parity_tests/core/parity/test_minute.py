@@ -1,4 +1,4 @@
-"""The command's first minute: the short proof, what it never claims, its table, files and speed."""
+"""The command without names: its fixed set, what it never claims, its table, files and start."""
 
 import os
 import re
@@ -8,7 +8,9 @@ import time
 import tomllib
 import warnings
 from io import StringIO
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flax import nnx
@@ -16,16 +18,26 @@ from rich.console import Console
 
 from flax_attn import CausalAttention, cli, proving
 from flax_attn.parity import Case
-from flax_attn.parity.cases import cache, certificate, known, workers
+from flax_attn.parity.cases import cache, certificate, home, known, prove, workers
 from flax_attn.parity.cases.asked import Asked
-from flax_attn.parity.cases.collect import Listed, collect
-from flax_attn.parity.cases.prove import CLIMB, Job, _prove, jobs, prove_until, short
+from flax_attn.parity.cases.collect import Listed, collect, listed, modules
+from flax_attn.parity.cases.prove import (
+    CLIMB,
+    FIXED,
+    ORIGINALS,
+    Job,
+    _prove,
+    jobs,
+    not_proven,
+    short,
+)
 from flax_attn.parity.cases.strict import MODES, WARNINGS, strict
-from flax_attn.parity.cases.workers import Workers
+from flax_attn.parity.cases.workers import Failure, Workers
 
 from .test_command import judged
 
 ROOT = Path(__file__).parents[3]
+OURS = "parity_tests"
 LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
 WITNESSES = ("torch_ref.TransformerMultiHeadAttention", "torch.nn.functional.scaled_dot_product")
 
@@ -39,12 +51,30 @@ def command(*arguments, **options):
     return subprocess.run(line, capture_output=True, text=True, **options)
 
 
-def test_the_short_proof_takes_the_first_of_each_line_and_the_climb_first():
-    places = [place(i, v, w) for v in ("linear", *CLIMB) for w in WITNESSES for i in (0, 1)]
-    found = short(jobs(places, live=True, seed=3))
-    assert [job.listed.variant for job in found[::2]] == [*CLIMB, "linear"]
-    assert all(job.short and not job.eager and job.live and job.seed == 3 for job in found)
-    assert {job.listed.at for job in found} == {0} and len(found) == 2 * (len(CLIMB) + 1)
+def test_the_fixed_set_is_of_cases_that_exist_and_holds_the_climb_whole():
+    every = jobs([case for name in modules(OURS) for case in listed((OURS, name))], live=True)
+    chosen = short(every)
+    assert [job.listed.variant for job in chosen] == [*FIXED]  # one job for each name
+    assert FIXED[: len(CLIMB)] == CLIMB and len({*FIXED}) == len(FIXED)
+    assert {job.listed.variant: job.listed.witness for job in chosen}.items() >= ORIGINALS.items()
+    assert all(job.listed.witness.startswith(("torch.", "torch_ref.")) for job in chosen)
+    assert all("float64" in job.case.dtypes for job in chosen)
+
+
+def test_the_front_page_says_how_many_layers_the_fixed_set_has():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"# in a checkout: proves {len(FIXED)} kinds of layer in about a minute" in readme
+
+
+def test_the_short_proof_takes_the_first_case_of_each_name_in_the_order_of_the_set():
+    places = [place(i, v, w) for v in ("new", *FIXED[::-1]) for w in WITNESSES for i in (0, 1)]
+    last = ("transformer_multi_head", "torch.nn.MultiheadAttention")
+    places += [place(i, *last) for i in (0, 1)]
+    chosen = short(jobs(places, live=True, seed=3))
+    assert [job.listed.variant for job in chosen] == [*FIXED]
+    assert all(job.short and not job.eager and job.live and job.seed == 3 for job in chosen)
+    assert {job.listed.at for job in chosen} == {0}
+    assert {job.listed.witness for job in chosen} == {WITNESSES[0], last[1]}
 
 
 def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
@@ -54,42 +84,81 @@ def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
     assert len(whole.dtypes) == 3 and Job(listed, True, True).case.dtypes == whole.dtypes
 
 
-def everything(monkeypatch, reports, limit=57.0):
-    """The command without names, on lines of one case each whose reports are known."""
-    asked = Asked([place(0, f"v{i}") for i in range(len(reports))], [], [])
-    monkeypatch.setattr(proving, "LIMIT", limit)
+def everything(monkeypatch, reports, more=0):
+    """The command without names, on lines of one case each whose reports are known.
+
+    `more` is a number of cases that the fixed set does not have.
+    """
+    names = [f"v{i}" for i in range(len(reports) + more)]
+    asked = Asked([place(0, name) for name in names], [], [])
+    monkeypatch.setattr(prove, "FIXED", names[: len(reports)])
     monkeypatch.setattr(proving, "ask", lambda *_: asked)
     monkeypatch.setattr(Workers, "start", lambda *_: None)
     monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
-    if limit > 0:
-        monkeypatch.setattr(proving, "prove_until", lambda *_: iter(reports))
+    monkeypatch.setattr(proving, "prove", lambda *_: iter(reports))
     monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_the_short_proof_says_what_it_is(monkeypatch, capsys):
-    everything(monkeypatch, [judged(1.0), judged(1.0)])
+    everything(monkeypatch, [judged(1.0), judged(1.0)], more=3)
     assert cli.main(["parity"]) == 0
-    *table, counts, foot = capsys.readouterr().out.splitlines()
-    told = "2 of 4 cases, 0 different; --all proves the rest, about a minute"
-    assert counts == told and foot.startswith("2 variants, 2 cases, 0 different; torch ")
-    rows = [line for line in table if line.rstrip().endswith("equal") and "--all" in line]
-    assert len(rows) == 2 and all(line.count("--all") == 2 for line in rows)
+    *table, left, foot = capsys.readouterr().out.splitlines()
+    start = "Not tried: 5 more cases of 3 variants, float32 and bfloat16; --all proves them, in "
+    assert left == f"{start}about a minute."
+    assert foot.startswith("2 variants, 2 cases, 0 different; torch ")
+    assert len([line for line in table if line.rstrip().endswith("equal")]) == 2
+    assert not any(word in line for line in table for word in ("--all", "float32", "v2"))
 
 
-def test_what_was_not_tried_is_never_shown_as_proven(monkeypatch, capsys):
-    everything(monkeypatch, [judged(1.0), None])
+@pytest.mark.parametrize("seconds, rest", [(1.0, ""), (6.0, "about 3 minutes more")])
+def test_a_slow_machine_is_told_once_how_long_it_takes_and_proves_all(
+    seconds, rest, monkeypatch, capsys
+):
+    everything(monkeypatch, [judged(1.0)] * 30)
+    clock = SimpleNamespace(monotonic=count(0.0, seconds).__next__)
+    monkeypatch.setattr(proving, "time", clock)
     assert cli.main(["parity"]) == 0
     text = capsys.readouterr().out
-    assert text.count("not tried") == 1 and "1 of 4 cases, 0 different" in text
-    assert len(re.findall(r" equal *$", text, re.MULTILINE)) == 1
+    lines = [line for line in text.splitlines() if "slow or busy" in line]
+    assert lines == [f"30 cases; this machine is slow or busy: {rest}"] * bool(rest)
+    assert "30 variants, 30 cases, 0 different" in text
 
 
-def test_where_time_is_over_before_the_first_nothing_is_proven(monkeypatch, capsys):
-    everything(monkeypatch, [None, None], limit=-1e9)
-    assert cli.main(["parity"]) == 1
+NOTHING = {
+    (): "prove",
+    ("--all",): "prove",
+    ("here",): "prove",
+    ("--replay",): "prove",
+    ("--devices", "2"): "_sharded",
+    ("--real",): "real",
+    ("--families",): "families",
+}
+
+
+@pytest.mark.parametrize("tried", [0, 2])
+@pytest.mark.parametrize("options", NOTHING, ids=" ".join)
+def test_nothing_proven_is_exit_status_1_and_never_no_difference(
+    options, tried, monkeypatch, capsys
+):
+    results = [not_proven("here[0]", Failure("it is not recorded"))] * tried
+    everything(monkeypatch, results)
+    proofs = [("here", "torch.nn.Tanh", report) for report in results]
+    about = {"here": proving.About("Here")}
+    monkeypatch.setattr(home, "has_torch", lambda: True)
+    monkeypatch.setattr(known, "check_names", lambda *_: None)
+    monkeypatch.setattr(proving, "_kept", lambda *_: [])
+    monkeypatch.setattr(proving, "_machine", lambda *_: proving.Machine("cpu", "cpu", 2))
+    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 2))
+    fakes = {
+        "prove": lambda *_: iter(results),
+        "_sharded": lambda jobs, *_: ((job, Failure("it is not recorded")) for job in jobs),
+        "real": lambda *_: proofs,
+        "families": lambda *_: proving.Proven(proofs, about),
+    }
+    monkeypatch.setattr(proving, NOTHING[options], fakes[NOTHING[options]])
+    assert cli.main(["parity", *options]) == 1
     text = capsys.readouterr().out
-    assert "0 of 4 cases" in text and text.count("not tried") == 2
-    assert not re.search(r" equal *$", text, re.MULTILINE)
+    assert ", nothing is proven; torch " in text.splitlines()[-1] and "different" not in text
 
 
 @pytest.mark.parametrize("options", [(), ("--all",), ("--markdown", "t.md"), ("here",)])
@@ -104,22 +173,12 @@ def test_a_difference_is_exit_status_1_in_the_short_proof_too(
     monkeypatch.setattr(proving, "_backends", lambda *_: {})
     assert cli.main(["parity", *options]) == 1
     text = capsys.readouterr().out
-    assert "1 different" in text and ("--all proves the rest" in text) == (not options)
+    assert "1 different" in text and ("Not tried: " in text) == (not options)
 
 
 def nap(seconds):
     time.sleep(seconds)
     return os.getpid()
-
-
-def test_work_that_is_not_done_in_time_is_left_out_and_ended():
-    with Workers(2) as some:
-        some.start(2)
-        list(some.map(nap, [0.0] * 4))  # both have started
-        begun = time.monotonic()
-        found = list(some.map_until(begun + 3, nap, [0.0, 0.0, 600.0, 600.0, 0.0]))
-        assert found[0] and found[1] and found[2:] == [workers.Late()] * 3
-        assert some.call(nap, 0.0)
 
 
 def test_a_worker_that_has_grown_is_replaced(monkeypatch):
@@ -135,7 +194,7 @@ def shown(width, *, colour=True, reports=None):
     reports = reports or [judged(1.0), judged(1.0, 5.0), judged(1.0, 5.0, 10.0), judged(0.0)]
     names = ("simplified_self_attention", "grouped_query", "linear", "luong")
     proofs = [(n, w, r) for n, r in zip(names, reports, strict=True) for w in WITNESSES]
-    lines = certificate.lines(proofs, [("multi_head", "torch.nn.MultiheadAttention")])
+    lines = certificate.lines(proofs)
     out = StringIO()
     options = {"force_terminal": colour, "color_system": "standard" if colour else None}
     console = Console(file=out, width=192, soft_wrap=True, **options)
@@ -149,9 +208,9 @@ def test_a_table_fits_the_terminal_and_nothing_is_left_out(width):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     end = text.splitlines()[0].index("params")  # of the names
     names = "".join("".join(line[:end] for line in text.splitlines()).split())
-    for word in (*WITNESSES, "simplified_self_attention", "multi_head"):
+    for word in (*WITNESSES, "simplified_self_attention"):
         assert word in names or width >= 160
-    assert text.count("DIFFERENT") == 2 and text.count("not tried") == 1
+    assert text.count("DIFFERENT") == 2
 
 
 def test_equal_is_green_a_difference_red_and_nothing_else_is_coloured():
@@ -329,9 +388,3 @@ def test_settings_reach_the_workers():
         assert some.call(os.getenv, "FLAX_ATTN_TOLD") == "yes"
         assert some.call(os.getenv, workers.SAFE) is None
     assert "FLAX_ATTN_TOLD" not in os.environ
-
-
-def test_a_deadline_gives_none_for_jobs_as_well():
-    wanted = [Job(place(i), True, False) for i in range(3)]
-    with Workers() as some:
-        assert list(prove_until(time.monotonic() - 1, wanted, some)) == [None] * 3
