@@ -93,7 +93,8 @@ needs_torch = pytest.mark.skipif(not has_torch(), reason="compares with torch")
 def run(pytester, monkeypatch):
     """Runs the suite of these files in a process that knows no other plugin."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
+    path = os.pathsep.join([str(ROOT), str(pytester.path)])
+    monkeypatch.setenv("PYTHONPATH", path, prepend=os.pathsep)
 
     def go(*options, **files):
         pytester.makepyfile(**files)

@@ -1,0 +1,117 @@
+"""`python -m parity_tests.core.bugs [ID ...] --entered FILE`: which tests see the planted bugs.
+
+Ends with an error if there is a bug that no test sees.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from pathlib import Path
+from queue import SimpleQueue
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+
+from .bug import ROOT, Bug, bugs
+from .choice import Entered, chosen
+from .trial import Copy, Outcome, Record
+
+SHOWN = 2  # names of tests in the table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        wanted = _wanted(options.ids, bugs())
+        entered = Entered.read(options.entered)
+        record, console = Record(options.record), Console()
+        new = [bug for bug in wanted if record.outcome(bug, options.only_commit) is None]
+        _try(new, entered, record, options, console)
+    except (OSError, RuntimeError, ValueError) as error:
+        parser.error(str(error))
+    outcomes = [record.outcome(bug, options.only_commit) for bug in wanted]
+    pairs = [(bug, x) for bug, x in zip(wanted, outcomes, strict=True) if x is not None]
+    return report(pairs, console)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m parity_tests.core.bugs")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="of bugs; without, all are tried")
+    parser.add_argument(
+        "--entered", type=Path, required=True, metavar="FILE", help="what each test enters"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="bugs tried at once")
+    parser.add_argument(
+        "--record", type=Path, metavar="PATH", help="outcomes: read first, then added to"
+    )
+    parser.add_argument(
+        "--only-commit", action="store_true", help="leave out tests that no commit runs"
+    )
+    return parser
+
+
+def _wanted(ids: Sequence[str], every: list[Bug]) -> list[Bug]:
+    """The bugs of these ids, or all."""
+    known = {bug.id: bug for bug in every}
+    for name in ids:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise ValueError(f"No bug is called {name}." + f" Did you mean {near[0]}?" * bool(near))
+    return [known[name] for name in ids] if ids else every
+
+
+def _try(
+    new: Sequence[Bug],
+    entered: Entered,
+    record: Record,
+    options: argparse.Namespace,
+    console: Console,
+) -> None:
+    """Tries bugs, as many at once as there are jobs, each in a copy of the checkout."""
+    tests = {bug: chosen(bug, (ROOT / bug.file).read_text("utf-8"), entered) for bug in new}
+    copies: SimpleQueue[Copy] = SimpleQueue()
+
+    def try_one(bug: Bug) -> None:
+        copy = copies.get()
+        try:
+            record.add(copy.try_bug(bug, tests[bug], options.only_commit))
+        finally:
+            copies.put(copy)
+        progress.update(task, description=bug.id, advance=1)
+
+    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    jobs = min(options.jobs, len(new))
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
+        for number in range(jobs):
+            copies.put(Copy(Path(folder) / str(number)))
+        task = progress.add_task("bugs", total=len(new))
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
+            list(pool.map(try_one, new))
+
+
+def report(pairs: Sequence[tuple[Bug, Outcome]], console: Console) -> int:
+    """Prints the table, notes and the bugs that no test saw; the exit status."""
+    names = Column("tests that saw it", overflow="fold")
+    table = Table(Column("bug", no_wrap=True), "room", names, "tried", "seconds")
+    for bug, outcome in pairs:
+        seen = [str(len(outcome.seen)), *outcome.seen[:SHOWN]]
+        row = (bug.id, bug.room, "\n".join(seen), str(outcome.tried), f"{outcome.seconds:.0f}")
+        table.add_row(*row)
+    console.print(table)
+    for bug, outcome in pairs:
+        if outcome.note:
+            console.out(f"{bug.id}: {outcome.note}", highlight=False)
+    unseen = [bug for bug, outcome in pairs if not outcome.seen]
+    for bug in unseen:
+        console.out(f"unseen: {bug.id} ({bug.file}): {bug.behaviour}", highlight=False)
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Which tests are tried on a bug: those that enter the patched lines, the cheapest first."""
+
+import ast
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .bug import Bug
+from .marks import Block, around, blocks, changed_lines
+
+SECONDS, MOST = 300.0, 250  # recorded CPU seconds, and tests, that are tried on one bug
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The recorded tests that passed.
+
+    Attributes:
+      seconds: CPU seconds by test.
+      tests: by mark, the tests that entered it.
+    """
+
+    seconds: dict[str, float]
+    tests: dict[str, set[str]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Entered":
+        """The record that `--entered` wrote; of a test that was recorded twice both lines count."""
+        seconds: dict[str, float] = {}
+        tests: dict[str, set[str]] = {}
+        with path.open(encoding="utf-8") as file:
+            for line in map(json.loads, file):
+                if line["outcome"] != "passed":
+                    continue
+                seconds[line["test"]] = line["seconds"]
+                for name in line["entered"]:
+                    tests.setdefault(name, set()).add(line["test"])
+        return cls(seconds, tests)
+
+    def enter(self, names: Iterable[str]) -> set[str]:
+        """The tests that enter any of these marks."""
+        return set().union(*(self.tests.get(name, ()) for name in names))
+
+    def enter_file(self, file: str) -> set[str]:
+        """The tests that enter anything in a file."""
+        return self.enter(name for name in self.tests if name.rpartition(":")[0] == file)
+
+
+def chosen(bug: Bug, text: str, entered: Entered) -> list[str]:
+    """The tests to try on a bug in a file of this text, as many as `SECONDS` and `MOST` allow.
+
+    They enter the innermost blocks of the patched lines; if nobody does, the functions around them,
+    and if nobody does or a line is in no function, anything in the file.
+    """
+    levels = _levels(bug, text)
+    entering = (entered.enter(names) for names in levels)
+    tests = next(filter(None, entering), None) or entered.enter_file(bug.file)
+    picked, total = [], 0.0
+    for test in sorted(tests, key=lambda test: (entered.seconds[test], test))[:MOST]:
+        total += entered.seconds[test]
+        if total > SECONDS and picked:
+            break
+        picked.append(test)
+    return picked
+
+
+def _levels(bug: Bug, text: str) -> list[list[str]]:
+    """The marks of the innermost blocks of the patched lines, and of the functions around them."""
+    known = blocks(ast.parse(text))
+    chains = [around(known, line) for line in changed_lines(text, bug.patched(text))]
+    if not all(chains):
+        return []
+    functions = [[block for block in chain if block.is_function] for chain in chains]
+    inner = [chain[0] for chain in chains]
+    outer = [chain[0] for chain in functions if chain]
+    return [_names(bug, inner), _names(bug, outer)]
+
+
+def _names(bug: Bug, found: list[Block]) -> list[str]:
+    return [f"{bug.file}:{line}" for line in dict.fromkeys(block.line for block in found)]
