@@ -20,7 +20,6 @@ from .bugs.hook import VARIABLE, Loader, tell_children
 from .bugs.marks import NAME, around, blocks, changed_lines, mark
 from .bugs.trial import IMPORT, Copy, Outcome, Record, hash_of, judged
 
-pytestmark = pytest.mark.turns(1)
 SOURCE = '''
 """Words."""
 LIMIT = 1
@@ -77,7 +76,7 @@ def test_behaviours_are_sentences_and_files_are_of_the_library():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         ("[[bug", "room.toml is not TOML: "),
         ("[bug]", "room.toml must hold [[bug]] entries"),
@@ -86,11 +85,11 @@ def test_behaviours_are_sentences_and_files_are_of_the_library():
         ("[[bug]]\nid=1\nbehaviour=''\nfile=''\nold=''\nnew=''", "must have text for id."),
     ],
 )
-def test_a_list_that_is_wrong_is_refused_in_a_sentence(tmp_path, text, told):
+def test_a_list_that_is_wrong_is_refused_in_a_sentence(tmp_path, text, error):
     (tmp_path / "room.toml").write_text(text)
     with pytest.raises(ValueError) as caught:
         bugs(tmp_path)
-    assert told in str(caught.value)
+    assert error in str(caught.value)
 
 
 def test_a_patch_needs_its_old_text_once_and_another_new_one():
@@ -102,9 +101,9 @@ def test_a_patch_needs_its_old_text_once_and_another_new_one():
 
 
 def test_blocks_are_the_bodies_of_functions_and_branches():
-    found = blocks(ast.parse(SOURCE))
+    known = blocks(ast.parse(SOURCE))
     lines = SOURCE.splitlines()
-    named = {block.line: lines[block.line - 1].strip() for block in found}
+    named = {block.line: lines[block.line - 1].strip() for block in known}
     assert named == {
         4: "def one(x):",
         7: "return 2",
@@ -115,11 +114,11 @@ def test_blocks_are_the_bodies_of_functions_and_branches():
         20: "return 0",
         22: "def three(x):",
     }
-    assert [x.line for x in around(found, 9)] == [9, 4]
-    assert [x.line for x in around(found, 8)] == [4]
-    assert [x.line for x in around(found, 13)] == [4]
-    assert around(found, 2) == []
-    assert [x.line for x in found if x.is_function] == [4, 17, 22]
+    assert [x.line for x in around(known, 9)] == [9, 4]
+    assert [x.line for x in around(known, 8)] == [4]
+    assert [x.line for x in around(known, 13)] == [4]
+    assert around(known, 2) == []
+    assert [x.line for x in known if x.is_function] == [4, 17, 22]
 
 
 def test_marks_tell_the_blocks_that_are_entered(monkeypatch):
@@ -249,8 +248,8 @@ def test_failed_tests_are_written_one_by_one(tmp_path):
     ],
 )
 def test_how_pytest_ends_tells_who_saw_a_bug(status, failed, seen, note):
-    known, told = judged(status, "what pytest said", failed)
-    assert known == seen and told.startswith(note) and bool(told) == bool(note)
+    tests, said = judged(status, "what pytest said", failed)
+    assert tests == seen and said.startswith(note) and bool(said) == bool(note)
 
 
 def test_a_test_that_is_gone_asks_for_a_new_record():
@@ -298,11 +297,11 @@ def test_the_command_tells_what_is_known_and_names_the_unseen(tmp_path, capsys):
     record.add(Outcome(other.id, hash_of(other, False), (), 7, 2.0, "no test ran"))
     how = ["--entered", str(tmp_path / "entered"), "--record", str(tmp_path / "record")]
     assert command.main([bug.id, *how]) == 0
-    told = capsys.readouterr().out
-    assert "second" in told and "third" not in told and "unseen" not in told
+    printed = capsys.readouterr().out
+    assert "second" in printed and "third" not in printed and "unseen" not in printed
     assert command.main([bug.id, other.id, *how]) == 1
-    told = capsys.readouterr().out
-    assert f"unseen: {other.id}" in told and f"{other.id}: no test ran" in told
+    printed = capsys.readouterr().out
+    assert f"unseen: {other.id}" in printed and f"{other.id}: no test ran" in printed
 
 
 def test_the_command_refuses_an_unknown_bug(tmp_path, capsys):

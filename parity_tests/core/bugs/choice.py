@@ -77,5 +77,5 @@ def _levels(bug: Bug, text: str) -> list[list[str]]:
     return [_names(bug, inner), _names(bug, outer)]
 
 
-def _names(bug: Bug, found: list[Block]) -> list[str]:
-    return [f"{bug.file}:{line}" for line in dict.fromkeys(block.line for block in found)]
+def _names(bug: Bug, entered: list[Block]) -> list[str]:
+    return [f"{bug.file}:{line}" for line in dict.fromkeys(block.line for block in entered)]

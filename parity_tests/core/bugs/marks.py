@@ -30,9 +30,9 @@ def blocks(tree: ast.AST) -> list[Block]:
     ]
 
 
-def around(found: list[Block], line: int) -> list[Block]:
+def around(known: list[Block], line: int) -> list[Block]:
     """The blocks that hold a line, the innermost first."""
-    return sorted((x for x in found if x.line <= line <= x.last), key=lambda x: -x.line)
+    return sorted((x for x in known if x.line <= line <= x.last), key=lambda x: -x.line)
 
 
 def mark(tree: ast.AST, file: str) -> None:
