@@ -198,7 +198,7 @@ class Kernel(Protocol):
 
 
 def serve(
-    kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, given: Any = ()
+    kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, given: Any = ()
 ) -> tuple[jax.Array, jax.Array]:
     """Output and lse by a kernel, as `attend` promises them; sinks and silence are added here."""
     rows, keys = alive(rules.mask, sizes_of(q, k))

@@ -64,7 +64,7 @@ class Tokamax(NamedTuple):
     blind: bool
     kernel: Any
 
-    def as_runs(self, q, k, v, given):
+    def run(self, q, k, v, given):
         with _lenient():
             o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
         return o, Stats(jnp.where(m < LEAST / 2, -jnp.inf, m) if self.blind else m, l)
