@@ -1,6 +1,7 @@
 """Other names of a family's attention, each proven by one case and by its defaults."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from flax import nnx
@@ -15,11 +16,12 @@ from parity_tests.families import aliases, parts, witness
 from parity_tests.families.configs import CONFIGS
 from parity_tests.families.eager import ours, theirs
 from parity_tests.families.parts import PARTS
+from parity_tests.tables import with_nightly
 
 from .described import described, described_part
 
 
-@pytest.mark.parametrize("alias", aliases.PLACES)
+@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=6))
 def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     small = replace(next(x for x in CONFIGS if x.name == ALIASES[alias]), alias=alias)
     given = small.spelt("new")
@@ -28,8 +30,10 @@ def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     assert judge.same_function(ours(given, small, layer), want).ok
 
 
-@pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])
-@pytest.mark.parametrize("alias", aliases.MODELS)
+@pytest.mark.parametrize(
+    ("alias", "part"),
+    with_nightly(product(aliases.MODELS, ["encoder", "decoder", "cross"]), commit=4),
+)
 def test_an_alias_has_all_three_attentions_of_its_family(alias, part, transformers):
     small = next(x for x in PARTS if (x.name, x.part) == (ALIASES[alias], part))
     small = replace(small, alias=alias)

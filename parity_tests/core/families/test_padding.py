@@ -10,6 +10,7 @@ from flax_attn.parity import compare
 from parity_tests.families import inputs, parts, prove_part, witness
 from parity_tests.families.configs import CONFIGS, NAMES
 from parity_tests.families.parts import PARTS
+from parity_tests.tables import with_nightly
 
 # Three tokens of padding, nothing else, and none. Decoders have empty rows in the first of them.
 PRESENT = np.asarray([[0, 0, 0, 1, 1, 1, 1], [0] * 7, [1] * 7])
@@ -28,7 +29,7 @@ def padded(layer, x, present, **memory):
     return layer(x, **memory, mask=mask, empty="mean")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_nightly(NAMES, commit=4))
 def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     small = PADDED[name]
     config = witness.config_of(small.spelt("new"), name)
@@ -48,7 +49,7 @@ def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     assert report.certain, report  # torch's finfo.min is so large that its noise hides differences
 
 
-@pytest.mark.parametrize("small", EACH.values(), ids=map("-".join, EACH))
+@pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=3), ids=map("-".join, EACH))
 def test_all_rows_of_a_part_are_transformers(small, transformers):
     given = inputs(small, parts.config_of(small.given, small.name))
     length = given.get("memory", given["x"]).shape[1]

@@ -6,6 +6,7 @@ from flax import nnx
 from flax_attn import families
 from parity_tests.families import parts, prove_part
 from parity_tests.families.parts import PARTS
+from parity_tests.tables import with_nightly
 
 from .described import described_part
 
@@ -14,7 +15,7 @@ def titled(small):
     return f"{small.name}-{small.part}-{small.index}"
 
 
-@pytest.mark.parametrize("small", PARTS, ids=titled)
+@pytest.mark.parametrize("small", with_nightly(PARTS, commit=2), ids=titled)
 def test_each_part_is_transformers(small, transformers):
     report = prove_part(small).report
     assert report.certain, report

@@ -1,6 +1,6 @@
 """Hints that an outsider found wrong: causal masks of other ends, signs, axes, huge numbers."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 
 from flax_attn.parity import ParityError, compare
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
@@ -72,8 +73,9 @@ def to_last(length, keys):
 FIRST, LAST = "the first key (top left)", "the last key (bottom right)"
 
 
-@pytest.mark.parametrize("taps", [True, False])
-@pytest.mark.parametrize("keys", [6, 7, 11])
+@pytest.mark.parametrize(
+    ("keys", "taps"), with_nightly(product([6, 7, 11], [True, False]), commit=3)
+)
 def test_a_causal_mask_aligned_to_the_other_end_is_named(keys, taps):
     both = {LAST: to_last, FIRST: to_first}
     for (one, theirs), (other, ours) in permutations(both.items(), 2):

@@ -290,7 +290,7 @@ def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypa
     (tmp_path / "somebody.py").write_text("")
     for name in ("causal-attention", "CausalAttention", "somebody", "numpy.nothing", "x[y|z]"):
         known.check_names("parity_tests", [name])
-    for case in collect("parity_tests"):
+    for case in collect("parity_tests")[::25]:
         known.check_names("parity_tests", [case.name or str(case)])
         known.check_names("parity_tests", [case.variant])
         known.check_names("parity_tests", [case.flax_class.__name__])

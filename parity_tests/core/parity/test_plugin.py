@@ -151,6 +151,7 @@ def test_a_suite_that_does_not_use_it_pays_nothing(run):
     assert "parity" not in result.stdout.str()
 
 
+@pytest.mark.nightly
 def test_the_seed_reaches_cases_and_the_fixture(run):
     seeds = """
 def test_case(case):
@@ -197,6 +198,7 @@ def test_a_stray_entry_in_cases_is_an_error_that_names_it(run):
     result.stdout.fnmatch_lines(["*CASES in test_mixed.py must hold *; it holds 3."])
 
 
+@pytest.mark.nightly
 def test_without_tracebacks_there_is_no_section(run):
     refused = NAMES + "def test_one(case):\n    case.report(live=False)\n"
     result = run(test_refused=refused)

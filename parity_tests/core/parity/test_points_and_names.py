@@ -1,5 +1,7 @@
 """Submodules and points of one name, factors of heads, sinks, images: who is at fault still."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from flax_attn.parity.diagnosis import local_error
 from flax_attn.parity.sides import match
 from flax_attn.parity.sides.run import Call, Run
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
@@ -133,15 +136,15 @@ def test_a_factor_of_each_head_has_its_own_place(on):
     assert {*report.rewritten} == {f"{x}#2" for x in PLACES[on] if x != "scores"}
 
 
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize(("on", "bias"), with_nightly(product(PLACES, BIASES), commit=5))
 def test_a_factor_of_each_head_stays_excused_where_the_bias_is_wrong(on, bias):
     report = report_of(on=PLACES[on], biased=BIASES[bias])
     assert places(report) == ["scores"], report
 
 
-@pytest.mark.parametrize("on", ["on scores", "on queries"])
-@pytest.mark.parametrize("bias", [None, *BIASES])
+@pytest.mark.parametrize(
+    ("bias", "on"), with_nightly(product([None, *BIASES], ["on scores", "on queries"]), commit=3)
+)
 def test_a_factor_that_torch_does_not_have_is_a_fault(on, bias):
     factor = np.array([0.5, 2.0, -3.0])[:, None]
     parts = {"biased": BIASES[bias]} if bias else {}

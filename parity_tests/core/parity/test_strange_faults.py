@@ -48,13 +48,15 @@ def test_the_list_of_strange_faults():
     assert len(strange.REWRITES) >= 12
 
 
-@pytest.mark.parametrize("fault", [f for f in strange.FAULTS if not f.lonely], ids=str)
+@pytest.mark.parametrize(
+    "fault", with_nightly([f for f in strange.FAULTS if not f.lonely], commit=5), ids=str
+)
 def test_a_pair_is_equal_without_its_fault(fault):
     report = fault.pair.report()
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("rewrite", strange.REWRITES, ids=str)
+@pytest.mark.parametrize("rewrite", with_nightly(strange.REWRITES, commit=5), ids=str)
 def test_no_strange_rewrite_is_flagged(rewrite):
     report = rewrite.pair.report()
     assert report.ok, str(report)
