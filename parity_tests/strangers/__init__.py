@@ -2,6 +2,6 @@
 
 The originals are classes of `transformers` and `x_transformers`. The ports keep their names where
 they can, take `flax_attn.attend` for the attention, and differ from them in layout: fused weights
-are split, positions come before heads, channels come last. `pytest -m strangers` runs all of them
-but six, which CI runs.
+are split, positions come before heads, channels come last. Six of them run at each commit, the
+others nightly.
 """

@@ -15,6 +15,7 @@ from parity_tests.strangers import (  # noqa: E402
     relative,
     x_options,
 )
+from parity_tests.tables import with_nightly  # noqa: E402
 
 STRANGERS = {
     name: stranger
@@ -25,10 +26,7 @@ STRANGERS = {
 SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "cvt", "bros", "x_cache")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in SLICE else pytest.mark.nightly) for n in STRANGERS],
-)
+@pytest.mark.parametrize("name", with_nightly(STRANGERS, commit=SLICE))
 def test_a_port_is_its_original(name):
     if name.startswith("x_"):
         pytest.importorskip("x_transformers", reason="holds the original")

@@ -19,6 +19,7 @@ from flax_attn import (
 )
 from flax_attn.cache import Cache
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 from .cuts import CUTS, H, N, T, empty, h, jitted, paged, same, stepped, tokens, without_padding
 
@@ -56,7 +57,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_nightly(KINDS, commit=4))
 def test_every_cut_is_the_whole(kind):
     how, made = KINDS[kind]
     x = tokens()
@@ -80,7 +81,7 @@ def test_any_batch_axes(batch):
 PADDED = ["paged", *(kind for kind in KINDS if kind != "lengths")]  # whose lengths differ by row
 
 
-@pytest.mark.parametrize("kind", PADDED)
+@pytest.mark.parametrize("kind", with_nightly(PADDED, commit=5))
 def test_padding_may_stand_anywhere_and_hold_anything(kind):
     how, made = KINDS.get(kind, ({"mask": CAUSAL}, {}))
     valid = np.random.default_rng(1).random((3, T)) > 0.3

@@ -26,6 +26,7 @@ from flax_attn import (
     Window,
 )
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 from .cuts import pieces, same
 
@@ -99,7 +100,7 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", with_nightly(LAYERS, commit=2))
 def test_steps_are_the_full_forward_pass(name):
     layer, how = made(name)
     x, step = drawn(3, T, D), a_step()
@@ -114,7 +115,7 @@ def test_steps_are_the_full_forward_pass(name):
 PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
 
 
-@pytest.mark.parametrize("name", PADS)
+@pytest.mark.parametrize("name", with_nightly(PADS, commit=4))
 def test_padding_on_the_left_is_neither_seen_nor_stored(name):
     layer, how = made(name)
     x, valid, step = drawn(3, T, D), jnp.asarray(PADDED), a_step()

@@ -8,6 +8,7 @@ from flax import nnx
 
 from flax_attn import CAUSAL, Memory, Prefix, Window, attend, attend_cached, attend_memory
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 from .cuts import K, T, empty, jitted, paged, same, stepped, tokens
 
@@ -35,7 +36,7 @@ def whole_of(x, **how):
 
 
 @kinds
-@pytest.mark.parametrize("back", [9, 7, 4])
+@pytest.mark.parametrize("back", with_nightly([9, 7, 4], commit=4))
 def test_tokens_are_taken_back_and_others_follow(kind, back):
     make, how = CACHES[kind]
     x, other = tokens(length=14), tokens(seed=7, length=14)

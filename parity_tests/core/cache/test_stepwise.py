@@ -7,6 +7,8 @@ computes in float32 is lifted to float64, so that its eager attention is a witne
 import numpy as np
 import pytest
 
+from parity_tests.tables import with_nightly
+
 pytest.importorskip("transformers", reason="its caches are the witness")
 
 from flax import nnx
@@ -65,7 +67,9 @@ BOTH = [(small, None) for small in FAMILIES] + [(small, ring) for small in SLIDI
 
 
 @pytest.mark.parametrize(
-    ("small", "flax"), BOTH, ids=[f"{x.name}-{x.index}" + "-ring" * (y is ring) for x, y in BOTH]
+    ("small", "flax"),
+    with_nightly(BOTH, commit=4),
+    ids=[f"{x.name}-{x.index}" + "-ring" * (y is ring) for x, y in BOTH],
 )
 def test_steps_equal_those_of_a_decoder(small, flax):
     config = witness.config_of(small.spelt("new"), small.name)

@@ -1,5 +1,7 @@
 """Keys and values in eight bits: what is read is what was stored, whatever reads it."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from flax_attn import CAUSAL, Float8, Int8, Prefix, Window, attend, use_backend
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 from .cuts import empty, jitted, same, stepped, tokens
 
@@ -21,8 +24,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("made", MADE)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("store", "made"), with_nightly(product(STORES, MADE), commit=2))
 def test_every_cut_gives_attention_over_what_was_stored(store, made):
     (how, mask), x = MADE[made], tokens(length=14)
     k, v = (STORES[store].quantize(x[name]).dequantized(jnp.float64) for name in "kv")
