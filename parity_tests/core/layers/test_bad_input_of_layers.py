@@ -20,6 +20,7 @@ from flax_attn.layers.spatial_reduction import SpatialReductionAttention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity.cases.collect import collect
 from parity_tests.core.backends.refusal import refused, told
+from parity_tests.tables import with_nightly
 
 GIVEN = {}
 for case in collect("parity_tests"):
@@ -65,7 +66,7 @@ def test_counts_are_whole_numbers_from_one(kind):
 
 
 @of_all
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", with_nightly(RATES, commit=len(RATES)))
 def test_rates_lie_between_zero_and_one(kind, rate):
     for name in inspect.signature(kind.__init__).parameters:
         if "dropout" in name:

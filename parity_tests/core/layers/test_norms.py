@@ -12,6 +12,7 @@ from flax import nnx
 from flax_attn import GroupedQueryAttention, LayerNorm, RMSNorm, Rotary
 from flax_attn.norms import l2_norm, layer_norm, rms_norm
 from flax_attn.parity import Rule, assert_parity, judge
+from parity_tests.tables import with_nightly
 
 RANDOM = np.random.RandomState(0)
 X, GAIN, BIAS = (RANDOM.standard_normal(s) for s in ((2, 7, 3, 4), 4, 4))
@@ -155,7 +156,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", with_nightly(MODULES, commit=2))
 def test_modules_are_transformers(name):
     module, kind, arguments, ours = MODULES[name]
     theirs = attention(module, kind)(*arguments)

@@ -6,6 +6,7 @@ from flax import nnx
 
 import flax_attn as fa
 from flax_attn.parity import Rule, compare, judge, plan, port
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the notebooks' classes are torch's")
 block_size, n_embd = 9, 11
@@ -246,7 +247,8 @@ def test_all_with_dropout_are_trained():
 
 
 @pytest.mark.parametrize(
-    ("name", "train"), [(name, False) for name in PAIRS] + [(name, True) for name in DROP]
+    ("name", "train"),
+    with_nightly([(name, False) for name in PAIRS] + [(name, True) for name in DROP], commit=4),
 )
 def test_a_printed_class_is_ours(name, train):
     theirs, mine, *rules = PAIRS[name]()

@@ -1,4 +1,4 @@
-"""Every name of this library in a page or a notebook is one: imported, asked for, or written out."""
+"""Every name of this library in a page or a notebook is one, in code and in sentences."""
 
 import ast
 import re
