@@ -27,6 +27,7 @@ from parity_tests.core.attend.numpy_attention import attention, gathered
 from parity_tests.core.backends.law_cases import eager64
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import normal
+from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H, h = 2, 5, 7, 6, 3, 4, 8
 BACKENDS = ("reference", "blockwise")
@@ -91,7 +92,7 @@ def bit_equal(a, b):
 @eager64
 def test_any_mask_gives_the_mean_where_it_shows_nothing():
     empty = full = 0
-    for seed in range(36):
+    for seed in range(12):
         size = [(5, 7), (8, 3), (1, 6), (6, 6)][seed % 4]
         given = arrays(T=size[0], S=size[1], N=4, K=2)
         mask, seen = random_masks.masks(seed, Sizes((B,), 4, *size))
@@ -101,7 +102,7 @@ def test_any_mask_gives_the_mean_where_it_shows_nothing():
         for backend in BACKENDS[: 1 + (seed % 3 == 0)]:
             got = outcome(mean, *given, mask=mask, backend=backend, jit=False)
             check(got, want, (seed, backend))
-    assert empty > 8 and full < empty, (empty, full)  # else the masks show nothing of this
+    assert empty > 2 and full < empty, (empty, full)  # else the masks show nothing of this
 
 
 LONG = {
@@ -111,7 +112,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", with_nightly(LONG, commit=3))
 def test_long_rows_in_blocks(name):
     T, S, N, K = LONG[name]
     pads = np.asarray([S // 3, 0])

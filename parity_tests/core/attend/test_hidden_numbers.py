@@ -22,6 +22,7 @@ from flax_attn import (
 )
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
+from parity_tests.tables import with_nightly
 
 BACKENDS = ("reference", "blockwise")
 B, T, N, H = 2, 12, 3, 4
@@ -117,7 +118,7 @@ def by_entry(make, offsets, q):
     return jnp.stack([attend(x, x, x, **make(int(o))) for x, o in zip(q, offsets, strict=True)])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", with_nightly(BACKENDS, commit=2))
 def test_offsets_for_each_entry(backend):
     q, offsets = drawn(0, 3, 140, 2, 4), np.asarray([-20, 0, 7])
     makes = [

@@ -10,6 +10,7 @@ from flax_attn import entmax, sigmoid
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
+from parity_tests.tables import with_nightly
 
 ALPHAS = (1.5, 2)
 
@@ -62,7 +63,7 @@ def test_entmax_and_its_gradient_are_the_packages(alpha, spread):
     assert judge.same_function(np.asarray(dx), given.grad.numpy()).ok
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("alpha", with_nightly(ALPHAS, commit=2))
 def test_gradients_are_differences_forward_and_twice(alpha):
     x = jnp.asarray(normal(2, 4, 5))
     check_grads(lambda x: entmax(x, alpha), (x,), order=2, eps=1e-5)

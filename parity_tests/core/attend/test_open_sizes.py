@@ -1,5 +1,7 @@
 """Sizes left open for `jax.export`: an open batch everywhere, open lengths by the plain formula."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,7 @@ from flax_attn import (
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 N, H = 3, 4
 MASKS = {
@@ -44,8 +47,9 @@ def exported(shape, **options):
     return export.export(jax.jit(both_ways))(jax.ShapeDtypeStruct(shape, jnp.float64)), both_ways
 
 
-@pytest.mark.parametrize("backend", ["auto", "blockwise"])
-@pytest.mark.parametrize("name", [*MASKS, *OF_FIVE])
+@pytest.mark.parametrize(
+    ("name", "backend"), with_nightly(product([*MASKS, *OF_FIVE], ["auto", "blockwise"]), commit=3)
+)
 def test_an_open_batch(name, backend):
     (b,) = export.symbolic_shape("b")
     mask = {**MASKS, **OF_FIVE}[name]

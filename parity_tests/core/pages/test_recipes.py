@@ -16,6 +16,7 @@ from parity_tests.core.pages.pages import (
     sections,
     text_of,
 )
+from parity_tests.tables import with_nightly
 
 TEXTS = {name: text_of(f"docs/{name}.md") for name in ("recipes", "models", "moving")}
 SECTIONS = {title: body for text in TEXTS.values() for title, body in sections(text).items()}
@@ -24,7 +25,7 @@ of_all_pages = pytest.mark.parametrize("page", TEXTS)
 of_all_sections = pytest.mark.parametrize("title", SECTIONS)
 
 
-@of_all_sections
+@pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=3))
 def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])
     if absent := missing(block):

@@ -18,6 +18,7 @@ from flax_attn import (
     State,
 )
 from flax_attn.parity import judge
+from parity_tests.tables import with_nightly
 
 LAYERS = {
     "gated_delta": lambda **more: GatedDeltaAttention(11, 6, 4, 5, num_key_heads=3, **more),
@@ -28,6 +29,7 @@ LAYERS = {
     "short_convolution": lambda **more: GatedShortConvolution(11, use_bias=True, **more),
 }
 of_layers = pytest.mark.parametrize("name", LAYERS)
+of_two_layers = pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
 T = 13
 X = np.random.RandomState(0).standard_normal((2, T, 11))
 
@@ -64,7 +66,7 @@ def agree(found, want):
         assert verdict.ok or verdict.note in (judge.ZEROS, judge.EMPTY), verdict
 
 
-@of_layers
+@of_two_layers
 def test_any_cut_into_calls_equals_the_whole(name):
     with jax.enable_x64(True):
         whole, last = call(name, X, cache=state_of(name, 2))
@@ -79,7 +81,7 @@ def test_any_cut_into_calls_equals_the_whole(name):
         assert last.length.tolist() == [T, T]
 
 
-@of_layers
+@of_two_layers
 def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name):
     ends = (5, 6, T)
     ids = np.repeat([4, 4, 9], np.diff([0, *ends]))
@@ -99,7 +101,7 @@ def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name
     agree(found, want)
 
 
-@of_layers
+@of_two_layers
 def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
     valid = np.random.RandomState(3).rand(2, T) < 0.6
     dirty = np.where(valid[..., None], X, np.nan)

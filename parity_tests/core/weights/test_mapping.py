@@ -17,6 +17,7 @@ from flax_attn.parity import Rule, compare, judge, port
 from flax_attn.parity.port import flax_values
 from flax_attn.parity.torch_module import describe, read
 from flax_attn.weights.known_layers import flax_params
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="weights are carried from torch")
 T = torch.nn
@@ -292,7 +293,7 @@ of_both_sizes = pytest.mark.parametrize("sizes", SIZES, ids=["apart", "equal"])
 
 
 @of_both_sizes
-@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("name", with_nightly(BUILD, commit=5))
 def test_a_known_pair_is_the_same_function(name, sizes):
     ours, theirs, inputs, options = BUILD[name](*sizes)
     report = compare(ours, theirs, *inputs, **options, **EAGER)
