@@ -156,7 +156,6 @@ def stepped(module, x, cache, **kwargs):
 @pytest.mark.parametrize(
     ("options", "padded"),
     with_nightly(product([{}, {"torch": stepped}], [False, True]), commit=4),
-    ids=str,
 )
 def test_a_right_cache_is_equal(options, padded):
     for mine in (Mine(W), Mine(W, ring=W)):

@@ -146,7 +146,6 @@ WRONG = {
 @pytest.mark.parametrize(
     ("fault", "path"),
     with_nightly(product(WRONG, [lambda attend: attend, math]), commit=3),
-    ids=str,
 )
 def test_a_fault_beside_a_fused_call_is_placed_and_named(fault, path):
     way, wrong, place, words = WRONG[fault]
