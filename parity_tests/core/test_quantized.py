@@ -15,6 +15,7 @@ from flax_attn.quantized import Float8, Int8, Quantized
 from flax_attn.rules import Rules
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
+from parity_tests.tables import with_nightly
 
 STORES = {"int8": Int8(), "float8": Float8()}
 of_stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
@@ -92,7 +93,7 @@ def outcome(run, *given):
 
 
 @pytest.mark.parametrize("name", RULES)
-@of_stores
+@pytest.mark.parametrize("store", with_nightly([*STORES.values()], commit=2), ids=STORES)
 def test_attention_is_the_plain_formula_of_what_the_store_means(store, name):
     batch, T, make = RULES[name]
     q = jnp.asarray(normal(0, *batch, T, G * K, H))

@@ -5,6 +5,7 @@ are aimed at, where each knob is refused by name or traced, forward and backward
 """
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ from flax_attn.backends import BACKENDS, splash
 from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome, widened
+from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H, h = 2, 11, 13, 6, 3, 8, 16
 MACHINES = {"cpu": ("cpu",), "a100": ("gpu", (8, 0)), "h200": ("gpu", (9, 0)), "tpu": ("tpu",)}
@@ -144,9 +146,13 @@ def test_with_any_batch_axes(name, axes):
 # The kernels of other machines.
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("name", sorted({*BACKENDS} - {*OURS, "reference"}))
+@pytest.mark.parametrize(
+    ("name", "dtype", "machine"),
+    with_nightly(
+        product(sorted({*BACKENDS} - {*OURS, "reference"}), [jnp.bfloat16, jnp.float32], MACHINES),
+        commit=5,
+    ),
+)
 def test_every_knob_is_refused_by_name_or_traced(name, dtype, machine):
     traced = []
     for knob, (rules, shape) in KNOBS.items():

@@ -24,7 +24,6 @@ from flax_attn.parity import judge
 from flax_attn.rules import sizes_of
 from parity_tests.core import random_masks
 from parity_tests.core.attend.numpy_attention import attention, gathered
-from parity_tests.core.backends.law_cases import eager64
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import normal
 from parity_tests.tables import with_nightly
@@ -89,7 +88,6 @@ def bit_equal(a, b):
     return all(judge.exact(x, y).ok for x, y in zip(a, b, strict=True))
 
 
-@eager64
 def test_any_mask_gives_the_mean_where_it_shows_nothing():
     empty = full = 0
     for seed in range(12):
@@ -100,7 +98,7 @@ def test_any_mask_gives_the_mean_where_it_shows_nothing():
         empty, full = empty + dead.any(), full + dead.all()
         want = truth(*given, seen)
         for backend in BACKENDS[: 1 + (seed % 3 == 0)]:
-            got = outcome(mean, *given, mask=mask, backend=backend, jit=False)
+            got = outcome(mean, *given, mask=mask, backend=backend)
             check(got, want, (seed, backend))
     assert empty > 2 and full < empty, (empty, full)  # else the masks show nothing of this
 

@@ -43,6 +43,7 @@ from parity_tests.core.attend.at_positions import (
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.fuzz.backends import planned, quickly
 from parity_tests.core.random_masks import Node, Random
+from parity_tests.tables import with_nightly
 
 PLANS = {
     "reference": None,
@@ -105,7 +106,7 @@ def little_effort():
 # Masks.
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", with_nightly(SEEDS, commit=3))
 def test_masks_at_positions(seed):
     node, lead = tree(seed), ((B,), ())[seed % 3 == 2]
     plan = list(PLANS.values())[seed % len(PLANS)]

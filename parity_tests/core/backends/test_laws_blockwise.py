@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from flax_attn import reference, taps
 from flax_attn._types import Sizes
@@ -132,6 +133,7 @@ def test_the_parts_before_the_sinks_are_kept():
 # Dtypes.
 
 
+@pytest.mark.nightly
 @eager64
 def test_narrow_inputs_are_summed_wide():
     exact = case("causal")

@@ -16,11 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
+from flax_attn._markdown import between, fill, table
+
 from .bug import ROOT, Bug, bugs
 from .choice import Entered, chosen
-from .trial import Copy, Outcome, Record
+from .trial import ENOUGH, Copy, Outcome, Record
 
 SHOWN = 2  # names of tests in the table
+PAGE = ROOT / "docs" / "trial.md"
+MARKS = between("<!-- bugs -->", "<!-- end of bugs -->")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     outcomes = [record.outcome(bug, options.only_commit) for bug in wanted]
     pairs = [(bug, x) for bug, x in zip(wanted, outcomes, strict=True) if x is not None]
+    if options.write:
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, by_room(pairs)), "utf-8")
     return report(pairs, console)
 
 
@@ -53,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only-commit", action="store_true", help="leave out tests that no commit runs"
     )
+    parser.add_argument("--write", action="store_true", help="put a table into docs/trial.md")
     return parser
 
 
@@ -93,6 +100,25 @@ def _try(
         task = progress.add_task("bugs", total=len(new))
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             list(pool.map(try_one, new))
+
+
+def by_room(pairs: Sequence[tuple[Bug, Outcome]]) -> str:
+    """A line for each room: how many of its bugs were seen, and the ids of the others.
+
+    >>> bug = Bug("window-off-by-one", "masks", "", "", "", "")
+    >>> print(by_room([(bug, Outcome(bug.id, "", ("a", "b"), 3, 1.0))]), end="")
+    | room | bugs | seen | by five tests or more | not seen |
+    | --- | --- | --- | --- | --- |
+    | masks | 1 | 1 | 0 |  |
+    """
+    rows = []
+    for room in sorted({bug.room for bug, _ in pairs}):
+        seen = {bug.id: len(x.seen) for bug, x in pairs if bug.room == room}
+        many = sum(count >= ENOUGH for count in seen.values())
+        unseen = ", ".join(id for id, count in seen.items() if not count)
+        counts = (len(seen), sum(map(bool, seen.values())), many)
+        rows.append([room, *map(str, counts), unseen])
+    return table(["room", "bugs", "seen", "by five tests or more", "not seen"], rows)
 
 
 def report(pairs: Sequence[tuple[Bug, Outcome]], console: Console) -> int:

@@ -24,7 +24,7 @@ CACHES = {
     ),
     "paged": (paged, {"mask": CAUSAL}),
 }
-kinds = pytest.mark.parametrize("kind", CACHES)
+kinds = pytest.mark.parametrize("kind", with_nightly(CACHES, commit=2))
 
 
 def part(x, start, stop):

@@ -16,7 +16,7 @@ from parity_tests.core.layers.test_rngs import (
     config_of,
     first_cases,
     inputs_of,
-    of_all_layers,
+    of_a_third,
     takes,
 )
 
@@ -53,7 +53,7 @@ def is_bias(name):
     return (last.startswith("b") and not of.endswith("norm")) or last.endswith("gate_bias")
 
 
-@of_all_layers
+@of_a_third
 def test_initialisers_reach_every_kernel_and_bias(variant):
     kernels, biases = [], []
     given = {"kernel_init": recorded(kernels), "bias_init": recorded(biases)}
@@ -95,7 +95,7 @@ def wanted(layer):
     }
 
 
-@of_all_layers
+@of_a_third
 def test_initialisers_bring_their_partitioning(variant):
     layer = partitioned(variant)
     assert axes(layer) == wanted(layer)
@@ -115,7 +115,7 @@ def test_port_keeps_the_partitioning(variant):
         assert not judge.exact(np.asarray(param.get_value()), before[name]).ok, name
 
 
-@of_all_layers
+@of_a_third
 def test_deterministic_does_what_train_and_eval_do(variant):
     case = first_cases()[variant]
     inputs, drops = inputs_of(case), takes(case, "dropout")

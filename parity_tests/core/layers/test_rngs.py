@@ -12,6 +12,7 @@ from flax import nnx
 from flax_attn import CausalAttention, MultiHeadAttention, TransformerMultiHeadAttention
 from flax_attn.parity import judge
 from flax_attn.parity.cases.collect import collect
+from parity_tests.tables import with_nightly
 
 SHARES = ("dropout", "context_dropout")
 
@@ -46,6 +47,7 @@ def inputs_of(case):
 VARIANTS = sorted(first_cases())
 DROPPING = [name for name in VARIANTS if takes(first_cases()[name], "dropout")]
 of_all_layers = pytest.mark.parametrize("variant", VARIANTS)
+of_a_third = pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=3))
 of_layers_that_drop = pytest.mark.parametrize("variant", DROPPING)
 
 

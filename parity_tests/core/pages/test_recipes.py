@@ -25,7 +25,7 @@ of_all_pages = pytest.mark.parametrize("page", TEXTS)
 of_all_sections = pytest.mark.parametrize("title", SECTIONS)
 
 
-@pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=3))
+@pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=6))
 def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])
     if absent := missing(block):

@@ -151,6 +151,7 @@ def again(done):
 
 
 @live
+@pytest.mark.nightly
 def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, monkeypatch):
     package(tmp_path, **STORM)
     monkeypatch.chdir(tmp_path)
@@ -178,6 +179,7 @@ def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, 
 
 @live
 @pytest.mark.parametrize("kind", ["a package's", "a folder's"])
+@pytest.mark.nightly
 def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
     text = f"{START}\n{LIST} = [case(Third, name={ODD!r}), case(Half, name='right')]"
     if kind == "a package's":

@@ -166,7 +166,7 @@ def test_a_right_cache_is_equal(options, padded):
         assert "decoded " in found.summary()
 
 
-@pytest.mark.parametrize("step", [with_drafts, with_beams])
+@pytest.mark.parametrize("step", with_nightly([with_drafts, with_beams], commit=2))
 def test_a_step_of_ones_own_is_equal(step):
     assert report(Mine(W), flax=step).ok
 
@@ -210,7 +210,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"),
-    with_nightly(FAULTS, commit=4),
+    with_nightly(FAULTS, commit=6),
     ids=[type(x[0]).__name__ for x in FAULTS],
 )
 def test_a_fault_is_found_placed_and_named(mine, options, place, hint):
@@ -273,6 +273,7 @@ def test_torchs_own_steps_are_the_witness_where_they_are_not_its_whole():
     assert sum(row.kind == "decode" for row in found.rows) == 5
 
 
+@pytest.mark.nightly
 def test_narrow_dtypes_are_held_against_torchs_own_error():
     quick = {"dtypes": ("float32",), "jit": False, "grads": False, "decode": Decode()}
     assert compare(Theirs(W), Mine(W), X, **quick).ok
@@ -280,7 +281,7 @@ def test_narrow_dtypes_are_held_against_torchs_own_error():
     assert SECOND in found.first.tap and not found.first.hint
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", with_nightly([False, True], commit=2))
 def test_under_jit(padded):
     kwargs = {"valid": PADDED} if padded else {}
     decode = Decode(cuts=[(4, 3)], axes={"0": -2, "valid": -1} if padded else None)

@@ -24,7 +24,7 @@ def cases(name: str) -> list[Case]:
     return import_module(f"parity_tests.{name}").CASES
 
 
-SLICES = [(False, 48), (False, 1), (True, 1)]  # whether at low amplitude; every how manieth fault
+SLICES = [(False, 96), (False, 1), (True, 1)]  # whether at low amplitude; every how manieth fault
 
 
 @pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))
@@ -46,7 +46,7 @@ def test_the_list_of_faults():
     assert {fault.group for fault in faults.FAULTS} == set(faults.GROUPS)
 
 
-@pytest.mark.parametrize("rewrite", with_nightly(faults.REWRITES, commit=5), ids=str)
+@pytest.mark.parametrize("rewrite", with_nightly(faults.REWRITES, commit=9), ids=str)
 def test_no_rewrite_is_flagged(rewrite):
     report = rewrite.setup.shallow().report()
     assert report.ok, str(report)

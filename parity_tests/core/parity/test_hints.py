@@ -125,7 +125,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=3))
+@pytest.mark.parametrize(("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=5))
 def test_a_mistake_is_named(name, taps):
     theirs, wrong, words = WRONG[name]
     said = hint_of(theirs, taps=taps, **wrong)

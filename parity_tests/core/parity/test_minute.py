@@ -299,6 +299,7 @@ def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypa
 NAMES = ("random", "inspect", "socket", "tempfile", "typing", "pickle", "queue", "cli", "jax")
 
 
+@pytest.mark.nightly
 def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_found(tmp_path):
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s own {name}')")

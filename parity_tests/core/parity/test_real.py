@@ -14,13 +14,14 @@ from flax_attn.parity import ParityError, judge
 from parity_tests import real
 from parity_tests.real import anarcii, fetch, golden, proof
 from parity_tests.real.kept import KEPT
+from parity_tests.tables import with_nightly
 
 ENCODER = next(layer for layer in KEPT if layer.name == "real_anarcii")
 LLAMA = next(layer for layer in KEPT if layer.name == "real_smollm2")
 every = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.name)
 
 
-@every
+@pytest.mark.parametrize("kept", with_nightly(KEPT, commit=2), ids=lambda kept: kept.name)
 def test_a_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit(kept):
     report = golden.replay_golden(kept)
     assert report.ok, str(report)

@@ -49,7 +49,7 @@ def test_the_list_of_strange_faults():
 
 
 @pytest.mark.parametrize(
-    "fault", with_nightly([f for f in strange.FAULTS if not f.lonely], commit=5), ids=str
+    "fault", with_nightly([f for f in strange.FAULTS if not f.lonely], commit=11), ids=str
 )
 def test_a_pair_is_equal_without_its_fault(fault):
     report = fault.pair.report()

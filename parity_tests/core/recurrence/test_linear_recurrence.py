@@ -10,6 +10,7 @@ import pytest
 from flax_attn.parity import judge
 from flax_attn.recurrence import linear_recurrence
 from parity_tests.core.recurrence.numpy_recurrence import recurrence
+from parity_tests.tables import with_nightly
 
 B, N, H, h = 2, 3, 5, 4
 MODES = [(decay, delta) for decay in ("none", "head", "channel") for delta in (False, True)]
@@ -110,7 +111,7 @@ def test_lengths_below_at_and_beyond_a_chunk(T, decay, delta):
     agree(got(decay, delta, 16, x), wanted(delta, x))
 
 
-@pytest.mark.parametrize("chunk", [None, 7, 16, 64, 128])
+@pytest.mark.parametrize("chunk", with_nightly([None, 7, 16, 64, 128], commit=[None, 7]))
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", True), ("none", False)])
 def test_chunks_of_any_size_are_the_same(chunk, decay, delta):
     x, ids = drawn(150, decay, delta), ids_of(70, 3, 77)

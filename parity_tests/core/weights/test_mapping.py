@@ -293,7 +293,7 @@ of_both_sizes = pytest.mark.parametrize("sizes", SIZES, ids=["apart", "equal"])
 
 
 @of_both_sizes
-@pytest.mark.parametrize("name", with_nightly(BUILD, commit=5))
+@pytest.mark.parametrize("name", with_nightly(BUILD, commit=10))
 def test_a_known_pair_is_the_same_function(name, sizes):
     ours, theirs, inputs, options = BUILD[name](*sizes)
     report = compare(ours, theirs, *inputs, **options, **EAGER)
