@@ -6,7 +6,9 @@ compiled with little effort, since most run once, and with XLA 0.10 without its 
 fusions; `flax-attn parity` compiles them as users do.
 """
 
+import gc
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: processes then do not fight for processors
@@ -23,6 +25,8 @@ from flax_attn.parity.cases.strict import MODES
 from .rooms import Rooms
 from .tables import case_of
 
+PROGRAMS = 2000  # compiled ones that a process may hold when a file begins
+
 for name, mode in MODES.items():
     jax.config.update(name, mode)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -31,7 +35,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declares the mark here, since where the cases are installed there is no pyproject.toml."""
     config.addinivalue_line("markers", "nightly: what .ci/nightly runs, and a commit does not")
-    config.pluginmanager.register(Rooms(config))
+    config.pluginmanager.register(Rooms(config), "rooms")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,3 +49,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             variants.add(case.variant)
             if not case.eager:
                 item.add_marker(pytest.mark.nightly)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end, so that nobody need look through it for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keeps a process below some 3 GB: jax holds all that it has traced and compiled."""
+    yield
+    rooms = request.config.pluginmanager.get_plugin("rooms")
+    if rooms.programs - rooms.forgotten > PROGRAMS:
+        rooms.forgotten = rooms.programs
+        jax.clear_caches()

@@ -16,12 +16,18 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Rooms:
-    """A pytest plugin; `counts` is by room and by what is counted."""
+    """A pytest plugin.
+
+    Attributes:
+      counts: by room and by what is counted.
+      programs: how many this process has compiled.
+      forgotten: how many of them it no longer holds.
+    """
 
     def __init__(self, config: pytest.Config):
         self.counts: Counter[tuple[str, str]] = Counter()
         self.output = getattr(config, "workeroutput", None)  # of a process that runs tests only
-        self.programs = 0
+        self.programs = self.forgotten = 0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, duration: float, **_: Any) -> None:
