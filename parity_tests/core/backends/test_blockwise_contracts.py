@@ -44,8 +44,9 @@ from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
 
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("poison", "walk"), with_nightly(product([np.nan, np.inf], WALKS), commit=3)
+)
 def test_what_nobody_sees_reaches_nothing(walk, poison):
     T, S, N, K, rows, cols = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
@@ -121,7 +122,7 @@ WRAPS = {
 }
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("wrap", with_nightly(WRAPS, commit=3))
 def test_functions_may_close_over_arrays(wrap):
     """Over arrays of any trace, differentiated ones too."""
     T, S, N, K, *_ = SHAPES[0]
@@ -253,7 +254,9 @@ def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass(
     assert len(found) >= 7 and set(found) == {(highest, highest)}
 
 
-@pytest.mark.parametrize("window", [Window(2, 1), Chunked(3), Window(0, 0, "end")])
+@pytest.mark.parametrize(
+    "window", with_nightly([Window(2, 1), Chunked(3), Window(0, 0, "end")], commit=3)
+)
 def test_narrow_masks_read_a_band_of_keys(window):
     """One piece of keys for each block of queries, not a loop over blocks of keys."""
     q, k, v = arrays(40, 44, 6, 3)

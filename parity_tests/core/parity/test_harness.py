@@ -13,6 +13,7 @@ from flax_attn.parity import port as carry
 from flax_attn.parity.cases import golden
 from flax_attn.reference import softmax
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 X = np.random.RandomState(0).standard_normal((3, 5, 6))
@@ -188,7 +189,7 @@ def test_a_faithful_rewrite_is_not_flagged(port):
     assert report.ok, report
 
 
-@pytest.mark.parametrize("port", FAULTS)
+@pytest.mark.parametrize("port", with_nightly(FAULTS, commit=3))
 def test_a_planted_fault_is_found_and_placed(port):
     report = compare(Original(), port(), X, **QUICK)
     assert not report.ok

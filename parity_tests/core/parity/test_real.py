@@ -31,6 +31,7 @@ def test_a_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit(kept):
     assert report.versions["torch"].endswith("(recorded)")
 
 
+@pytest.mark.nightly
 def test_proofs_on_kept_layers_say_whose_weights_they_are():
     proofs = real.kept({"transformer_multi_head", "grouped_query", "linear"})
     assert all(report.ok for _, _, report in proofs)
