@@ -12,8 +12,6 @@ import numpy as np
 
 import flax_attn as fa
 
-# Offsets that are arrays of one number a batch entry, for Causal and Window; scalars while False.
-PER_ENTRY = True
 
 Random = np.random.RandomState
 Indices = tuple[np.ndarray, ...]  # b, n, q, k, open
@@ -135,7 +133,7 @@ def offset(drawn: Random, sizes: Sizes, static_only: bool, entries: bool = True)
         return Offset(words, _nothing, lambda xs: whole, lambda xs, b: number)
     if kind == "int" or static_only:
         return Offset(str(number), _nothing, lambda xs: number, lambda xs, b: number)
-    shape = sizes.batch if kind == "entries" and entries and PER_ENTRY else ()
+    shape = sizes.batch if kind == "entries" and entries else ()
 
     def arrays(drawn):
         return [drawn.randint(-reach, reach + 1, shape).astype(np.int32)]

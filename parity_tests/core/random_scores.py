@@ -109,7 +109,7 @@ def softcap(drawn: Random, sizes: Sizes, dtype: str) -> Step:
 def alibi(drawn: Random, sizes: Sizes, dtype: str) -> Step:
     """`x - slope * |q + offset - k|`."""
     by = offset(drawn, sizes, static_only=False, entries=False)
-    entries = drawn.rand() < 0.3 and random_masks.PER_ENTRY
+    entries = drawn.rand() < 0.3
     shape = (*sizes.batch, sizes.N) if entries else (sizes.N,)
 
     def draw(drawn):

@@ -57,16 +57,12 @@ class Drawn(NamedTuple):
 @cache
 def drawn_masks(count: int, *shapes: tuple[int, int], seed: int = 0) -> list[Drawn]:
     """Random masks with offsets of their own for every batch entry, in these T and S by turns."""
-    found = []
-    random_masks.PER_ENTRY = True
-    try:
-        for i in range(count):
-            sizes = Sizes((2,), 2, *shapes[i % len(shapes)])
-            mask, seen = random_masks.masks(seed + i, sizes)
-            found.append(Drawn(mask.bind(sizes), seen, sizes))
-    finally:
-        random_masks.PER_ENTRY = False
-    return found
+    drawn = []
+    for i in range(count):
+        sizes = Sizes((2,), 2, *shapes[i % len(shapes)])
+        mask, seen = random_masks.masks(seed + i, sizes)
+        drawn.append(Drawn(mask.bind(sizes), seen, sizes))
+    return drawn
 
 
 # Whole attentions: the rules, the arrays and what the plain formula makes of them.

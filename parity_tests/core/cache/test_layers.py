@@ -100,7 +100,7 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
-@pytest.mark.parametrize("name", with_nightly(LAYERS, commit=2))
+@pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
 def test_steps_are_the_full_forward_pass(name):
     layer, how = made(name)
     x, step = drawn(3, T, D), a_step()

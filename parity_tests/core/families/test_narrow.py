@@ -15,7 +15,7 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 EVEN = {"deepseek_v2": {"qk_nope_head_dim": 6, "kv_lora_rank": 8}}
 
 
-@pytest.mark.parametrize("name", with_nightly(NAMES, commit=4))
+@pytest.mark.parametrize("name", with_nightly(NAMES, commit=9))
 def test_narrow_dtypes_are_as_precise_as_transformers(name, transformers):
     small = next(x for x in CONFIGS if x.name == name)
     small = replace(small, fields={**small.fields, **EVEN.get(name, {})})

@@ -29,7 +29,7 @@ def padded(layer, x, present, **memory):
     return layer(x, **memory, mask=mask, empty="mean")
 
 
-@pytest.mark.parametrize("name", with_nightly(NAMES, commit=4))
+@pytest.mark.parametrize("name", with_nightly(NAMES, commit=9))
 def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     small = PADDED[name]
     config = witness.config_of(small.spelt("new"), name)

@@ -238,6 +238,7 @@ def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
     assert case.report(live=True)["constants"] == ("mask",)
 
 
+@pytest.mark.nightly
 def test_what_is_printed_of_our_own_runs_anywhere(shell):
     case = collect("parity_tests")[0]
     done = shell(f"{case.reproduce} --replay")
@@ -438,6 +439,7 @@ def stumble(number):
     return number * 10
 
 
+@pytest.mark.nightly
 def test_work_is_done_in_order_and_a_death_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):

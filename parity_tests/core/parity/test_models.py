@@ -16,6 +16,7 @@ from flax_attn import IDENTITY, Rotary
 from flax_attn.parity import ParityError, Report, Rule, compare, judge
 from flax_attn.taps import tap
 from parity_tests.models import bert, gpt2, llama, parts, t5
+from parity_tests.tables import with_nightly
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -168,7 +169,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_nightly(MODELS, commit=4))
 def test_loss_logits_gradients_and_three_steps_of_adamw_are_the_originals(name):
     report = MODELS[name].compared(optimizer=STEPS, steps=3)
     assert report.ok, str(report)
@@ -226,7 +227,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "name", "place"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "name", "place"), with_nightly(FAULTS, commit=4), ids=[f[0].__name__ for f in FAULTS]
+)
 def test_a_fault_is_found_in_its_module(fault, name, place):
     model = MODELS[name].flax_module()
     fault(model)
