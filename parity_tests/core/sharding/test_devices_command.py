@@ -57,6 +57,7 @@ given = dict(witness="somebody.Theirs", x=(2, 12, 5), dtypes=("float64",))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="compares with torch")
 def test_what_is_wrong_on_several_devices_alone_is_found(tmp_path):
     (tmp_path / "somebody.py").write_text(PACKAGE)
