@@ -12,7 +12,6 @@ import numpy as np
 
 import flax_attn as fa
 
-
 Random = np.random.RandomState
 Indices = tuple[np.ndarray, ...]  # b, n, q, k, open
 

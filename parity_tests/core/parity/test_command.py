@@ -19,7 +19,7 @@ from flax_attn.parity.cases import golden, home, known
 from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
-from flax_attn.parity.cases.workers import Failure, Workers, attempt
+from flax_attn.parity.cases.workers import Workers
 
 from .test_cli import THEIRS
 
@@ -427,24 +427,3 @@ def test_our_own_goldens_stay_with_the_library():
         path = golden.path_of(case)
         assert path == home.LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
         assert path.exists()
-
-
-def leave(_):
-    raise SystemExit(3)
-
-
-def stumble(number):
-    if number == 2:
-        os._exit(5)
-    return number * 10
-
-
-@pytest.mark.nightly
-def test_work_is_done_in_order_and_a_death_costs_one_result():
-    with Workers(2) as workers:
-        for _ in range(2):
-            found = list(workers.map(stumble, list(range(5))))
-            assert found[:2] + found[3:] == [0, 10, 30, 40]
-            assert found[2] == Failure("it ended its process with exit code 5")
-    result = attempt(leave, None)
-    assert isinstance(result, Failure) and "it exited: sys.exit(3)" in result.text

@@ -32,7 +32,7 @@ from flax_attn.parity.cases.prove import (
     short,
 )
 from flax_attn.parity.cases.strict import MODES, WARNINGS, strict
-from flax_attn.parity.cases.workers import Failure, Workers
+from flax_attn.parity.cases.workers import Failure, Workers, attempt
 
 from .test_command import judged
 
@@ -389,3 +389,24 @@ def test_settings_reach_the_workers():
         assert some.call(os.getenv, "FLAX_ATTN_TOLD") == "yes"
         assert some.call(os.getenv, workers.SAFE) is None
     assert "FLAX_ATTN_TOLD" not in os.environ
+
+
+def leave(_):
+    raise SystemExit(3)
+
+
+def stumble(number):
+    if number == 2:
+        os._exit(5)
+    return number * 10
+
+
+@pytest.mark.nightly
+def test_work_is_done_in_order_and_a_death_costs_one_result():
+    with Workers(2) as workers:
+        for _ in range(2):
+            found = list(workers.map(stumble, list(range(5))))
+            assert found[:2] + found[3:] == [0, 10, 30, 40]
+            assert found[2] == Failure("it ended its process with exit code 5")
+    result = attempt(leave, None)
+    assert isinstance(result, Failure) and "it exited: sys.exit(3)" in result.text
