@@ -61,7 +61,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keeps a process below some 3 GB: jax holds all that it has traced and compiled."""
+    """Keeps a process to some 4 GB: jax holds all that it has traced and compiled."""
     yield
     rooms = request.config.pluginmanager.get_plugin("rooms")
     if rooms.programs - rooms.forgotten > PROGRAMS:

@@ -74,6 +74,7 @@ def each(argument: str, values: Iterable[Any]) -> Callable[[Callable], Callable]
                 text = "\n".join(faults)
                 raise AssertionError(f"{len(faults)} of {len(values)} fail:\n{text}")
 
+        # No functools.wraps, by which pytest would see the argument and ask for a fixture.
         test_each.__name__, test_each.__doc__ = test.__name__, test.__doc__
         test_each.__module__ = test.__module__
         return test_each

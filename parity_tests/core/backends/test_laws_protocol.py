@@ -12,7 +12,7 @@ import numpy as np
 
 from flax_attn import taps
 from flax_attn._types import Sizes
-from flax_attn.backends import protocol
+from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
     alive,
     alive_in,
@@ -250,3 +250,10 @@ def test_who_is_alive_may_differ_over_devices():
     )
     rows, keys = jax.eval_shape(ask, jax.ShapeDtypeStruct((2, 1, 3, 4), bool))
     assert rows.shape == (2, 3) and keys.shape == (2, 4)
+
+
+def test_every_kernel_has_what_the_protocol_asks_for():
+    asked = {name for name in vars(protocol.Kernel) if not name.startswith("_")}
+    assert asked == {"blind", "run", "back"}
+    for kernel in (cudnn.Cudnn, splash.Splash, tokamax.Tokamax):
+        assert asked <= {*dir(kernel)}, kernel.__name__

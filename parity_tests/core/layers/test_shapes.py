@@ -1,4 +1,4 @@
-"""Every shape in a signature holds at run time, for a third of the cases, in a process that checks.
+"""Every shape in a signature holds at run time, for every case, in a process that checks them.
 
 Run as a program this file imports flax_attn under jaxtyping and beartype, calls the cases' layers
 and prints what it refused; as a test it starts that program and reads it.
@@ -20,14 +20,16 @@ import pytest
 from flax import nnx
 from jaxtyping import install_import_hook
 
+from parity_tests.tables import with_nightly
+
 ROOT = Path(__file__).parents[3]
 
 
 @cache
-def program() -> dict[str, dict[str, str]]:
+def program(step: int) -> dict[str, dict[str, str]]:
     pytest.importorskip("beartype", reason="shapes are checked at run time by beartype")
     run = subprocess.run(
-        [sys.executable, "-m", "parity_tests.core.layers.test_shapes"],
+        [sys.executable, "-m", "parity_tests.core.layers.test_shapes", str(step)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -46,24 +48,26 @@ FAULTS = (
 )
 
 
-def test_a_case_keeps_the_shapes_of_its_signatures_and_faults_are_refused():
-    found = program()["cases"]
+@pytest.mark.parametrize("step", with_nightly([3, 1], commit=[3]))
+def test_every_case_keeps_the_shapes_of_its_signatures_and_faults_are_refused(step):
+    """At each commit every third: neighbours differ in a size or an option."""
+    found = program(step)["cases"]
     assert len(found) > 100
     refused = {case: error for case, error in found.items() if error}
     assert not refused, "\n".join(f"{case}: {error}" for case, error in refused.items())
     for fault in FAULTS:
-        assert program()["faults"][fault].startswith("TypeCheckError"), fault
+        assert program(step)["faults"][fault].startswith("TypeCheckError"), fault
 
 
-def main() -> dict[str, dict[str, str]]:
+def main(step: int) -> dict[str, dict[str, str]]:
     """What was refused: of the cases nothing may be, of the faults all must be."""
     jax.config.update("jax_numpy_rank_promotion", "raise")
     from flax_attn.parity.cases.collect import collect
 
     with jax.numpy_dtype_promotion("strict"):
         faults = {name: refusal(call) for name, call in planted()}
-    third = collect("parity_tests")[::3]  # neighbours differ in a size or an option
-    cases = {str(case): refusal(partial(forward, case)) for case in third}
+    some = collect("parity_tests")[::step]
+    cases = {str(case): refusal(partial(forward, case)) for case in some}
     return {"cases": cases, "faults": faults}
 
 
@@ -127,4 +131,4 @@ def planted() -> Iterator[tuple[str, Any]]:
 
 if __name__ == "__main__":
     with install_import_hook("flax_attn", "beartype.beartype"):
-        print(json.dumps(main()))
+        print(json.dumps(main(int(sys.argv[1]))))

@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from parity_tests.core.pages.pages import ROOT, blocks
 from parity_tests.tables import each
@@ -43,21 +43,11 @@ def names_in(code: str) -> Iterator[str]:
 
 def is_there(name: str) -> bool:
     """Whether a dotted name can be imported, or is an attribute of what can."""
-    module, _, attribute = name.rpartition(".")
     try:
-        import_module(name)
-    except ModuleNotFoundError:
-        thing = is_there(module) and resolved(module)
-        return bool(thing) and hasattr(thing, attribute)
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
     return True
-
-
-def resolved(name: str) -> object:
-    module, _, attribute = name.rpartition(".")
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        return getattr(resolved(module), attribute)
 
 
 @each("path", [*PAGES, *CHAPTERS])

@@ -254,7 +254,8 @@ def test_what_is_told_of_a_case_has_its_name_once():
 def test_one_is_no_plural():
     reports = [("half", "theirs", Report(f"half[{i}]", ())) for i in range(2)]
     feet = [certificate.footer(certificate.lines(some), {}, 1.0) for some in (reports[:1], reports)]
-    assert feet[0].startswith("1 variant, 1 case, ") and feet[1].startswith("1 variant, 2 cases, ")
+    assert feet[0].startswith("1 variant, 1 case, nothing is proven; ")
+    assert feet[1].startswith("1 variant, 2 cases, nothing is proven; ")
 
 
 def test_a_large_ratio_is_read_at_a_glance():

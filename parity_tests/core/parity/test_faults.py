@@ -24,7 +24,7 @@ def cases(name: str) -> list[Case]:
     return import_module(f"parity_tests.{name}").CASES
 
 
-SLICES = [(False, 96), (False, 1), (True, 1)]  # whether at low amplitude; every how manieth fault
+SLICES = [(False, 96), (False, 1), (True, 1)]  # whether at low amplitude, and one fault of so many
 
 
 @pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))

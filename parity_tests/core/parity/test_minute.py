@@ -33,6 +33,7 @@ from flax_attn.parity.cases.prove import (
 )
 from flax_attn.parity.cases.strict import MODES, WARNINGS, strict
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
+from parity_tests.tables import with_nightly
 
 from .test_command import judged
 
@@ -285,12 +286,13 @@ def test_what_needs_no_jax_does_not_import_it(line):
     assert run.stdout.splitlines()[-1] == ""
 
 
-def test_what_may_be_a_case_or_a_package_is_not_refused_early(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", with_nightly([25, 1], commit=[25]))
+def test_what_may_be_a_case_or_a_package_is_not_refused_early(step, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "somebody.py").write_text("")
     for name in ("causal-attention", "CausalAttention", "somebody", "numpy.nothing", "x[y|z]"):
         known.check_names("parity_tests", [name])
-    for case in collect("parity_tests")[::25]:
+    for case in collect("parity_tests")[::step]:
         known.check_names("parity_tests", [case.name or str(case)])
         known.check_names("parity_tests", [case.variant])
         known.check_names("parity_tests", [case.flax_class.__name__])

@@ -23,7 +23,7 @@ AT_LEAST = {
 }
 
 
-SLICES = [(False, 24), (False, 1), (True, 1)]  # whether at low amplitude; every how manieth fault
+SLICES = [(False, 24), (False, 1), (True, 1)]  # whether at low amplitude, and one fault of so many
 
 
 @pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))
