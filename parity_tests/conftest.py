@@ -3,7 +3,7 @@
 Of each variant the first case runs eagerly and under jit, the others under jit, as the command
 does: an eager run compiles every operation by itself, and its function is the same. Programs are
 compiled with little effort, since most run once, and with XLA 0.10 without its slower way to make
-fusions; `flax-attn parity` compiles them as users do.
+fusions, here and in the processes that tests start; `flax-attn parity` compiles them as users do.
 """
 
 import gc
@@ -17,6 +17,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: processes then do not f
 if version("jaxlib").startswith("0.10."):  # whose newer way with fusions compiles twice as long
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for processes that tests start
 
 import jax
 import pytest
@@ -32,6 +34,7 @@ PROGRAMS = 2000  # compiled ones that a process may hold when a file begins
 for name, mode in MODES.items():
     jax.config.update(name, mode)
 jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_traceback_in_locations_limit", -1)  # nobody reads where a program comes from
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -289,19 +289,25 @@ def test_an_outcome_holds_for_the_patch_and_the_file_that_it_was_made_with(tmp_p
     assert again.outcome(renewed, True) is None
 
 
+def test_an_outcome_stands_while_a_test_that_saw_the_bug_runs():
+    outcome = Outcome("a", "", ("first", "second"), 3, 1.0)
+    assert outcome.stands({"second"}) and not outcome.stands({"third"})
+    assert Outcome("a", "", (IMPORT,), 3, 1.0).stands(())
+    assert not Outcome("a", "", (), 3, 1.0).stands({"first"})
+
+
 def test_the_command_tells_what_is_known_and_names_the_unseen(tmp_path, capsys):
     bug, other = bugs()[:2]
-    (tmp_path / "entered").write_text("")
+    entered(tmp_path, [("first", 1.0, [], "passed")])  # and none that enters the other's file
     record = Record(tmp_path / "record")
     record.add(Outcome(bug.id, hash_of(bug, False), ("first", "second", "third"), 3, 1.0))
-    record.add(Outcome(other.id, hash_of(other, False), (), 7, 2.0, "no test ran"))
     how = ["--entered", str(tmp_path / "entered"), "--record", str(tmp_path / "record")]
     assert command.main([bug.id, *how]) == 0
     printed = capsys.readouterr().out
     assert "second" in printed and "third" not in printed and "unseen" not in printed
     assert command.main([bug.id, other.id, *how]) == 1
     printed = capsys.readouterr().out
-    assert f"unseen: {other.id}" in printed and f"{other.id}: no test ran" in printed
+    assert f"unseen: {other.id}" in printed and f"{other.id}: no test enters the file" in printed
 
 
 def test_the_command_refuses_an_unknown_bug(tmp_path, capsys):

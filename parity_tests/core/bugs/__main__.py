@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = _wanted(options.ids, bugs())
         entered = Entered.read(options.entered)
         record, console = Record(options.record), Console()
-        new = [bug for bug in wanted if record.outcome(bug, options.only_commit) is None]
+        known = {bug: record.outcome(bug, options.only_commit) for bug in wanted}
+        new = [bug for bug, x in known.items() if x is None or not x.stands(entered.seconds)]
         _try(new, entered, record, options, console)
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))

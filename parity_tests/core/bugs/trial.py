@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +41,10 @@ class Outcome:
     tried: int
     seconds: float
     note: str = ""
+
+    def stands(self, tests: Container[str]) -> bool:
+        """Whether one of the tests that saw the bug still runs; else it is tried again."""
+        return any(test == IMPORT or test in tests for test in self.seen)
 
 
 def hash_of(bug: Bug, only_commit: bool, root: Path = ROOT) -> str:

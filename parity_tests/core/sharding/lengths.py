@@ -1,8 +1,9 @@
 """Lengths on eight devices beside one: run as a program of its own, it prints what it found.
 
-`python -m parity_tests.core.sharding.lengths` compares every request, by every strategy in one of
-the layouts, with the same request on one device. Names that follow it say which requests.
-`--process I ADDRESS` before them makes it process I of two, of four devices each, that meet there.
+`python -m parity_tests.core.sharding.lengths` compares every request, by one of the strategies in
+one of the layouts, with the same request on one device, and `--more` by two strategies. Names of
+requests choose them, and try each by every strategy in every layout. `--process I ADDRESS` before
+names makes it process I of two, of four devices each, that meet there.
 """
 
 import json
@@ -76,17 +77,18 @@ MESHES = {
     "one axis": ((8,), ("seq",), P(None, "seq")),
     "two axes": ((2, 2, 2), ("data", "seq", "near"), P("data", ("seq", "near"))),
 }
-# Asked of a length over two mesh axes, with a strategy for each or one for both.
+# Asked of a length over two mesh axes, with a strategy for each or one for both; the first two
+# always.
 OVER_BOTH = (
     ("causal", ("ring", "ulysses"), "zigzag"),
+    ("rows that see nothing, dropped", ("all_gather", "ulysses"), "zigzag"),
     ("documents", ("ring", "ulysses"), "striped"),
     ("a window, capped, beside sinks", ("ring", "ulysses"), "contiguous"),
     ("arrays by slot", ("ring", "ulysses"), "zigzag"),
-    ("rows that see nothing, dropped", ("all_gather", "ulysses"), "zigzag"),
     ("positions", ("all_gather", "ulysses"), "striped"),
     ("rows that see nothing", "ring", "zigzag"),
 )
-# Asked over axes of type Auto as well, which are named.
+# Asked over axes of type Auto as well, which are named; the first two always.
 BY_NAME = ("causal", "a token each", "slopes, scale and sinks")
 Arrays = Mapping[str, np.ndarray]
 
@@ -278,26 +280,30 @@ def run(
     }
 
 
-def rows(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Every request by the ring and by one of the others, in two layouts; in all, if named.
-
-    On two processes those that are named, in two layouts as well.
-    """
+def rows(names: list[str], more: bool) -> Iterator[dict[str, Any]]:
+    """What is tried, and what came of it."""
     for i, name in enumerate(REQUESTS):
-        layouts = REQUESTS[name].layouts
-        few = ((0, i), (1 + i % 2, i + 1))
-        whole = names and not OF_TWO
-        pairs = [(s, x) for s in range(3) for x in range(len(layouts))] if whole else few
-        for strategy, layout in pairs if not names or name in names else ():
-            row = {"name": name, "strategy": STRATEGIES[strategy]}
-            row["layout"] = layouts[layout % len(layouts)]
-            yield row | run(**row)
-    for i, name in enumerate(BY_NAME if not names else ()):
+        for strategy, layout in pairs(i, more or OF_TWO, bool(names) and not OF_TWO):
+            if not names or name in names:
+                row = {"name": name, "strategy": strategy, "layout": layout}
+                yield row | run(**row)
+    for i, name in enumerate(() if names else BY_NAME if more else BY_NAME[:2]):
         row = {"name": name, "strategy": STRATEGIES[i], "layout": REQUESTS[name].layouts[i - 1]}
         yield row | run(**row, by_name=True)
-    for name, strategy, layout in OVER_BOTH if not names else ():
+    for name, strategy, layout in () if names else OVER_BOTH if more else OVER_BOTH[:2]:
         row = {"name": name, "strategy": strategy, "layout": layout}
         yield row | run(**row, over="two axes")
+
+
+def pairs(i: int, more: bool, whole: bool) -> Iterator[tuple[str, str]]:
+    """Strategies and layouts of request i: one of each, but of the first every strategy; two of
+    each; or all."""
+    layouts = [*REQUESTS.values()][i].layouts
+    one = [(s, s + 1) for s in range(3)] if i == 0 else [(i % 3, i + i // 3)]
+    two = [(0, i), (1 + i % 2, i + 1)]
+    every = [(s, x) for s in range(3) for x in range(len(layouts))]
+    for strategy, layout in every if whole else two if more else one:
+        yield STRATEGIES[strategy], layouts[layout % len(layouts)]
 
 
 def at_the_edge() -> dict[str, bool]:
@@ -432,6 +438,7 @@ def sentences() -> dict[str, str]:
 
 
 def main(names: list[str]) -> None:
+    names, more = [name for name in names if name != "--more"], "--more" in names
     if OF_TWO:
         _, process, address, *names = names
         jax.distributed.initialize(address, num_processes=2, process_id=int(process))
@@ -439,7 +446,7 @@ def main(names: list[str]) -> None:
     with jax.enable_x64(True):
         if not names:
             print(json.dumps({"sentences": sentences(), "edges": at_the_edge()}))
-        for row in rows(names):
+        for row in rows(names, more):
             print(json.dumps(row))
             sys.stdout.flush()
 

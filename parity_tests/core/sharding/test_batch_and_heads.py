@@ -8,7 +8,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from parity_tests.core.pages.pages import ROOT
+from parity_tests.tables import with_nightly
 
 # Whose arrays several devices hold, so that their gradients are added.
 SHARED = (
@@ -31,12 +34,16 @@ SENTENCES = {
 }
 
 
-def test_eight_devices_beside_one():
-    command = [sys.executable, "-m", "parity_tests.core.sharding.requests"]
+@pytest.mark.parametrize(
+    ("arguments", "count"),  # of requests, those by both backends, and more kinds of axes
+    with_nightly([((), 15 + 2), (("--more",), (14 + 5) * 2 + 5)], commit=lambda row: not row[0]),
+)
+def test_eight_devices_beside_one(arguments, count):
+    command = [sys.executable, "-m", "parity_tests.core.sharding.requests", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == (14 + 5) * 2 + 5  # requests by blockwise, five by both; kinds of axes
+    assert len(rows) == count
     assert len(edges) == 6 and all(edges.values()), edges
     assert [fault for row in rows for fault in faults(row)] == []
 

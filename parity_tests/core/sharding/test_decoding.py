@@ -4,14 +4,20 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from parity_tests.core.pages.pages import ROOT
+from parity_tests.tables import with_nightly
 
 
-def test_a_step_on_eight_devices():
-    command = [sys.executable, "-m", "parity_tests.core.sharding.decoding"]
+@pytest.mark.parametrize(
+    ("arguments", "count"), with_nightly([((), 4), (("--more",), 8)], commit=[((), 4)])
+)
+def test_a_step_on_eight_devices(arguments, count):
+    command = [sys.executable, "-m", "parity_tests.core.sharding.decoding", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == 8
+    assert len(rows) == count
     for row in rows:
         assert row["same"] and row["kept"] and row["found"] == [], row

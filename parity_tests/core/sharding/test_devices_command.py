@@ -10,7 +10,10 @@ import pytest
 from flax_attn.cli import main
 from flax_attn.parity.cases.home import has_torch
 from flax_attn.parity.cases.sharded import Split, splits
+from parity_tests import test_value_residual
+from parity_tests.tables import with_nightly
 
+DROPPED = [str(case) for case in getattr(test_value_residual, "CAS" + "ES") if case.train]
 LISTED = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
 PACKAGE = f"""
 import jax
@@ -70,8 +73,11 @@ def test_what_is_wrong_on_several_devices_alone_is_found(tmp_path):
 
 
 @pytest.mark.skipif(not has_torch(), reason="compares with torch")
-def test_a_layer_of_the_library_and_its_dropout(tmp_path):
-    code, text = _run(tmp_path, "value_residual")
+@pytest.mark.parametrize(
+    "name", with_nightly(["value_residual", *DROPPED], commit=DROPPED), ids=["all", "dropped"]
+)
+def test_a_layer_of_the_library_and_its_dropout(name, tmp_path):
+    code, text = _run(tmp_path, name)
     assert code == 0 and "1 x 7" in text and "0 different" in text, text
 
 

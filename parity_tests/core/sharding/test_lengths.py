@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from parity_tests.core.pages.pages import ROOT
+from parity_tests.tables import with_nightly
 
 # What a strategy sends for a causal attention, forward and backward.
 SENT = {
@@ -45,16 +48,22 @@ SENTENCES = {
 }
 
 
-def lines_of(program: str) -> list:
-    command = [sys.executable, "-m", f"parity_tests.core.sharding.{program}"]
+def lines_of(program: str, *arguments: str) -> list:
+    command = [sys.executable, "-m", f"parity_tests.core.sharding.{program}", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_eight_devices_beside_one():
-    told, *rows = lines_of("lengths")
-    assert len(rows) == 2 * 13 + 3 + 7  # and by name, and over two mesh axes
+@pytest.mark.parametrize(
+    ("arguments", "count"),  # of requests, by name, and over two mesh axes
+    with_nightly(
+        [((), 3 + 12 + 2 + 2), (("--more",), 2 * 13 + 3 + 7)], commit=lambda row: not row[0]
+    ),
+)
+def test_eight_devices_beside_one(arguments, count):
+    told, *rows = lines_of("lengths", *arguments)
+    assert len(rows) == count
     assert [fault for row in rows for fault in faults(row)] == []
     tried = [row["strategy"] for row in rows if row["name"] == "causal"]
     assert all(strategy in tried for strategy in ("ring", "all_gather", ["ring", "ulysses"]))
@@ -65,6 +74,7 @@ def test_eight_devices_beside_one():
         assert sentence.startswith(kind) and words in sentence, sentence
 
 
+@pytest.mark.nightly
 def test_two_processes_beside_one_device():
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -95,7 +105,13 @@ def faults(row):
     return [f"{row['name']}, {strategy}, {row['layout']}: {x}" for x, so in said.items() if so]
 
 
-def test_planted_faults_are_seen():
-    found = lines_of("length_faults")
-    assert len(found) == 11
+PLANTED = ("positions that do not travel", "gradients of the last step alone")
+
+
+@pytest.mark.parametrize(
+    ("names", "count"), with_nightly([(PLANTED, 2), ((), 11)], commit=[(PLANTED, 2)])
+)
+def test_planted_faults_are_seen(names, count):
+    found = lines_of("length_faults", *names)
+    assert len(found) == count
     assert [row["name"] for row in found if not row["seen"]] == []
