@@ -4,6 +4,7 @@ Everything drawn is an array, so that one program of each kind serves all exampl
 """
 
 from functools import cache
+from itertools import product
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends.flash import normal
 from parity_tests.core.backends.test_blockwise import WALKS, B, H, h
+from parity_tests.tables import with_nightly
 
 T, S, N, K = 9, 14, 6, 3
 MASKS = {
@@ -81,8 +83,13 @@ def program(mask, walk):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("mask", MASKS)
+EVERY = product(MASKS, WALKS)
+
+
+@pytest.mark.parametrize(
+    ("mask", "walk"),
+    with_nightly(EVERY, commit=[("lengths", "unrolled"), ("segments", "loops")]),
+)
 @given(drawn=values())
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_drawn_values(mask, walk, drawn):

@@ -31,6 +31,7 @@ from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends.flash import check_precision, normal, outcome
 from parity_tests.core.backends.refusal import told
+from parity_tests.tables import with_nightly
 
 B, K = 2, 2
 interpreted = partial(splash.forward, interpret=True)
@@ -48,11 +49,12 @@ def words(length, *ends):
 
 DOCUMENTS = Segments(q_ids=words(150, 40, 90), kv_ids=words(140, 40, 100))
 SINKS = np.linspace(-1, 2, 4, dtype=np.float32)
+EVERYTHING = "window, segments and lengths"
 # Shapes T, S, H, h, N and rules; lengths of one block and of several, and no multiples of them.
 COMPUTED = {
     "causal": ((520, 520, 64, 64, 2), Rules(CAUSAL)),
     "full, softcap and sinks": ((128, 100, 128, 128, 4), Rules(FULL, Softcap(2.0), sinks=SINKS)),
-    "window, segments and lengths": (
+    EVERYTHING: (
         (150, 140, 192, 128, 4),
         Rules(
             Window(60, 20) & DOCUMENTS & Lengths(np.asarray([30, 120]), q=np.asarray([150, 70])),
@@ -67,7 +69,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", with_nightly(COMPUTED, commit=["causal", EVERYTHING]))
 def test_it_is_the_reference(name):
     shape, rules = COMPUTED[name]
     given = arrays(*shape)

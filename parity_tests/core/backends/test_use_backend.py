@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,23 @@ from flax_attn import attend, explain, taps, use_backend
 from flax_attn.parity.cases.case import has_torch
 from parity_tests import test_grouped_query, test_transformer_multi_head
 from parity_tests.core.backends.refusal import told
+from parity_tests.tables import with_nightly
 
 SUITE = [*test_grouped_query.CASES, *test_transformer_multi_head.CASES]
+JITTED = [(case, False) for case in SUITE[12::12]]
 QKV = [jnp.asarray(np.random.RandomState(i).standard_normal((5, 2, 4))) for i in range(3)]
 
 
 @pytest.mark.skipif(not has_torch(), reason="a record names weights, which blocks never hold")
-@pytest.mark.parametrize("case", SUITE[::6], ids=str)
-def test_the_parity_suite_holds_in_blocks(case):
+@pytest.mark.parametrize(
+    ("case", "eager"),
+    with_nightly(product(SUITE[::6], (False, True)), commit=[(SUITE[0], True), *JITTED]),
+    ids=str,
+)
+def test_the_parity_suite_holds_in_blocks(case, eager):
     """A sample here; `FLAX_ATTN_BACKEND=blockwise flax-attn parity` takes all."""
     with use_backend("blockwise"):
-        report = case.report(live=True)
+        report = case.report(live=True, eager=eager)
     assert report.ok, report
     assert not any(row.name.endswith("weights") for row in report.rows)
 

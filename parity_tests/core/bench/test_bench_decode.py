@@ -15,6 +15,7 @@ TINY = Workload(12, 4, 8, stored=12)
 pytestmark = pytest.mark.usefixtures("promotion")
 
 
+@pytest.mark.nightly
 def test_the_preset_runs_and_prints(tmp_path, capsys):
     path = tmp_path / "steps.json"
     given = ["--seq", "12", "--heads", "8", "--width", "4", "--rounds", "2", "--seconds", "0.01"]

@@ -25,6 +25,7 @@ SENT = {"all_gather": 2 * 6 * SHARD, "ring": (6 + 6 + 10) * SHARD + 6 * 16 * 4}
 SENT["ulysses"] = (8 * SHARD + 2 * 16 * 4 * 4) * 3 / 4
 
 
+@pytest.mark.nightly
 def test_the_preset_starts_again_with_devices_and_prints(tmp_path):
     path = tmp_path / "scale.json"
     given = ["--preset", "scale", "--seq", "64", "--heads", "4", "--width", "4", "--devices", "4"]

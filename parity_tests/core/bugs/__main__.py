@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only-commit", action="store_true", help="leave out tests that no commit runs"
     )
+    text = f"try a bug until N tests have seen it; {ENOUGH} where it is not said"
+    parser.add_argument("--enough", type=int, default=ENOUGH, metavar="N", help=text)
     parser.add_argument("--write", action="store_true", help="put a table into docs/trial.md")
     return parser
 
@@ -97,7 +99,7 @@ def _try(
     jobs = min(options.jobs, len(new))
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
         for number in range(jobs):
-            copies.put(Copy(Path(folder) / str(number)))
+            copies.put(Copy(Path(folder) / str(number), enough=options.enough))
         task = progress.add_task("bugs", total=len(new))
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             list(pool.map(try_one, new))

@@ -54,10 +54,13 @@ def hash_of(bug: Bug, only_commit: bool, root: Path = ROOT) -> str:
 
 
 class Copy:
-    """A copy of the checkout, tracked files and untracked ones that git does not ignore."""
+    """A copy of the checkout, tracked files and untracked ones that git does not ignore.
 
-    def __init__(self, folder: Path, root: Path = ROOT):
-        self.folder = folder
+    A bug is tried until `enough` tests have seen it.
+    """
+
+    def __init__(self, folder: Path, root: Path = ROOT, enough: int = ENOUGH):
+        self.folder, self.enough = folder, enough
         self.checkout, self.scratch = folder / "checkout", folder / "scratch"
         self.scratch.mkdir(parents=True)
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -84,7 +87,7 @@ class Copy:
         failures.write_text("", "utf-8")
         markers = () if only_commit else ("-m", "")
         plugins = ("-p", "no:cacheprovider", "-p", PLUGIN, "--failures", str(failures))
-        how = ("-n", "0", "-q", f"--maxfail={ENOUGH}", "--no-header", "--tb=no", *markers)
+        how = ("-n", "0", "-q", f"--maxfail={self.enough}", "--no-header", "--tb=no", *markers)
         command = (*LIMITED, sys.executable, "-m", "pytest", *plugins, *how, f"@{listed}")
         where = {"cwd": self.checkout, "env": {**os.environ, "PYTHONPATH": str(self.checkout)}}
         try:

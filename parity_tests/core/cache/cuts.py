@@ -1,8 +1,10 @@
-"""What the tests of caches share: random tokens, ways to cut them into calls, and the calls."""
+"""What the tests of caches share: random tokens, ways to cut them into calls, and the calls.
+
+Tokens are numpy arrays and steps are compiled, since each operation of its own is a program too.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,11 +33,11 @@ CUTS = (
 )
 
 
-def tokens(batch: tuple[int, ...] = (3,), seed: int = 0, length: int = T) -> dict[str, jax.Array]:
+def tokens(batch: tuple[int, ...] = (3,), seed: int = 0, length: int = T) -> dict[str, np.ndarray]:
     """Queries, keys and values in float64."""
     draw = np.random.default_rng(seed).normal
     widths = {"q": (N, H), "k": (K, H), "v": (K, h)}
-    return {name: jnp.asarray(draw(size=(*batch, length, *w))) for name, w in widths.items()}
+    return {name: draw(size=(*batch, length, *w)) for name, w in widths.items()}
 
 
 def empty(batch: tuple[int, ...] = (3,), length: int = T, **how: Any) -> Cache:
@@ -55,23 +57,38 @@ def same(got: Any, want: Any) -> bool:
     return judge.same_function(np.asarray(got), np.asarray(want)).ok
 
 
-def pieces(x: jax.Array, cut: tuple[int, ...], axis: int = -3) -> Iterator[jax.Array]:
+def whole(x: dict[str, Any], **how: Any) -> jax.Array:
+    """One call over all tokens."""
+    return jax.jit(lambda q, k, v: attend(q, k, v, **how))(*x.values())
+
+
+def pieces(x: Any, cut: tuple[int, ...], axis: int = -3) -> Iterator[Any]:
     """The parts of x in a cut."""
-    return iter(jnp.split(x, np.cumsum(cut)[:-1], axis=axis))
+    return iter(_numpy_of(x).split(x, np.cumsum(cut)[:-1], axis=axis))
+
+
+def joined(parts: list[Any], axis: int = -3) -> Any:
+    """The parts one after the other."""
+    return _numpy_of(parts[0]).concatenate(parts, axis=axis)
+
+
+def _numpy_of(x: Any) -> Any:
+    """numpy, or that of jax while x is traced."""
+    return jnp if isinstance(x, jax.core.Tracer) else np
 
 
 def stepped(
     x: dict[str, Any], cache: Any, cut: tuple[int, ...], valid: Any = None, step: Any = None, **how
 ) -> tuple[jax.Array, Any]:
-    """All outputs and the last cache, one call for each part."""
-    step = partial(attend_cached, **how) if step is None else step
+    """All outputs and the last cache, one call for each part; compiled, unless `step` is not."""
+    step = jitted(**how) if step is None else step
     parts = [pieces(x[name], cut) for name in "qkv"]
     there = [None] * len(cut) if valid is None else pieces(valid, cut, axis=-1)
     out = []
     for q, k, v, seen in zip(*parts, there, strict=True):
         o, cache = step(q, k, v, cache, valid=seen)
         out.append(o)
-    return jnp.concatenate(out, axis=-3), cache
+    return joined(out), cache
 
 
 def jitted(**how: Any) -> Callable[..., Any]:
@@ -81,8 +98,7 @@ def jitted(**how: Any) -> Callable[..., Any]:
 
 def without_padding(x: dict[str, Any], valid: Any, **how: Any) -> np.ndarray:
     """Each row attended by itself without its padding, whose outputs are zero; one batch axis."""
-    whole = np.zeros((*x["q"].shape[:-1], h))
+    found = np.zeros((*x["q"].shape[:-1], h))
     for row, there in enumerate(np.asarray(valid)):
-        own = [x[name][row][there] for name in "qkv"]
-        whole[row, there] = attend(*own, **how)
-    return whole
+        found[row, there] = whole({name: x[name][row][there] for name in "qkv"}, **how)
+    return found

@@ -28,7 +28,7 @@ from flax_attn import (
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
-from .cuts import pieces, same
+from .cuts import joined, pieces, same
 
 pytestmark = pytest.mark.usefixtures("float64")
 T, D = 13, 12
@@ -78,12 +78,12 @@ def made(name: str) -> tuple[Any, dict[str, Any]]:
     layer = kind(*arguments, **keywords, **HOW, rngs=nnx.Rngs(0))
     draw = np.random.default_rng(4).normal
     state = nnx.state(layer, nnx.Param)
-    nnx.update(layer, jax.tree.map(lambda x: jnp.asarray(draw(size=x.shape) / 3), state))
+    nnx.update(layer, jax.tree.map(lambda x: jax.device_put(draw(size=x.shape) / 3), state))
     return layer, cache
 
 
-def drawn(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def decoded(layer: Any, x: Any, cache: Any, cut: Any, step: Any, valid: Any = None) -> Any:
@@ -93,7 +93,7 @@ def decoded(layer: Any, x: Any, cache: Any, cut: Any, step: Any, valid: Any = No
         how = {} if there is None else {"valid": next(there)}
         y, cache = step(layer, part, cache, **how)
         out.append(y)
-    return jnp.concatenate(out, axis=-2), cache
+    return joined(out, axis=-2), cache
 
 
 def a_step() -> Any:
@@ -118,15 +118,15 @@ PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, C
 @pytest.mark.parametrize("name", with_nightly(PADS, commit=4))
 def test_padding_on_the_left_is_neither_seen_nor_stored(name):
     layer, how = made(name)
-    x, valid, step = drawn(3, T, D), jnp.asarray(PADDED), a_step()
+    x, step = drawn(3, T, D), a_step()
     alone = nnx.jit(lambda layer, x: layer(x))
     whole = np.zeros(x.shape)
     for row, there in enumerate(PADDED):
         whole[row, there] = alone(layer, x[row][there])
-    x = jnp.where(valid[..., None], x, jnp.nan)
+    x = np.where(PADDED[..., None], x, np.nan)
     for cut in CUTS[1:]:
         cache = layer.init_cache(3, T, **how)
-        y, cache = decoded(layer, x, cache, cut, step, valid)
+        y, cache = decoded(layer, x, cache, cut, step, PADDED)
         assert same(y, whole), cut
         assert cache.length.tolist() == PADDED.sum(axis=1).tolist()
 
@@ -147,7 +147,8 @@ def test_values_of_the_first_layer_are_mixed_in_step_by_step():
     for part, values in zip(pieces(x, cut, axis=-2), pieces(first, cut), strict=True):
         y, cache = step(layer, part, values, cache)
         out.append(y)
-    assert same(jnp.concatenate(out, axis=1), layer(x, values=first))
+    whole = nnx.jit(lambda layer, x, values: layer(x, values=values))(layer, x, first)
+    assert same(joined(out, axis=1), whole)
 
 
 @pytest.mark.parametrize("kind", [CrossAttention, T5Attention])
@@ -157,8 +158,8 @@ def test_a_memory_is_made_once(kind):
                  rngs=nnx.Rngs(0))  # fmt: skip
     x, context, step = drawn(3, T, D), drawn(3, 7, D, seed=1), a_step()
     valid = np.arange(7) >= np.asarray([0, 2, 5])[:, None]
-    whole = layer(x, context, mask=valid[:, None, None])
-    memory = layer.remember(jnp.where(valid[..., None], context, jnp.nan), valid)
+    whole = nnx.jit(lambda layer, *x: layer(*x, mask=valid[:, None, None]))(layer, x, context)
+    memory = layer.remember(np.where(valid[..., None], context, np.nan), valid)
     for cut in CUTS:
         y, same_memory = decoded(layer, x, memory, cut, step)
         assert same(y, whole), cut

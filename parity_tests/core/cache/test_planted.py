@@ -224,7 +224,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+EACH = [  # of every way to make a cache
+    "ring without its first tokens",
+    "overwritten drafts",
+    "insert into the wrong row",
+    "page off by one",
+]
+
+
+@pytest.mark.parametrize("name", with_nightly(FAULTS, commit=EACH))
 def test_a_planted_fault_is_found_placed_and_named(name, monkeypatch):
     where, part, wrong, pair, flax, padded, place, hint = FAULTS[name]
     monkeypatch.setattr(where, part, wrong)

@@ -104,7 +104,7 @@ def test_documents_and_decays_from_nothing_to_all(decay, delta):
         agree(got(decay, delta, 16, other), wanted(delta, other))
 
 
-@pytest.mark.parametrize("T", [1, 2, 9, 16, 32])
+@pytest.mark.parametrize("T", with_nightly([1, 2, 9, 16, 32], commit=[1, 9, 32]))
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", False)])
 def test_lengths_below_at_and_beyond_a_chunk(T, decay, delta):
     x = drawn(T, decay, delta)
