@@ -182,6 +182,14 @@ def test_where_nobody_enters_the_branch_the_function_or_the_file_is_asked(tmp_pa
     assert chosen(bug_of("y = 0", "y = 1"), SOURCE, entered(tmp_path, lines[2:])) == []
 
 
+def test_the_files_take_turns(tmp_path):
+    names = {"a.py::one": 1.0, "a.py::two": 2.0, "b.py::one": 3.0, "b.py::two": 0.5}
+    lines = [(test, seconds, ["a.py:22"], "passed") for test, seconds in names.items()]
+    bug = bug_of("    return x\n", "    return -x\n")
+    order = ["b.py::two", "a.py::one", "a.py::two", "b.py::one"]
+    assert chosen(bug, SOURCE, entered(tmp_path, lines)) == order
+
+
 def test_no_more_tests_are_chosen_than_fit(tmp_path):
     long = [(f"{i:03}", SECONDS / 3, ["a.py:22"], "passed") for i in range(9)]
     many = [(f"{i:03}", 0.0, ["a.py:22"], "passed") for i in range(MOST + 9)]
