@@ -172,6 +172,12 @@ def test_tests_of_the_patched_branch_are_chosen_the_cheapest_first(tmp_path):
     ]
 
 
+def test_where_a_condition_is_patched_those_go_first_for_which_it_held(tmp_path):
+    lines = [("quick", 1.0, ["a.py:4"], "passed"), ("slow", 9.0, ["a.py:4", "a.py:7"], "passed")]
+    record = entered(tmp_path, lines)
+    assert chosen(bug_of("x > LIMIT", "x > 9"), SOURCE, record) == ["slow", "quick"]
+
+
 def test_where_nobody_enters_the_branch_the_function_or_the_file_is_asked(tmp_path):
     lines = [("a", 2.0, ["a.py:4"], "passed"), ("b", 1.0, ["a.py:22"], "passed")]
     lines += [("c", 1.0, ["ba.py:4"], "passed")]

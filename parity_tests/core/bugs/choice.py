@@ -56,13 +56,16 @@ def chosen(bug: Bug, text: str, entered: Entered) -> list[str]:
     """The tests to try on a bug in a file of this text, as many as `SECONDS` and `MOST` allow.
 
     They enter the innermost blocks of the patched lines; if nobody does, the functions around them,
-    and if nobody does or a line is in no function, anything in the file.
+    and if nobody does or a line is in no function, anything in the file. Where a condition is
+    patched, those go first for which it held, such as the tests of what is refused.
     """
     levels = _levels(bug, text)
     entering = (entered.enter(names) for names in levels)
     tests = next(filter(None, entering), None) or entered.enter_file(bug.file)
+    first = entered.enter(_guarded(bug, text))
+    order = [_by_turns(some, entered.seconds) for some in (first, tests - first)]
     picked, total = [], 0.0
-    for test in _by_turns(tests, entered.seconds)[:MOST]:
+    for test in [*order[0], *order[1]][:MOST]:
         total += entered.seconds[test]
         if total > SECONDS and picked:
             break
@@ -91,6 +94,18 @@ def _levels(bug: Bug, text: str) -> list[list[str]]:
     inner = [chain[0] for chain in chains]
     outer = [chain[0] for chain in functions if chain]
     return [_names(bug, inner), _names(bug, outer)]
+
+
+def _guarded(bug: Bug, text: str) -> list[str]:
+    """The marks of what is done where a patched condition holds."""
+    lines = {*changed_lines(text, bug.patched(text))}
+    ifs = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If))
+    bodies = (node.body[0].lineno for node in ifs if lines & {*_header(node)})
+    return [f"{bug.file}:{line}" for line in bodies]
+
+
+def _header(node: ast.If) -> range:
+    return range(node.lineno, node.body[0].lineno)
 
 
 def _names(bug: Bug, entered: list[Block]) -> list[str]:

@@ -21,7 +21,7 @@ from parity_tests.tables import with_nightly
 from .described import described, described_part
 
 
-@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=6))
+@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=12))
 def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     small = replace(next(x for x in CONFIGS if x.name == ALIASES[alias]), alias=alias)
     given = small.spelt("new")
@@ -32,7 +32,7 @@ def test_an_alias_has_the_attention_of_its_family(alias, transformers):
 
 @pytest.mark.parametrize(
     ("alias", "part"),
-    with_nightly(product(aliases.MODELS, ["encoder", "decoder", "cross"]), commit=4),
+    with_nightly(product(aliases.MODELS, ["encoder", "decoder", "cross"]), commit=7),
 )
 def test_an_alias_has_all_three_attentions_of_its_family(alias, part, transformers):
     small = next(x for x in PARTS if (x.name, x.part) == (ALIASES[alias], part))

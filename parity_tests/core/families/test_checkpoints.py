@@ -7,10 +7,13 @@ from flax import nnx
 from flax_attn import families, weights
 from flax_attn.parity import judge, port
 from parity_tests.families import witness
-from parity_tests.families.configs import CONFIGS, titled
+from parity_tests.families.configs import CONFIGS, NAMES, titled
+from parity_tests.tables import with_nightly
+
+FIRST = [next(small for small in CONFIGS if small.name == name) for name in NAMES]
 
 
-@pytest.mark.parametrize("small", CONFIGS, ids=titled)
+@pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=FIRST), ids=titled)
 def test_a_saved_layer_is_read_by_its_rules_and_names(small, tmp_path, transformers):
     given, index = small.spelt("old"), small.index
     theirs = witness.attention(witness.config_of(given, small.name), small.name, index)

@@ -99,7 +99,7 @@ def test_falcon_drops_nothing_with_rotary_positions():
     assert built(other("falcon", attention_dropout=0.5)).dropout is None
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", with_nightly(TRAINED, commit=["llama", "falcon", "bert"]))
 def test_dropout_in_training_is_transformers(name, transformers):
     small = TRAINED[name]
     config = witness.config_of(small.spelt("new"), name)

@@ -29,7 +29,7 @@ def padded(layer, x, present, **memory):
     return layer(x, **memory, mask=mask, empty="mean")
 
 
-@pytest.mark.parametrize("name", with_nightly(NAMES, commit=9))
+@pytest.mark.parametrize("name", with_nightly(NAMES, commit=18))
 def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     small = PADDED[name]
     config = witness.config_of(small.spelt("new"), name)
@@ -49,7 +49,7 @@ def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     assert report.certain, report  # torch's finfo.min is so large that its noise hides differences
 
 
-@pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=3), ids=map("-".join, EACH))
+@pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=6), ids=map("-".join, EACH))
 def test_all_rows_of_a_part_are_transformers(small, transformers):
     given = inputs(small, parts.config_of(small.given, small.name))
     length = given.get("memory", given["x"]).shape[1]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from flax_attn import proving
 from flax_attn.cli import main
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, run, text_of
+from parity_tests.core.parity.in_process import Here, forget
 
 PAGE = "docs/porting.md"
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?x?")
@@ -49,7 +51,10 @@ def test_its_file_of_cases_is_one_that_the_command_takes(tmp_path, monkeypatch, 
     assert text.count("\n") <= 6
     (tmp_path / "my_cases.py").write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(proving, "Workers", Here)
     assert main(["parity", "my_cases.py"]) == 0
+    forget("my_cases")
     told = capsys.readouterr().out
     assert "1 variant, 1 case, 0 different" in told and "torch.nn.LayerNorm" in told
 

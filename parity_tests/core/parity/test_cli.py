@@ -5,8 +5,11 @@ import sys
 
 import pytest
 
+from flax_attn import cli, proving
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import collect
+
+from .in_process import Here, forget
 
 THEIRS = """
 import torch
@@ -44,6 +47,9 @@ from .mine import Half
 """
 
 
+needs_torch = pytest.mark.skipif(not has_torch(), reason="compares with torch")
+
+
 @pytest.fixture
 def somewhere(tmp_path, monkeypatch):
     package = tmp_path / "somebody"
@@ -52,35 +58,61 @@ def somewhere(tmp_path, monkeypatch):
     for name, text in {"__init__": "", **files}.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    forget("somebody")
 
 
-def command(*arguments):
+@pytest.fixture
+def main(capsys):
+    """The command in this process: its exit status, and what it says on both channels."""
+
+    def run(*arguments):
+        status = cli.main(["parity", *arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def own_process(*arguments):
+    """The command in a process of its own."""
     line = [sys.executable, "-c", "import sys; from flax_attn.cli import main; sys.exit(main())"]
-    return subprocess.run([*line, "parity", *arguments], capture_output=True, text=True)
+    done = subprocess.run([*line, "parity", *arguments], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.skipif(not has_torch(), reason="compares with torch")
-def test_a_package_is_proven_and_what_it_prints_runs_again(somewhere):
-    done = command("somebody", "--html", "page.html", "--markdown", "table.md")
-    assert done.returncode == 1, done.stderr
-    assert "2 cases, 1 different" in done.stdout and "DIFFERENT at output" in done.stdout
+@needs_torch
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_package_is_proven_and_what_it_prints_runs_again(own, somewhere, main, monkeypatch):
+    """Here, without workers, and as a user has it: in processes of their own."""
+    if not own:
+        monkeypatch.syspath_prepend(somewhere)
+        monkeypatch.setattr(proving, "Workers", Here)
+    command = own_process if own else main
+    status, out, err = command("somebody", "--html", "page.html", "--markdown", "table.md")
+    assert status == 1, err
+    assert "2 cases, 1 different" in out and "DIFFERENT at output" in out
     assert "0.66666667 times" in (somewhere / "page.html").read_text("utf-8")
     table = (somewhere / "table.md").read_text("utf-8").splitlines()
     assert table[0].startswith("| layer | equal to | backends | devices | params |")
     assert table[2].startswith("| Half | somebody.theirs.Half | own | - | 2 |")
     again = "flax-attn parity somebody 'mine[width=4|x=3x4|somebody.theirs.Half]'"
-    assert again in done.stdout
-    done = command("somebody", "mine[width=4|x=3x4|somebody.theirs.Half]")
-    assert done.returncode == 1 and "1 case, 1 different" in done.stdout
-    assert command("somebody", "mine[width=6|x=3x6|somebody.theirs.Half]").returncode == 0
+    assert again in out
+    status, out, _ = command("somebody", "mine[width=4|x=3x4|somebody.theirs.Half]")
+    assert status == 1 and "1 case, 1 different" in out
+    assert command("somebody", "mine[width=6|x=3x6|somebody.theirs.Half]")[0] == 0
 
 
-def test_what_is_not_there_is_told(somewhere):
+def test_a_worker_proves_a_case(main):
+    """Against its record, since no worker need import torch for that."""
+    case = next(x for x in collect("parity_tests") if x.variant == "uniform_causal_average")
+    status, out, err = main(str(case), "--replay")
+    assert status == 0 and "1 variant, 1 case, 0 different; " in out, err
+
+
+def test_what_is_not_there_is_told(somewhere, main):
     for name, told in (("nobody", "did you mean somebody?"), ("zzzz", "multi_head")):
-        done = command(name)
-        assert done.returncode == 2
-        assert f"{name!r} is neither a package" in done.stderr and told in done.stderr
+        status, _, err = main(name)
+        assert status == 2 and f"{name!r} is neither a package" in err and told in err
 
 
 def test_only_modules_with_cases_are_imported(somewhere, monkeypatch):

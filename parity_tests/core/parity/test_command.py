@@ -21,6 +21,7 @@ from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
 from flax_attn.parity.cases.workers import Workers
 
+from .in_process import forget
 from .test_cli import THEIRS
 
 MINE = """
@@ -98,6 +99,13 @@ STORM = {
     "h_text": f"{START}\ndef told():\n    raise KeyError('width')\n\n"
     f"{LIST} = [Case(Half, told, witness='somebody.theirs.Half', x=(3, 4))]",
 }
+WAITS = f"""
+import os
+import time
+
+open("started", "w").write(str(os.getpid()))
+{LIST} = time.sleep(600)
+"""
 SLOW = f"""{START}
 import time
 
@@ -115,11 +123,10 @@ live = pytest.mark.skipif(not has_torch(), reason="compares with torch")
 
 
 @pytest.fixture(autouse=True)
-def forget():
+def one_package_a_test():
     """Each test has a package of its own under one name."""
     yield
-    for name in [n for n in sys.modules if n.partition(".")[0] == "somebody"]:
-        del sys.modules[name]
+    forget("somebody")
 
 
 def package(folder, **files):
@@ -202,9 +209,14 @@ def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
     assert (tmp_path / "page.html").exists()
 
 
-@live
-def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(tmp_path, monkeypatch):
-    package(tmp_path, cases=SLOW)
+@pytest.mark.parametrize(
+    "text",
+    [WAITS, pytest.param(SLOW, marks=[live, pytest.mark.nightly])],
+    ids=["imports", "proves"],
+)
+def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(text, tmp_path, monkeypatch):
+    """While a worker imports a list of cases, and while it proves one."""
+    package(tmp_path, cases=text)
     monkeypatch.chdir(tmp_path)
     # A shell's background jobs ignore SIGINT, and so would all that they start.
     heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"

@@ -1,6 +1,7 @@
 """What the command finds by its names: every way to have a list, every way to ask for a case."""
 
 import sys
+from functools import cache
 from importlib import invalidate_caches
 
 import pytest
@@ -10,9 +11,12 @@ from flax_attn.parity import ParityError, Report
 from flax_attn.parity.cases import certificate, golden
 from flax_attn.parity.cases.asked import ask
 from flax_attn.parity.cases.collect import collect, modules
-from flax_attn.parity.cases.workers import Workers, attempt
+from flax_attn.parity.cases.workers import attempt
 from flax_attn.parity.report import times
 
+from .in_process import Here
+
+OURS = "parity_tests"
 LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
 MINE = """
 from flax import nnx
@@ -57,16 +61,6 @@ LEFT = {
 }
 
 
-class Here(Workers):
-    """Works in this process."""
-
-    def look_in(self, folder):
-        sys.path.insert(0, folder)
-
-    def map(self, work, items):
-        return (attempt(work, item) for item in items)
-
-
 @pytest.fixture
 def somewhere(tmp_path, monkeypatch):
     """Writes packages where one stands; each test forgets them."""
@@ -89,12 +83,27 @@ def somewhere(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@cache
+def once(work, item):
+    """What this library itself has is listed once for all tests."""
+    return attempt(work, item)
+
+
+class HereOnce(Here):
+    def map(self, work, items):
+        return iter([once(work, OURS)]) if [*items] == [OURS] else super().map(work, items)
+
+
 def package(**files):
     return {"__init__": "", "half_module": MINE, **files}
 
 
 def titles(*names):
-    return [case.title for case in ask("parity_tests", names, Here()).cases]
+    return [case.title for case in asked(*names).cases]
+
+
+def asked(*names):
+    return ask(OURS, names, HereOnce())
 
 
 def whats_wrong(*names):
@@ -158,7 +167,7 @@ def test_a_path_that_is_none_says_so(somewhere):
     )
     assert "held-cases-2 is no module's name" in whats_wrong("held-cases-2.py")
     (root / "json.py").write_text(ONE)  # another json is imported already
-    (failed,) = ask("parity_tests", ["json.py"], Here()).failed
+    (failed,) = asked("json.py").failed
     assert failed[0] == "json" and "is a module of the same name, json." in failed[1].text
 
 
@@ -198,12 +207,12 @@ def test_a_name_that_means_nothing_is_told_the_nearest(names, somewhere):
 def test_a_broken_module_is_told_whatever_else_is_asked_for(somewhere):
     somewhere(somebody=package(cases=ONE, broken=f"{LIST} = ["))
     for names in (["somebody"], ["somebody", "linear"], ["somebody", "nothing"]):
-        found = ask("parity_tests", names, Here())
+        found = asked(*names)
         ((name, failure),) = found.failed
         assert name == "somebody.broken"
         assert failure.text.startswith("SyntaxError: '[' was never closed (")
         assert failure.text.endswith("broken.py, line 1)") and failure.text.count("line") == 1
-    assert not ask("parity_tests", ["somebody", "good"], Here()).failed
+    assert not asked("somebody", "good").failed
 
 
 @pytest.mark.parametrize("text", ["[]", "()"])
@@ -228,7 +237,7 @@ def test_cases_of_several_classes_are_told_apart(somewhere):
 
 def test_two_cases_with_one_name_are_refused_by_it(somewhere):
     somewhere(somebody=package(cases=f"{HELD}{LIST} = [case(seed=0), case(seed=1), case(Other)]"))
-    ((name, failure),) = ask("parity_tests", ["somebody"], Here()).failed
+    ((name, failure),) = asked("somebody").failed
     assert name == "somebody.cases"
     assert failure.text == (
         "somebody.cases.CASES holds 3 cases with one name, half_module[|x=3x4|somebody.theirs.Half]"

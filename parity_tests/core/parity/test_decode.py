@@ -154,16 +154,15 @@ def stepped(module, x, cache, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("options", "padded"),
-    with_nightly(product([{}, {"torch": stepped}], [False, True]), commit=4),
+    ("options", "padded", "ring"),
+    with_nightly(product([{}, {"torch": stepped}], [False, True], [None, W]), commit=8),
 )
-def test_a_right_cache_is_equal(options, padded):
-    for mine in (Mine(W), Mine(W, ring=W)):
-        found = report(mine, padded, **options)
-        assert found.ok, str(found)
-        decoded = [row.name for row in found.rows if row.kind == "decode"]
-        assert len(decoded) == 10
-        assert "decoded " in found.summary()
+def test_a_right_cache_is_equal(options, padded, ring):
+    found = report(Mine(W, ring=ring), padded, **options)
+    assert found.ok, str(found)
+    decoded = [row.name for row in found.rows if row.kind == "decode"]
+    assert len(decoded) == 10
+    assert "decoded " in found.summary()
 
 
 @pytest.mark.parametrize("step", with_nightly([with_drafts, with_beams], commit=2))
@@ -210,7 +209,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"),
-    with_nightly(FAULTS, commit=6),
+    with_nightly(FAULTS, commit=lambda row: type(row[0]) in (LengthOfSteps, KeptPlaces)),
     ids=[type(x[0]).__name__ for x in FAULTS],
 )
 def test_a_fault_is_found_placed_and_named(mine, options, place, hint):
@@ -281,13 +280,16 @@ def test_narrow_dtypes_are_held_against_torchs_own_error():
     assert SECOND in found.first.tap and not found.first.hint
 
 
-@pytest.mark.parametrize("padded", with_nightly([False, True], commit=2))
-def test_under_jit(padded):
+@pytest.mark.parametrize(
+    ("padded", "ring"),
+    with_nightly(product([False, True], [None, W]), commit=[(False, W)]),
+)
+def test_under_jit(padded, ring):
     kwargs = {"valid": PADDED} if padded else {}
     decode = Decode(cuts=[(4, 3)], axes={"0": -2, "valid": -1} if padded else None)
     options = {"dtypes": ("float64",), "eager": False, "grads": False, "decode": decode}
-    assert compare(Theirs(W), Mine(W), X, kwargs=kwargs, **options).ok
-    found = compare(Theirs(W), RotaryAtStep(W), X, kwargs=kwargs, **options)
+    assert compare(Theirs(W), Mine(W, ring=ring), X, kwargs=kwargs, **options).ok
+    found = compare(Theirs(W), RotaryAtStep(W, ring=ring), X, kwargs=kwargs, **options)
     assert "step 2 of 4+3, token 4" in found.first.tap and "query turned" in found.first.hint
 
 
@@ -372,7 +374,11 @@ def case_of(mine, **options):
     return Case(mine, {"window": W}, witness=theirs, x=X.shape, decode=Decode(**options), **calls)
 
 
-@pytest.mark.parametrize("options", [{}, {"torch": stepped}], ids=["whole", "steps"])
+@pytest.mark.parametrize(
+    "options",
+    with_nightly([{}, {"torch": stepped}], commit=[{"torch": stepped}]),
+    ids=["whole", "steps"],
+)
 def test_a_golden_replays_the_steps(options, tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "decoders.npz")
     case = case_of(Mine, **options)

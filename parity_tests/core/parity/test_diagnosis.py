@@ -10,6 +10,7 @@ from flax import nnx
 
 from flax_attn.parity import ParityError, compare, judge
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
@@ -82,7 +83,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("place", FAULTS)
+@pytest.mark.parametrize("place", with_nightly(FAULTS, commit=["weights", "context", "q"]))
 def test_a_fault_is_placed_and_named(place):
     parts, kind, words = FAULTS[place]
     report = compare(Original(), port(**parts), X, **QUICK)
@@ -173,7 +174,7 @@ def test_running_statistics_agree_after_training():
     assert {row.name for row in wrong.failed} == {"norm.mean", "norm.var"}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", with_nightly(["sgd", "adamw"], commit=["adamw"]))
 def test_steps_of_an_optimizer_agree(name):
     options = {"sgd": dict(lr=0.1, momentum=0.9), "adamw": dict(lr=1e-2, weight_decay=1e-2)}
     report = compare(Original(), Port(), X, optimizer=(name, options[name]), steps=3, **QUICK)

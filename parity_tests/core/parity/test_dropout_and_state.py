@@ -1,5 +1,7 @@
 """Train mode: how masks are drawn, what is trained, and what a call leaves behind."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 
 from flax_attn.parity import ParityError, Rule, assert_parity, compare
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 ONCE = {"dtypes": ("float64",), "eager": False}
@@ -79,8 +82,12 @@ def told(report):
     return [row.verdict.note for row in report.failed]
 
 
-@pytest.mark.parametrize("jit", [True, False])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
+RATES = [(0.1, True), (0.75, False)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "jit"), with_nightly(product([0.1, 0.5, 0.75], [True, False]), commit=RATES)
+)
 def test_masks_that_are_drawn_as_torch_draws_pass(rate, jit):
     options = {"train": True, "dtypes": ("float64",), "jit": jit, "eager": not jit}
     for mine in (Mine(nnx.Dropout, rate), Mine(SplitKey, 1 - rate, 1 - rate)):
@@ -94,8 +101,12 @@ def test_in_float32_alone_too():
     assert not compare(Theirs(0.1), Mine(Dropout, 0.1, 0.9), X, **options).ok
 
 
-@pytest.mark.parametrize("jit", [True, False])
-@pytest.mark.parametrize("kind", [FixedKey, HeldKey])
+KEYS = [(FixedKey, True), (HeldKey, False)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "jit"), with_nightly(product([FixedKey, HeldKey], [True, False]), commit=KEYS)
+)
 def test_a_mask_from_a_fixed_key_is_found(kind, jit):
     options = {"train": True, "dtypes": ("float64",), "jit": jit, "eager": not jit}
     report = compare(Theirs(0.5), Mine(kind, 0.5, 0.5), X, **options)
@@ -126,7 +137,7 @@ def test_a_share_is_told_where_no_rate_was_asked_for():
         assert ("inverted" in said) is (kept == 0.1), said
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("axis", with_nightly([0, 1, 2], commit=[0]))
 def test_a_mask_that_repeats_itself_along_an_axis_is_told(axis):
     """One mask for the whole batch, say, told to torch as one for each."""
 

@@ -104,6 +104,12 @@ def test_what_was_recorded_is_replayed(digest, written):
     assert report.ok and report.rows
 
 
+def test_a_dtype_that_was_not_recorded_is_told(written):
+    (case, *_), _ = written
+    with pytest.raises(ParityError, match="is not recorded in float16: run `flax-attn"):
+        golden.replay(case, ("float64", "float16"), eager=False)
+
+
 @pytest.mark.parametrize("size", [(3, 4), (20, 20)], ids=str)
 @pytest.mark.parametrize("worst", [np.finfo(np.float64).min, np.finfo(np.float64).max])
 def test_a_recording_holds_numbers_alone_however_large_the_results(worst, size):

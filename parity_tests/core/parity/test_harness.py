@@ -172,7 +172,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", with_nightly([False, True], commit=[True]))
 def test_a_faithful_port_is_equal(train):
     dtypes = ("float64", "float32", "bfloat16")
     report = compare(Original(), Faithful(), X, train=train, dtypes=dtypes)
@@ -183,13 +183,15 @@ def test_a_faithful_port_is_equal(train):
     assert {("tap", "float64", "jit"), ("exact", "", "")} <= kinds
 
 
-@pytest.mark.parametrize("port", [ScaleOnQueries, SoftmaxLessConstant])
+@pytest.mark.parametrize(
+    "port", with_nightly([ScaleOnQueries, SoftmaxLessConstant], commit=[SoftmaxLessConstant])
+)
 def test_a_faithful_rewrite_is_not_flagged(port):
     report = compare(Original(), port(), X, train=True, dtypes=("float64", "float32"), eager=False)
     assert report.ok, report
 
 
-@pytest.mark.parametrize("port", with_nightly(FAULTS, commit=3))
+@pytest.mark.parametrize("port", with_nightly(FAULTS, commit=[OtherEpsilon, Flat, WrongBackward]))
 def test_a_planted_fault_is_found_and_placed(port):
     report = compare(Original(), port(), X, **QUICK)
     assert not report.ok

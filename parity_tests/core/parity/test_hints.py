@@ -40,7 +40,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize(("name", "taps"), with_nightly(product(RIGHT, [False, True]), commit=5))
+@pytest.mark.parametrize(("name", "taps"), with_nightly(product(RIGHT, [False, True]), commit=11))
 def test_what_is_right_needs_no_hint(name, taps):
     report = compare(*pairs.pair(RIGHT[name], taps=taps), X, **QUICK)
     assert report.ok, report
@@ -125,7 +125,22 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=5))
+NAMED = [  # one of each kind of mistake
+    ("[H, 3, D]", True),
+    ("gate", True),
+    ("buffer", True),
+    ("tables", False),
+    ("base", True),
+    ("window wide", False),
+    ("Flax averages", True),
+    ("tiled", True),
+    ("another scale", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=NAMED)
+)
 def test_a_mistake_is_named(name, taps):
     theirs, wrong, words = WRONG[name]
     said = hint_of(theirs, taps=taps, **wrong)
@@ -149,7 +164,12 @@ NEAR = {  # with words that would be untrue
 }
 
 
-@pytest.mark.parametrize(("name", "taps"), with_nightly(product(NEAR, [False, True]), commit=3))
+UNTRUE = [(name, True) for name in ("components reversed", "slower by a half", "one place more")]
+
+
+@pytest.mark.parametrize(
+    ("name", "taps"), with_nightly(product(NEAR, [False, True]), commit=UNTRUE)
+)
 def test_a_mistake_that_is_near_is_not_taken_for_another(name, taps):
     theirs, wrong, words = NEAR[name]
     assert words not in hint_of(theirs, taps=taps, **wrong)

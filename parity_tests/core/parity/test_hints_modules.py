@@ -1,5 +1,7 @@
 """Hints about single submodules: norms, gates beside them, dropout, and what rounding alone did."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from flax_attn.parity.report import UNSURE
 from flax_attn.parity.sides.match import Layout
 from flax_attn.parity.sides.run import Call, Run
 from flax_attn.taps import tap
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
@@ -188,12 +191,17 @@ class MixesPort(nnx.Module):
         return jnp.where(keep, weights * self.factor, 0.0) @ v
 
 
-@pytest.mark.parametrize("module", [False, True])
+KEPT = [(0.1, 1 / 0.1, True), (0.3, 1 / 0.3, True), (0.3, 1 / 0.4, False), (0.3, 1.0, False)]
+
+
 @pytest.mark.parametrize(
-    ("rate", "factor", "named"),
-    [(0.1, 1 / 0.1, True), (0.3, 1 / 0.3, True), (0.3, 1 / 0.4, False), (0.3, 1.0, False)],
+    ("kept", "module"),
+    with_nightly(
+        product(KEPT, [False, True]), commit=[(KEPT[0], False), (KEPT[1], True), (KEPT[2], True)]
+    ),
 )
-def test_a_keep_rate_inverted_is_named(module, rate, factor, named):
+def test_a_keep_rate_inverted_is_named(kept, module):
+    rate, factor, named = kept
     theirs, ours = Drops(rate, module), DropsPort(rate, factor)
     report = compare(theirs, ours, X, train=True, **QUICK)
     assert not report.ok
@@ -346,8 +354,9 @@ def by_hand(names, centred, eps, wrong):
     return report.first.hint
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("names", NAMED)
+@pytest.mark.parametrize(
+    ("names", "centred"), with_nightly(product(NAMED, [False, True]), commit=3)
+)
 def test_a_norm_that_is_written_by_hand_is_named(names, centred):
     for wrong, words in ((1e-6, "1e-06"), (3.7e-4, "0.00037")):
         said = by_hand(names, centred, 1e-5, dict(eps=wrong))

@@ -1,6 +1,7 @@
 """Whatever goes into a module and comes out of it is compared, in whatever it is wrapped."""
 
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from flax import nnx, struct
 from flax_attn.parity import ParityError, assert_parity, compare, judge
 from flax_attn.parity.compare import make_pair
 from flax_attn.parity.sides.run import Request
+from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 ONCE = {"dtypes": ("float64",), "eager": False}
@@ -134,8 +136,12 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("how", WRAPPED)
+TURNS = [(how, i % 2 == 1) for i, how in enumerate(WRAPPED)]  # each once
+
+
+@pytest.mark.parametrize(
+    ("how", "jit"), with_nightly(product(WRAPPED, [False, True]), commit=TURNS)
+)
 def test_every_leaf_of_an_output_is_compared(how, jit):
     theirs, mine = WRAPPED[how]
     options = {"eager": not jit, "jit": jit, "dtypes": ("float64",)}

@@ -227,9 +227,8 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("fault", "name", "place"), with_nightly(FAULTS, commit=4), ids=[f[0].__name__ for f in FAULTS]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("fault", "name", "place"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
 def test_a_fault_is_found_in_its_module(fault, name, place):
     model = MODELS[name].flax_module()
     fault(model)

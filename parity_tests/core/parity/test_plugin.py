@@ -1,13 +1,16 @@
 """The pytest plugin, as other people's suites have it: each test here runs a suite of its own."""
 
+import io
 import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from flax_attn.parity.cases.case import has_torch
 
-pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[3]
 
 # Two sums, one right and one not; the pair is found by its import path.
@@ -89,18 +92,60 @@ def test_nothing_was_imported():
 needs_torch = pytest.mark.skipif(not has_torch(), reason="compares with torch")
 
 
+PLUGIN = ("-p", "flax_attn._pytest", "-p", "no:cacheprovider", "-v")
+
+
 @pytest.fixture
-def run(pytester, monkeypatch):
-    """Runs the suite of these files in a process that knows no other plugin."""
+def place(tmp_path, monkeypatch):
+    """An empty folder for a suite that knows no other plugin."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    path = os.pathsep.join([str(ROOT), str(pytester.path)])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(place, files):
+    for name, text in files.items():
+        (place / f"{name}.py").write_text(text)
+
+
+@pytest.fixture
+def alone(place, monkeypatch):
+    """Runs the suite of these files in a process of its own."""
+    path = os.pathsep.join([str(ROOT), str(place)])
     monkeypatch.setenv("PYTHONPATH", path, prepend=os.pathsep)
 
     def go(*options, **files):
-        pytester.makepyfile(**files)
-        return pytester.runpytest_subprocess("-p", "flax_attn._pytest", "-v", *options)
+        write(place, files)
+        line = [sys.executable, "-m", "pytest", *PLUGIN, *options]
+        done = subprocess.run(line, capture_output=True, text=True)
+        return pytest.RunResult(done.returncode, done.stdout.splitlines(), [], 0.0)
 
     return go
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """Runs the suite of these files in this process, which has imported jax and torch already."""
+    monkeypatch.syspath_prepend(place)
+
+    def go(*options, **files):
+        write(place, files)
+        known, heard = {name: sys.modules.pop(name, None) for name in files}, io.StringIO()
+        with redirect_stdout(heard):
+            status = pytest.main([*PLUGIN, "-p", "no:faulthandler", *options])
+        for name, module in known.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+        return pytest.RunResult(status, heard.getvalue().splitlines(), [], 0.0)
+
+    return go
+
+
+@pytest.fixture(params=["here", pytest.param("alone", marks=pytest.mark.nightly)])
+def run(request):
+    """Runs a suite here, and nightly in a process of its own."""
+    return request.getfixturevalue(request.param)
 
 
 @needs_torch
@@ -145,8 +190,8 @@ def test_the_fixture_asserts_and_names_its_test(run):
     assert "compare.py" not in text and "_pytest.py" not in text
 
 
-def test_a_suite_that_does_not_use_it_pays_nothing(run):
-    result = run(test_plain=PLAIN)
+def test_a_suite_that_does_not_use_it_pays_nothing(alone):
+    result = alone(test_plain=PLAIN)
     result.assert_outcomes(passed=1)
     assert "parity" not in result.stdout.str()
 

@@ -136,14 +136,14 @@ def test_a_factor_of_each_head_has_its_own_place(on):
     assert {*report.rewritten} == {f"{x}#2" for x in PLACES[on] if x != "scores"}
 
 
-@pytest.mark.parametrize(("on", "bias"), with_nightly(product(PLACES, BIASES), commit=5))
+@pytest.mark.parametrize(("on", "bias"), with_nightly(product(PLACES, BIASES), commit=9))
 def test_a_factor_of_each_head_stays_excused_where_the_bias_is_wrong(on, bias):
     report = report_of(on=PLACES[on], biased=BIASES[bias])
     assert places(report) == ["scores"], report
 
 
 @pytest.mark.parametrize(
-    ("bias", "on"), with_nightly(product([None, *BIASES], ["on scores", "on queries"]), commit=3)
+    ("bias", "on"), with_nightly(product([None, *BIASES], ["on scores", "on queries"]), commit=5)
 )
 def test_a_factor_that_torch_does_not_have_is_a_fault(on, bias):
     factor = np.array([0.5, 2.0, -3.0])[:, None]
@@ -157,6 +157,10 @@ def test_a_sink_is_a_column_of_the_scores(at):
     report = report_of(at, cap=CAP, sinks=1.0)
     assert report.ok and not report.rewritten, report
     assert {"scores", "weights", "query#2"} <= compared(report), report
+
+
+@pytest.mark.parametrize("at", with_nightly([0, 1], commit=[1]), ids=["first", "last"])
+def test_a_fault_beside_a_sink_is_placed(at):
     assert places(report_of(at, cap=CAP)) == ["weights"]
     assert places(report_of(at, cap=50.0, sinks=1.0)) == ["scores"]
     report = report_of(at, cap=CAP, sinks=1.0, biased=lambda s, bias: s + bias + 1)
@@ -188,7 +192,7 @@ def image(before=lambda x: x, epsilon=1e-5):
     return Other()
 
 
-@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("length", with_nightly([2, 3, 5], commit=[2]))
 def test_a_norm_behind_a_wrong_image_is_innocent(length):
     """Of 6 channels at 2 or 3 places a mere reshape is no nearer than channels last for first."""
     x = X[:, :length]

@@ -21,7 +21,7 @@ LLAMA = next(layer for layer in KEPT if layer.name == "real_smollm2")
 every = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.name)
 
 
-@pytest.mark.parametrize("kept", with_nightly(KEPT, commit=2), ids=lambda kept: kept.name)
+@every
 def test_a_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit(kept):
     report = golden.replay_golden(kept)
     assert report.ok, str(report)
@@ -99,7 +99,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", with_nightly(FAULTS, commit=["one part in a billion"]))
 def test_a_fault_in_the_call_is_seen(fault):
     report = golden.replay_golden(ENCODER, call=FAULTS[fault])
     assert not report.ok
@@ -115,21 +115,22 @@ LLAMA_FAULTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", LLAMA_FAULTS)
 def test_a_fault_in_the_call_of_a_decoder_is_seen(fault):
     assert not golden.replay_golden(LLAMA, call=LLAMA_FAULTS[fault]).ok
 
 
-@pytest.mark.parametrize(
-    ("kept", "name"),
-    [
-        (ENCODER, "weight in_proj_weight"),
-        (ENCODER, "weight in_proj_bias"),
-        (ENCODER, "output"),
-        (LLAMA, "blocks k_proj.weight"),
-        (LLAMA, "output"),
-    ],
-)
+NUMBERS = [
+    (ENCODER, "weight in_proj_weight"),
+    (ENCODER, "weight in_proj_bias"),
+    (ENCODER, "output"),
+    (LLAMA, "blocks k_proj.weight"),
+    (LLAMA, "output"),
+]
+
+
+@pytest.mark.parametrize(("kept", "name"), with_nightly(NUMBERS, commit=[NUMBERS[2], NUMBERS[3]]))
 def test_one_changed_number_in_the_file_is_seen(kept, name, tmp_path):
     with np.load(kept.path, allow_pickle=False) as stored:
         arrays = {key: stored[key].copy() for key in stored}

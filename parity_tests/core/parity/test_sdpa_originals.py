@@ -109,11 +109,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("path", [lambda attend: attend, math], ids=["fused", "math"])
-@pytest.mark.parametrize("way", WAYS)
+PATHS = {"fused": lambda attend: attend, "math": math}
+TURNS = [(way, ("fused", "math")[i % 2]) for i, way in enumerate(WAYS)]  # each way once
+
+
+@pytest.mark.parametrize(("way", "path"), with_nightly(product(WAYS, PATHS), commit=TURNS))
 def test_every_point_of_a_fused_call_is_compared(way, path):
     attend, parts = WAYS[way]
-    theirs = Projected(path(attend), parts.get("keys", N))
+    theirs = Projected(PATHS[path](attend), parts.get("keys", N))
     report = compare(theirs, port(**parts), X, **QUICK)
     assert report.ok and not report.rewritten and not report.unpaired, report
     assert {"scores", "weights", "context"} <= {r.name for r in report.rows if r.kind == "tap"}
@@ -143,14 +146,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fault", "path"),
-    with_nightly(product(WRONG, [lambda attend: attend, math]), commit=3),
-)
+NOW = [
+    ("scale", "fused"),
+    ("no causality", "math"),
+    ("no bias", "fused"),
+    ("keys tiled", "math"),
+    ("a softmax in float32", "fused"),
+    ("weights halved", "math"),
+]
+
+
+@pytest.mark.parametrize(("fault", "path"), with_nightly(product(WRONG, PATHS), commit=NOW))
 def test_a_fault_beside_a_fused_call_is_placed_and_named(fault, path):
     way, wrong, place, words = WRONG[fault]
     attend, parts = WAYS[way]
-    theirs = Projected(path(attend), parts.get("keys", N))
+    theirs = Projected(PATHS[path](attend), parts.get("keys", N))
     report = compare(theirs, port(**parts | wrong), X, **QUICK)
     assert report.first.tap == place and words in report.first.hint, report
     assert f"DIFFERENT at {place} (value): looks like" in str(report)
@@ -164,16 +174,19 @@ def tripled_backward(x):
 tripled_backward.defvjp(lambda x: (x, None), lambda _, g: (3 * g,))
 
 
-@pytest.mark.parametrize("path", [lambda attend: attend, math], ids=["fused", "math"])
+BACKWARD = {
+    "weights": {"drop": tripled_backward},
+    "scores": {"normal": lambda s: jax.nn.softmax(tripled_backward(s))},
+}
+
+
 @pytest.mark.parametrize(
-    ("parts", "place"),
-    [
-        ({"drop": tripled_backward}, "weights"),
-        ({"normal": lambda s: jax.nn.softmax(tripled_backward(s))}, "scores"),
-    ],
+    ("place", "path"),
+    with_nightly(product(BACKWARD, PATHS), commit=[("weights", "fused"), ("scores", "math")]),
 )
-def test_gradients_of_the_points_are_known(path, parts, place):
-    report = compare(Projected(path(attended(is_causal=True))), port(**parts), X, **QUICK)
+def test_gradients_of_the_points_are_known(place, path):
+    theirs = Projected(PATHS[path](attended(is_causal=True)))
+    report = compare(theirs, port(**BACKWARD[place]), X, **QUICK)
     assert (report.first.tap, report.first.kind) == (place, "gradient"), report
     assert [d.tap for d in report.divergences] == [place]
 
@@ -190,18 +203,26 @@ def test_dropout_inside_a_fused_call(wrong):
     assert not wrong or report.first.tap == "context"
 
 
-def test_scores_are_compared_up_to_a_constant_a_row():
-    rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
-    for attend in (attended(is_causal=True), by_hand):
-        report = compare(Projected(attend), port(bias=rows), X, **QUICK)
-        assert report.ok and not report.rewritten, report
-        report = compare(Projected(attend), port(bias=rows, scale=0.4), X, **QUICK)
-        assert report.first.tap == "scores", report
-
-
 def by_hand(q, k, v):
     scores = (q @ k.mT * H**-0.5).masked_fill(torch.tensor(FUTURE), -torch.inf)
     return torch.softmax(scores, -1) @ v
+
+
+ATTENDS = {"fused": attended(is_causal=True), "by hand": by_hand}
+
+
+@pytest.mark.parametrize("attend", ATTENDS)
+def test_scores_are_compared_up_to_a_constant_a_row(attend):
+    rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
+    report = compare(Projected(ATTENDS[attend]), port(bias=rows), X, **QUICK)
+    assert report.ok and not report.rewritten, report
+
+
+@pytest.mark.parametrize("attend", with_nightly(ATTENDS, commit=["fused"]))
+def test_scores_are_not_compared_up_to_more_than_a_constant_a_row(attend):
+    rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
+    report = compare(Projected(ATTENDS[attend]), port(bias=rows, scale=0.4), X, **QUICK)
+    assert report.first.tap == "scores", report
 
 
 def test_torchs_own_attention_module_is_seen_inside():
@@ -268,7 +289,7 @@ NORMALISERS = ["sigmoid", "relu", "relu in place", "softmax by hand", "sparsemax
 NORMALISERS += ["softplus", "relu over its sum"]
 
 
-@pytest.mark.parametrize("name", with_nightly(NORMALISERS, commit=4))
+@pytest.mark.parametrize("name", with_nightly(NORMALISERS, commit=["relu in place"]))
 def test_other_normalisers_are_points_too(name):
     theirs, ours = normaliser(name)
     original = Projected(lambda q, k, v: theirs(q @ k.mT * H**-0.5) @ v)
@@ -286,7 +307,9 @@ def test_other_normalisers_are_points_too(name):
         assert [d.tap for d in report.divergences] == [place]
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "relu", "tanh", "softplus"])
+@pytest.mark.parametrize(
+    "name", with_nightly(["sigmoid", "relu", "tanh", "softplus"], commit=["sigmoid"])
+)
 def test_a_constant_counts_where_no_softmax_follows(name):
     theirs, ours = normaliser(name)
     original = Projected(lambda q, k, v: theirs(q @ k.mT * H**-0.5) @ v)

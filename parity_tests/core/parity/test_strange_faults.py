@@ -23,7 +23,7 @@ AT_LEAST = {
 }
 
 
-SLICES = [(False, 24), (False, 1), (True, 1)]  # whether at low amplitude, and one fault of so many
+SLICES = [(False, 48), (False, 1), (True, 1)]  # whether at low amplitude, and one fault of so many
 
 
 @pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))
@@ -48,15 +48,27 @@ def test_the_list_of_strange_faults():
     assert len(strange.REWRITES) >= 12
 
 
+NOW = (
+    "huge fills: scores off by up to one beside finfo.min",
+    "dropped outputs: complex numbers conjugated",
+    "kept share: what is kept not scaled",
+    "norms and rotary: the epsilon of a gated norm",
+)
+
+
 @pytest.mark.parametrize(
-    "fault", with_nightly([f for f in strange.FAULTS if not f.lonely], commit=11), ids=str
+    "fault",
+    with_nightly(
+        [f for f in strange.FAULTS if not f.lonely], commit=lambda fault: str(fault) in NOW
+    ),
+    ids=str,
 )
 def test_a_pair_is_equal_without_its_fault(fault):
     report = fault.pair.report()
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("rewrite", with_nightly(strange.REWRITES, commit=5), ids=str)
+@pytest.mark.parametrize("rewrite", with_nightly(strange.REWRITES, commit=9), ids=str)
 def test_no_strange_rewrite_is_flagged(rewrite):
     report = rewrite.pair.report()
     assert report.ok, str(report)

@@ -91,10 +91,22 @@ except ValueError:
     assert (np.asarray(other.k_proj.kernel[...]) == before).all()
 else:
     raise SystemExit("a sharding of three axes was taken for a matrix")
+print("imported:", *sorted({"torch", "safetensors", "jax"} & {*sys.modules}))
 """
 
 
-def test_each_device_gets_its_own_slice(tmp_path):
-    line = [sys.executable, "-c", SHARDED, str(tmp_path / "m.safetensors")]
-    run = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """One process with four devices for both tests."""
+    path = tmp_path_factory.mktemp("sharded") / "m.safetensors"
+    line = [sys.executable, "-c", SHARDED, str(path)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_each_device_gets_its_own_slice(sharded):
+    assert sharded.returncode == 0, sharded.stderr
+
+
+def test_neither_torch_nor_safetensors_is_imported(sharded):
+    """By who loads and saves."""
+    assert sharded.stdout.splitlines() == ["imported: jax"], sharded.stderr

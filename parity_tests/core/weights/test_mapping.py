@@ -4,7 +4,7 @@ Each pair is built with sizes that all differ and with sizes that all agree, whe
 has the right shape and only values can tell.
 """
 
-from itertools import combinations
+from itertools import combinations, product
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="weights are carried from torch")
 T = torch.nn
-SIZES = ((2, 6), (4, 4))
+SIZES = {"apart": (2, 6), "equal": (4, 4)}
 DRAWN = np.random.RandomState(0)
 
 
@@ -288,24 +288,22 @@ BUILD = {
     "stacked": stacked,
 }
 EAGER = {"dtypes": ("float64",), "jit": False, "taps": False}
-of_all_pairs = pytest.mark.parametrize("name", BUILD)
-of_both_sizes = pytest.mark.parametrize("sizes", SIZES, ids=["apart", "equal"])
+SOME = [(name, "apart") for name in [*BUILD][::10]]
+ALL = [(name, "apart") for name in BUILD]
 
 
-@of_both_sizes
-@pytest.mark.parametrize("name", with_nightly(BUILD, commit=10))
+@pytest.mark.parametrize(("name", "sizes"), with_nightly(product(BUILD, SIZES), commit=SOME))
 def test_a_known_pair_is_the_same_function(name, sizes):
-    ours, theirs, inputs, options = BUILD[name](*sizes)
+    ours, theirs, inputs, options = BUILD[name](*SIZES[sizes])
     report = compare(ours, theirs, *inputs, **options, **EAGER)
     assert report.ok, report
     carried = {row.name for row in report.rows if row.kind == "exact" and not row.dtype}
     assert carried == {s.name for s in describe(ours) if s.kind != "buffer"}
 
 
-@of_both_sizes
-@of_all_pairs
+@pytest.mark.parametrize(("name", "sizes"), with_nightly(product(BUILD, SIZES), commit=ALL))
 def test_a_known_pair_is_carried_there_and_back_bit_for_bit(name, sizes):
-    ours, theirs, _, options = BUILD[name](*sizes)
+    ours, theirs, _, options = BUILD[name](*SIZES[sizes])
     rules = options.get("rules", ())
     with torch.no_grad():
         for tensor in ours.state_dict().values():
@@ -315,7 +313,7 @@ def test_a_known_pair_is_carried_there_and_back_bit_for_bit(name, sizes):
     assert want and port(ours, theirs, rules) is theirs
     held = flax_values(theirs)
     assert sum(x.size for x in held.values()) == sum(x.size for x in want.values())
-    back = BUILD[name](*sizes)[0]
+    back = BUILD[name](*SIZES[sizes])[0]
     port(theirs, back, rules)
     got = read(back)
     assert all(judge.exact(got[key], value).ok for key, value in want.items())
@@ -327,7 +325,7 @@ def mislaid(value):
     return jnp.swapaxes(value, *same[-1]) if same else jnp.flip(value, -1)
 
 
-@of_all_pairs
+@pytest.mark.parametrize("name", with_nightly(BUILD, commit=3))
 def test_of_equal_sizes_a_wrong_layout_is_found_by_value(name):
     ours, theirs, inputs, options = BUILD[name](4, 4)
     port(ours, theirs, options.get("rules", ()))
