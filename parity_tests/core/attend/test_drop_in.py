@@ -130,7 +130,11 @@ def truth_of(name, dtype, with_lse):
     return attention(q, k, v, c, lse_cotangent=d if with_lse else None, **rules)
 
 
-@pytest.mark.parametrize("name", GRID)
+NIGHTLY = ["as many key heads", "scale", "bias for every entry", "mask for every head"]
+NIGHTLY += ["query lengths", "key lengths", "causal bias"]  # which meet others in other rows
+
+
+@pytest.mark.parametrize("name", with_nightly(GRID, commit=lambda name: name not in NIGHTLY))
 def test_same_function_as_the_truth(name):
     """Residuals, their gradients and rows that see nothing included, in float64."""
     K, given = GRID[name]
@@ -143,7 +147,7 @@ def test_same_function_as_the_truth(name):
         assert verdict.ok, (part, verdict)
 
 
-@pytest.mark.parametrize("name", with_nightly(GRID, commit=3))
+@pytest.mark.parametrize("name", with_nightly(GRID, commit=4))
 def test_same_precision_as_jax(name):
     """Where jax.nn means the same: all but the gradient of the residual and rows without one."""
     K, given = GRID[name]
@@ -241,11 +245,16 @@ def test_what_sees_nothing_gives_zeros():
         {"local_window_size": (1, 0), "key_value_seq_lengths": [9, 2]},
     ):
         call = partial(dot_product_attention, return_residual=True, **given)
-        (out, lse), back = jax.vjp(call, q, k, v)
-        gradients = back((jnp.ones_like(out), jnp.zeros_like(lse)))
-        assert jnp.isneginf(lse[1, 4, 2]) and not out[1, 4, 2].any()
+
+        @jax.jit
+        def both_ways(*arrays):
+            (out, lse), back = jax.vjp(call, *arrays)  # noqa: B023
+            return out, lse, *back((jnp.ones_like(out), jnp.zeros_like(lse)))
+
+        out, lse, *gradients = map(np.asarray, both_ways(q, k, v))
+        assert np.isneginf(lse[1, 4, 2]) and not out[1, 4, 2].any()
         assert not gradients[0][1, 4, 2].any()
-        assert all(jnp.isfinite(x).all() for x in (out, *gradients))
+        assert all(np.isfinite(x).all() for x in (out, *gradients))
 
 
 def test_what_nobody_sees_may_hold_nan():

@@ -15,6 +15,7 @@ from flax_attn import dot_product_attention
 from flax_attn.parity import judge
 from parity_tests.core.attend.numpy_attention import attention, gathered
 from parity_tests.core.attend.test_drop_in import draw, rounded, run
+from parity_tests.tables import with_nightly
 
 
 @cache
@@ -34,8 +35,11 @@ def whole(attend, mapped=False):
     return both if attend is jax.nn.dot_product_attention else jax.jit(both)
 
 
+GROUPS = [*product(["bfloat16", "float16"], [1, 2, 4])]
+
+
 @pytest.mark.parametrize("mapped", [False, True], ids=["batched", "vmapped"])
-@pytest.mark.parametrize(("dtype", "G"), [*product(["bfloat16", "float16"], [1, 2, 4])])
+@pytest.mark.parametrize(("dtype", "G"), with_nightly(GROUPS, commit=GROUPS[:3]))
 def test_grouped_heads_are_repeated_heads(dtype, G, mapped):
     B, T, N, H = 2, 12, 4, 32
     shapes = (B, T, N, H), (B, T, N // G, H), (B, T, N // G, H), (B, T, N, H)
@@ -69,7 +73,11 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("modes", MODES, ids="+".join)
+AT_COMMIT = [("bias",), ("causal", "padding"), ("custom", "padding"), ("causal", "sliding window")]
+ROWS = with_nightly([(modes,) for modes in MODES], commit=[(modes,) for modes in AT_COMMIT])
+
+
+@pytest.mark.parametrize(("modes",), ROWS, ids=lambda modes: "+".join(modes))
 def test_masks_in_bfloat16(modes):
     B, T, N, H = 2, 16, 4, 32
     given = {"is_causal": "causal" in modes}
@@ -98,8 +106,12 @@ def test_masks_in_bfloat16(modes):
         assert verdict.ok, (part, verdict)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("mapped", [False, True], ids=["batched", "vmapped"])
+OF_A_BIAS = [*product([1, 3], [False, True])]
+
+
+@pytest.mark.parametrize(
+    ("size", "mapped"), with_nightly(OF_A_BIAS, commit=[(1, False), (3, True)])
+)
 def test_the_gradient_of_a_bias(size, mapped):
     """One array as query, key and value; a mask of keys, of rank 3; all by name, under jit."""
     S, N, H = 12, 4, 16

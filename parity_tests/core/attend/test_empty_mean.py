@@ -1,6 +1,6 @@
 """`empty="mean"`: a row that may look at nothing gives the mean of v, as adding finfo.min does."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +50,29 @@ def ragged(T=T, S=S, N=N):
 
 def outcome(f, q, k, v, do, dlse=None, **asked):
     """Output, lse, and the gradients of q, k and v; no cotangent of an lse of -inf."""
-    dlse = normal(9, *q.shape[:-1]) if dlse is None else dlse
+    return run(compiled(f, **asked), q, k, v, do, dlse)
 
-    def both(q, k, v, do, dlse):
-        out, back = jax.vjp(partial(f, return_lse=True, **asked), q, k, v)
+
+def compiled(f, **asked):
+    """The program of an `outcome`, for `run`; a mask given there is one of its arguments."""
+
+    def both(q, k, v, do, dlse, mask=None):
+        more = asked if mask is None else {**asked, "mask": mask}
+        out, back = jax.vjp(partial(f, return_lse=True, **more), q, k, v)
         return *out, *back((do, jnp.where(jnp.isneginf(out[1]), 0, dlse)))
 
-    return [np.asarray(x) for x in jax.jit(both)(q, k, v, do, dlse.astype(wide(q)))]
+    return jax.jit(both)
+
+
+def run(program, q, k, v, do, dlse=None, *mask):
+    dlse = normal(9, *q.shape[:-1]) if dlse is None else dlse
+    return [np.asarray(x) for x in program(q, k, v, do, dlse.astype(wide(q)), *mask)]
+
+
+@cache
+def of_ragged(backend):
+    """The program that most tests ask, each with its own arrays."""
+    return compiled(mean, mask=ragged(), backend=backend)
 
 
 def wide(x):
@@ -87,7 +103,7 @@ def bit_equal(a, b):
     return all(judge.exact(x, y).ok for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("seeds", with_nightly([12, 36], commit=[12]))
+@pytest.mark.parametrize("seeds", with_nightly([6, 12, 36], commit=[6]))
 def test_any_mask_gives_the_mean_where_it_shows_nothing(seeds):
     empty = full = 0
     for seed in range(seeds):
@@ -160,25 +176,39 @@ MORE = {
 }
 
 
-@of_backends
-@pytest.mark.parametrize("name", MORE)
-def test_sinks_and_dropout_are_those_of_the_formula(name, backend):
-    asked, plain = MORE[name]
+def with_gradients(f):
+    """The output, in place of an lse again, and the gradients, in float64."""
+
+    @jax.jit
+    def both(q, k, v, do):
+        out, back = jax.vjp(f, q, k, v)
+        return out, out, *back(do)
+
     with jax.enable_x64(True):
-        *given, do = arrays()
-        if isinstance(plain.get("keep"), Dropout):
-            plain = {**plain, "keep": DRAWN.grid(Sizes((B,), N, T, S))}
-        found = []
-        for f in (
-            partial(mean, mask=ragged(), backend=backend, **asked),
-            partial(formula, seen=ragged(), **plain),
-        ):
-            out, back = jax.vjp(jax.jit(f), *given)
-            found.append([np.asarray(x) for x in (out, out, *back(do))])
-        check(*found, name)
+        return [np.asarray(x) for x in both(*arrays())]
+
+
+@cache
+def by_formula(name):
+    plain = MORE[name][1]
+    if isinstance(plain.get("keep"), Dropout):
+        with jax.enable_x64(True):
+            plain = {**plain, "keep": np.asarray(DRAWN.grid(Sizes((B,), N, T, S)))}
+    return with_gradients(partial(formula, seen=ragged(), **plain))
+
+
+AT_COMMIT = ["a mask of what is kept", "sinks and dropout"]
+
+
+@of_backends
+@pytest.mark.parametrize("name", with_nightly(MORE, commit=AT_COMMIT))
+def test_sinks_and_dropout_are_those_of_the_formula(name, backend):
+    asked, _ = MORE[name]
+    got = with_gradients(partial(mean, mask=ragged(), backend=backend, **asked))
+    check(got, by_formula(name), name)
     dead = np.swapaxes(~ragged().any(-1), 1, 2)
     silent = dead & np.isfinite(SINKS) if "sinks" in asked else np.zeros_like(dead)
-    assert not found[0][0][silent].any() and found[0][0][dead & ~silent].any()
+    assert not got[0][silent].any() and got[0][dead & ~silent].any()
 
 
 def by_torch(torch, q, k, v, do, way):
@@ -212,23 +242,23 @@ def test_it_is_what_torch_makes_of_finfo_min(way, backend):
     dead = np.swapaxes(~ragged().any(-1), 1, 2)
     with jax.enable_x64(True):
         none = np.zeros((B, T, N))
-        ours = partial(outcome, mean, *given, dlse=none, mask=ragged(), backend=backend)
-        got, want = ours(do), by_torch(torch, *given, do, way)
-        loud, quiet = ([x[0], x[0], *x[2:]] for x in (got, ours(np.where(dead[..., None], 0, do))))
+        zeroed = np.where(dead[..., None], 0, do)
+        ours = [run(of_ragged(backend), *given, x, none) for x in (do, zeroed)]
+        want = by_torch(torch, *given, do, way)
+        loud, quiet = ([x[0], x[0], *x[2:]] for x in ours)
     if way == "filled":
         check(loud, want, way)
     else:
         check([loud[0], loud[4]], [want[0], want[4]], way)
         assert not loud[2][dead].any() and want[2][dead].all()
-        check(quiet, by_torch(torch, *given, np.where(dead[..., None], 0, do), way), way)
+        check(quiet, by_torch(torch, *given, zeroed, way), way)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", with_nightly(["float32", "bfloat16"], commit=["bfloat16"]))
 @of_backends
 def test_narrow_dtypes(dtype, backend):
     given = [jnp.asarray(x, dtype) for x in arrays()]
-    got = outcome(mean, *given, mask=ragged(), backend=backend)
-    own = outcome(mean, *given, mask=ragged(), backend="reference")
+    got, own = (run(of_ragged(x), *given) for x in (backend, "reference"))
     with jax.enable_x64(True):
         want = truth(*(np.asarray(x, np.float64) for x in given), ragged())
     for i, (a, b, c) in enumerate(zip(got, own, want, strict=True)):
@@ -249,8 +279,7 @@ def test_nan_in_padding_reaches_the_rows_that_average_it_and_no_other(backend):
     dirty[2][1, S - 1] = np.nan  # a value that no row may look at
     dead = np.swapaxes(~ragged().any(-1), 1, 2)
     with jax.enable_x64(True):
-        how = {"mask": ragged(), "backend": backend}
-        clean, got = (outcome(mean, *x, do, **how) for x in (given, dirty))
+        clean, got = (run(of_ragged(backend), *x, do) for x in (given, dirty))
     hit = dead & (np.arange(B) == 1)[:, None, None]
     assert np.isnan(got[0][hit]).all() and bit_equal([got[0][~hit]], [clean[0][~hit]])
     assert bit_equal(got[1:], clean[1:])
@@ -261,16 +290,15 @@ def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
     *given, do = arrays()
     dirty = [*given[:2], given[2].copy()]
     dirty[2][1, S - 1] = np.nan
-    found = []
+
+    @jax.jit
+    def of_scale(q, k, v, do):
+        how = {"mask": ragged(), "dropout": DRAWN, "backend": backend}
+        _, back = jax.vjp(lambda scale: mean(q, k, v, scale=scale, **how), jnp.asarray(0.7))
+        return back(do)[0]
+
     with jax.enable_x64(True):
-        for q, k, v in (given, dirty):
-
-            def f(scale, q=q, k=k, v=v):
-                how = {"scale": scale, "dropout": DRAWN, "backend": backend}
-                return mean(q, k, v, mask=ragged(), **how)
-
-            _, back = jax.vjp(jax.jit(f), jnp.asarray(0.7))
-            found.append(np.asarray(back(do)[0]))
+        found = [np.asarray(of_scale(*x, do)) for x in (given, dirty)]
     assert judge.exact(*found).ok and found[0] != 0
 
 

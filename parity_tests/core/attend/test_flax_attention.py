@@ -104,16 +104,18 @@ CALLS = [
 
 
 TELL_MOST = ("mask for each head", "dropout for each weight", "norms of q and k")
-TELL_MOST += ("decoding with a mask", "grouped queries, dropped", "dropout over two batch axes")
+OF_OWN_SHAPES = ("decoding with a mask", "grouped queries, dropped", "dropout over two batch axes")
 
 
 @pytest.mark.parametrize(
-    ("by", "name"), with_nightly(CALLS, commit=lambda call: call[1] in TELL_MOST)
+    ("by", "name"),
+    with_nightly(CALLS, commit=lambda call: call[1] in (*TELL_MOST, *OF_OWN_SHAPES)),
 )
 def test_a_module_is_the_same_function(by, name):
     config, inputs, call = {**SHARED, **(NNX if by is by_nnx else LINEN)}[name]
     gradients = not name.startswith("decoding ")  # compiled for shapes that no other case has
-    got, want = both(by, config, inputs, gradients=gradients, **call)
+    how = {"gradients": gradients, "whole": name in OF_OWN_SHAPES}
+    got, want = both(by, config, inputs, **how, **call)
     same(got, want)
     assert bool(got.sown) == ("sow_weights" in call)
 

@@ -32,14 +32,14 @@ PRECISIONS = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGH, jax.lax.Precisio
 GRID = [(*kind, *rest) for kind, *rest in itertools.product(KINDS, PARTS, PRECISIONS)]
 AT_COMMIT = [
     (*kind, part, jax.lax.Precision.DEFAULT)
-    for kind, part in zip(KINDS, [*PARTS[1:3], *PARTS[5:7]], strict=True)
+    for kind, part in zip([*KINDS[:2], KINDS[3]], [*PARTS[1:3], PARTS[6]], strict=True)
 ]
 
 
-def run(by, fn, part, **config):
+def run(by, fn, part, whole=True, **config):
     use_bias, decode, normalize_qk = part
     config = {"use_bias": use_bias, "normalize_qk": normalize_qk, **config}
-    return by(fn, config, [X], steps=2 * decode, gradients=False).out
+    return by(fn, config, [X], steps=2 * decode, gradients=False, whole=whole).out
 
 
 @cache
@@ -55,9 +55,12 @@ def test_ours_is_as_near_to_the_truth_as_flaxs(dtype, param_dtype, part, precisi
     with as_flax_runs(x64=False):
         kinds = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
         runs = [(by_nnx, None), (by_nnx, flax_attention)]
-        if precision == jax.lax.Precision.DEFAULT:  # flax's own test says that both are equal
+        usual = precision == jax.lax.Precision.DEFAULT
+        if usual:  # flax's own test says that both are equal
             runs.append((by_linen, flax_attention))
-        theirs, *ours = (run(by, fn, part, precision=precision, **kinds) for by, fn in runs)
+        # With float16 a CPU runs flax's own function eagerly only.
+        how = {"whole": usual and dtype == "float32", "precision": precision, **kinds}
+        theirs, *ours = (run(by, fn, part, **how) for by, fn in runs)
     for got in ours:
         assert got.dtype == theirs.dtype == np.dtype(dtype)
         verdict = judge.same_precision(got, theirs, truth_of(part), dtype)

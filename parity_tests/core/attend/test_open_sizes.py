@@ -47,9 +47,12 @@ def exported(shape, **options):
     return export.export(jax.jit(both_ways))(jax.ShapeDtypeStruct(shape, jnp.float64)), both_ways
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), with_nightly(product([*MASKS, *OF_FIVE], ["auto", "blockwise"]), commit=3)
-)
+ROWS = [*product([*MASKS, *OF_FIVE], ["auto", "blockwise"])]
+AT_COMMIT = [("causal", "blockwise"), ("lengths", "auto"), ("segments", "blockwise")]
+AT_COMMIT += [("dense", "auto")]
+
+
+@pytest.mark.parametrize(("name", "backend"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_an_open_batch(name, backend):
     (b,) = export.symbolic_shape("b")
     mask = {**MASKS, **OF_FIVE}[name]
@@ -57,7 +60,9 @@ def test_an_open_batch(name, backend):
     check_on(program, plain, 2, 5)
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    "name", with_nightly(MASKS, commit=["window from the end", "lengths", "chunks"])
+)
 def test_open_lengths_are_served_by_the_plain_formula(name):
     b, t = export.symbolic_shape("b, t")
     program, plain = exported((b, t, N, H), mask=MASKS[name])

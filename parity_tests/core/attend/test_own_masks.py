@@ -11,6 +11,7 @@ import pytest
 import flax_attn
 from flax_attn import CAUSAL, IDENTITY, Causal, Mask, Score, Window, attend, explain, frozen
 from flax_attn.parity import judge
+from parity_tests.tables import with_nightly
 
 B, N, K, H = 4, 4, 2, 8
 BOTH = ("blockwise", "reference")
@@ -119,7 +120,10 @@ def same(got, want):
     return all(judge.alike(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", MASKS)
+AT_COMMIT = ["stripes", "near", "not band", "reach"]
+
+
+@pytest.mark.parametrize("name", with_nightly(MASKS, commit=AT_COMMIT))
 def test_blocks_give_what_the_plain_formula_gives(name):
     score = Temperature(TABLE) if name in ("near", "both") else IDENTITY
     q, k, v, do = arrays(150)
@@ -142,9 +146,10 @@ def test_blocks_of_a_band_give_what_those_of_a_window_give():
         assert judge.exact(got, want).ok
 
 
-def test_loops_give_what_the_plain_formula_gives():
-    """At a length where blocks run in loops, of one batch entry."""
-    mask, T = (Stripes(3) & Window(700, 5)) | Near(40), 2100
+@pytest.mark.parametrize("T", with_nightly([1100, 2100], commit=[1100]))
+def test_loops_give_what_the_plain_formula_gives(T):
+    """At lengths where blocks run in loops, of one batch entry."""
+    mask = (Stripes(3) & Window(700, 5)) | Near(40)
     q, k, v, do = (x[:1] for x in arrays(T))
     got, want = (program(mask, IDENTITY, x)(IDENTITY, q, k, v, do) for x in BOTH)
     assert same(got, want)

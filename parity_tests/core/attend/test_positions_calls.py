@@ -54,7 +54,10 @@ OF_INDEX = {
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_indices_as_positions_change_nothing(backend):
     how = {**OF_INDEX, "dropout": Dropout(0.5, jax.random.key(0)), "backend": backend}
-    call = partial(attend, *arrays(), **how, return_lse=True)
+
+    def call(**at):
+        return jax.jit(partial(attend, **how, **at, return_lse=True))(*arrays())
+
     want = call()
     for q, kv in ((np.arange(T), None), (None, jnp.arange(S)), (np.arange(T), [[*range(S)]] * B)):
         q, kv = (None if x is None else np.asarray(x) for x in (q, kv))
@@ -67,6 +70,7 @@ def test_keys_may_change_slots_together_with_their_positions(backend):
     at, order = where(8), Random(0).permutation(S)
     back = np.argsort(order)
 
+    @jax.jit
     def run(k, v, kv_positions):
         def call(q, k, v):
             how = {"q_positions": at.q, "kv_positions": kv_positions, "backend": backend}
@@ -97,10 +101,11 @@ def test_what_is_absent_is_as_a_row_that_a_mask_hides(backend):
 def test_the_mean_of_an_empty_row_is_of_the_keys_that_are_present(backend):
     q, k, v = arrays()
     at = where(12)
-    v = jnp.where((at.k >= 0)[:, :, None, None], v, jnp.nan)
+    v = np.where((at.k >= 0)[:, :, None, None], v, np.nan)
     how = {"q_positions": at.q, "kv_positions": at.k, "mask": Window(1, 0)}
-    o = attend(q, k, v, **how, empty="mean", backend=backend)
-    zero, lse = attend(q, k, v, **how, backend=backend, return_lse=True)
+    call = partial(attend, **how, backend=backend)
+    o = jax.jit(partial(call, empty="mean"))(q, k, v)
+    zero, lse = jax.jit(partial(call, return_lse=True))(q, k, v)
     assert np.isneginf(lse).any() and np.isfinite(lse).any()
     mean = np.stack([np.asarray(v[b, at.k[b] >= 0]).mean(0) for b in range(B)])
     mean = np.repeat(mean, N // K, axis=1)[:, None]  # B 1 N h
@@ -109,7 +114,7 @@ def test_the_mean_of_an_empty_row_is_of_the_keys_that_are_present(backend):
     same(o, np.where(empty, mean, zero))
     drop = Dropout(0.5, jax.random.key(1))
     keep = np.asarray(drop.keep(*(np.maximum(x, 0) for x in at.at)))
-    o = attend(q, k, v, **how, dropout=drop, empty="mean", backend=backend)
+    o = jax.jit(partial(call, dropout=drop, empty="mean"))(q, k, v)
     weight = 2 / (at.k >= 0).sum(1)[:, None, None, None]
     weights = np.where(keep & at.seen(np.True_), weight, 0)
     clean = np.repeat(np.nan_to_num(np.asarray(v)), N // K, axis=2)
@@ -138,20 +143,22 @@ def test_positions_may_be_mapped_over_and_carried(backend):
     def one(q_at, k_at):
         return call(q, k, v, q_positions=q_at, kv_positions=k_at)
 
-    want = [one(*each) for each in many]
-    same(jax.jit(jax.vmap(one))(*at), jnp.stack(want))
-    same(jax.lax.scan(lambda _, each: (None, one(*each)), None, at)[1], jnp.stack(want))
+    want = [jax.jit(one)(*each) for each in many]
+    want = np.stack(want)
+    same(jax.jit(jax.vmap(one))(*at), want)
+    same(jax.lax.scan(lambda _, each: (None, one(*each)), None, at)[1], want)
 
 
 def test_positions_of_several_batch_axes():
-    q, k, v = (jnp.stack([x, x[::-1], x + 1]) for x in arrays())  # 3 B
+    q, k, v = (np.stack([x, x[::-1], x + 1]) for x in map(np.asarray, arrays()))  # 3 B
     r = Random(2)
     q_at, k_at = r.randint(-1, 20, (3, 1, T)), np.stack([r.permutation(S) - 1 for _ in range(B)])
-    got = attend(q, k, v, **OF_INDEX, q_positions=q_at, kv_positions=k_at)
-    flat = (jnp.reshape(x, (-1, *x.shape[2:])) for x in (q, k, v))
+    call = jax.jit(partial(attend, **OF_INDEX))
+    got = call(q, k, v, q_positions=q_at, kv_positions=k_at)
+    flat = (np.reshape(x, (-1, *x.shape[2:])) for x in (q, k, v))
     at = (np.broadcast_to(x, (3, B, n)).reshape(-1, n) for x, n in ((q_at, T), (k_at, S)))
     how = dict(zip(("q_positions", "kv_positions"), at, strict=True))
-    same(got.reshape(-1, *got.shape[2:]), attend(*flat, **OF_INDEX, **how))
+    same(got.reshape(-1, *got.shape[2:]), call(*flat, **how))
 
 
 @pytest.mark.parametrize("backend", ["auto", "blockwise"])
@@ -173,13 +180,14 @@ def test_positions_are_exported(backend):
 
 def test_shards_hand_in_their_own_positions():
     """Beside places, by which the caller says where entries and heads stand."""
-    q, k, v = arrays()
+    q, k, v = map(np.asarray, arrays())
     at, drop = where(5), Dropout(0.5, jax.random.key(3))
     how = {"mask": CAUSAL & MaskFn(lambda b, n, q, k: (b + n + q + k) % 3 > 0), "dropout": drop}
-    want = attend(q, k, v, **how, q_positions=at.q, kv_positions=at.k)
-    places = Places(b=jnp.asarray([1]), n=jnp.asarray([2, 3]))
+    call = jax.jit(partial(attend, **how))
+    want = call(q, k, v, q_positions=at.q, kv_positions=at.k)
+    places = Places(b=np.asarray([1]), n=np.asarray([2, 3]))
     part = q[1:, :, 2:], k[1:, :, 1:], v[1:, :, 1:]
-    got = attend(*part, **how, places=places, q_positions=at.q[1:], kv_positions=at.k[1:])
+    got = call(*part, places=places, q_positions=at.q[1:], kv_positions=at.k[1:])
     same(got, want[1:, :, 2:])
 
 

@@ -1,4 +1,10 @@
-"""The laws that all layers of the climb keep, with numpy in float64 as a third oracle."""
+"""The laws that all layers of the climb keep, with numpy in float64 as a third oracle.
+
+Runs are eager and of one shape, SHAPE, since the first such run of a layer compiles every operation
+and the others none; what asks for another shape runs under jit, as one program.
+"""
+
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +30,7 @@ from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 
 D, CONTEXT = 11, 9
+SHAPE = 2, 2, 7, D
 WIDTHS = {"d_in": D, "d_out": 6}
 CAUSAL = {**WIDTHS, "context_length": CONTEXT, "dropout": 0.0, "qkv_bias": True}
 MANY = {**CAUSAL, "d_out": 12, "num_heads": 3}
@@ -51,6 +58,18 @@ def build(kind, **given):
     """A layer of the climb; as good as float64 unless told otherwise."""
     config = {**LAYERS[kind], "param_dtype": jnp.float64, "rngs": nnx.Rngs(0), **given}
     return kind(**config)
+
+
+@cache
+def standard(kind):
+    """The layer as LAYERS has it, which no test changes, and what it makes of tokens."""
+    layer = build(kind)
+    return layer, layer(tokens(*SHAPE))
+
+
+@nnx.jit
+def compiled(layer, x):
+    return layer(x)
 
 
 def tokens(*shape):
@@ -106,84 +125,101 @@ def projections(layer, x):
 
 @of_all
 def test_numpy_agrees(kind):
-    layer, x = build(kind), tokens(7, D)
-    heads = projections(layer, np.asarray(x))
+    layer, found = standard(kind)
     plain = kind in (SimplifiedSelfAttention, UniformCausalAverage, SingleHeadAttention)
-    scale = 1.0 if plain else heads[0][0].shape[-1] ** -0.5
-    contexts = [attention(*head, scale, kind not in SEES_THE_FUTURE) for head in heads]
-    want = np.concatenate(contexts, axis=-1)
-    if hasattr(layer, "out_proj"):
-        want = want @ np.asarray(layer.out_proj.kernel[...]) + np.asarray(layer.out_proj.bias[...])
-    assert same(layer(x), want)
+    for at in np.ndindex(SHAPE[:2]):
+        heads = projections(layer, np.asarray(tokens(*SHAPE))[at])
+        scale = 1.0 if plain else heads[0][0].shape[-1] ** -0.5
+        contexts = [attention(*head, scale, kind not in SEES_THE_FUTURE) for head in heads]
+        want = np.concatenate(contexts, axis=-1)
+        if hasattr(layer, "out_proj"):
+            kernel, bias = (
+                np.asarray(x[...]) for x in (layer.out_proj.kernel, layer.out_proj.bias)
+            )
+            want = want @ kernel + bias
+        assert same(np.asarray(found)[at], want)
 
 
 @of_all
 def test_a_batch_equals_each_sentence_alone(kind):
-    layer, x = build(kind), tokens(4, 2, 5, D)
-    whole = layer(x)
-    for i in range(4):
-        for j in range(2):
-            assert same(layer(x[i, j]), whole[i, j])
+    layer, whole = standard(kind)
+    for at in np.ndindex(SHAPE[:2]):
+        assert same(compiled(layer, np.asarray(tokens(*SHAPE))[at]), np.asarray(whole)[at])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in SEES_THE_FUTURE])
 def test_what_comes_later_changes_nothing(kind):
-    layer, x = build(kind), tokens(2, 7, D)
-    whole, other = layer(x), layer(x.at[:, 5:].multiply(-3.0))
-    assert same(other[:, :5], whole[:, :5])
-    assert not (other[:, 5:] == whole[:, 5:]).any()
+    layer, whole = standard(kind)
+    x = np.array(tokens(*SHAPE))
+    x[..., 5:, :] *= -3.0
+    other, whole = np.asarray(layer(jnp.asarray(x))), np.asarray(whole)
+    assert same(other[..., :5, :], whole[..., :5, :])
+    assert not (other[..., 5:, :] == whole[..., 5:, :]).any()
     if kind is not CausalRenormalisedAttention:  # there the future passes through a denominator
-        assert (other[:, :5] == whole[:, :5]).all()
+        assert (other[..., :5, :] == whole[..., :5, :]).all()
 
 
 @of_all
 def test_every_row_of_weights_sums_to_one(kind):
     with taps.listen() as heard:
-        build(kind)(tokens(2, 7, D))
-    tables = [value for name, value in heard if name.startswith("weights")]
+        standard(kind)[0](tokens(*SHAPE))
+    tables = [np.asarray(value) for name, value in heard if name.startswith("weights")]
     assert tables
-    for table in tables:
-        zeroed = jnp.triu(jnp.ones_like(table, dtype=bool), k=1) & (kind not in SEES_THE_FUTURE)
-        before = kind is CausalRenormalisedAttention and table is tables[0]
-        assert before or not jnp.where(zeroed, table, 0).any()
+    for i, table in enumerate(tables):
+        zeroed = np.triu(np.ones_like(table, dtype=bool), k=1) & (kind not in SEES_THE_FUTURE)
+        before = kind is CausalRenormalisedAttention and i == 0
+        assert before or not np.where(zeroed, table, 0).any()
         assert same(table.sum(-1), np.ones(table.shape[:-1]))
 
 
 @pytest.mark.parametrize("kind", WITH_DROPOUT)
 def test_in_eval_mode_dropout_is_not_there(kind):
-    x = tokens(2, 5, D)
-    without, with_dropout = build(kind), build(kind, dropout=0.5)
-    assert (with_dropout(x, deterministic=True) == without(x)).all()
-    assert not (with_dropout(x) == without(x)).all()
+    x, without = tokens(*SHAPE), np.asarray(standard(kind)[1])
+    with_dropout = build(kind, dropout=0.5)
+    assert (np.asarray(with_dropout(x, deterministic=True)) == without).all()
+    assert not (np.asarray(with_dropout(x)) == without).all()
     with_dropout.eval()
-    assert (with_dropout(x) == without(x)).all()
+    assert (np.asarray(with_dropout(x)) == without).all()
 
 
 @pytest.mark.parametrize("kind", [CausalAttention, CausalRenormalisedAttention])
 def test_nothing_survives_a_rate_of_one(kind):
-    assert not build(kind, dropout=1.0)(tokens(2, 5, D)).any()
+    assert not np.any(build(kind, dropout=1.0)(tokens(*SHAPE)))
+
+
+of_few = pytest.mark.parametrize("shape", [(0, D), (2, 0, D), (0, 5, D), (1, D)])
 
 
 @of_all
-@pytest.mark.parametrize("shape", [(0, D), (2, 0, D), (0, 5, D), (1, D)])
+@of_few
 def test_no_tokens_and_no_sentences(kind, shape):
+    assert jax.eval_shape(standard(kind)[0], tokens(*shape)).shape[:-1] == shape[:-1]
+
+
+@pytest.mark.nightly
+@of_all
+@of_few
+def test_no_tokens_and_no_sentences_run(kind, shape):
     assert build(kind)(tokens(*shape)).shape[:-1] == shape[:-1]
 
 
 @of_all
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_dtype_reaches_the_arithmetic(kind, dtype):
-    with taps.listen() as heard:
-        out = build(kind, dtype=dtype)(tokens(2, 5, D))
-    assert {out.dtype, *(value.dtype for _, value in heard)} == {jnp.dtype(dtype)}
+    def run(x):
+        with taps.listen() as heard:
+            return build(kind, dtype=dtype)(x), [value for _, value in heard]
+
+    out, heard = jax.eval_shape(run, tokens(2, 5, D))
+    assert {out.dtype, *(value.dtype for value in heard)} == {jnp.dtype(dtype)}
 
 
 @of_all
 def test_parameters_have_their_dtype_and_nothing_else_is_state(kind):
-    layer = build(kind, param_dtype=jnp.float32)
-    for _, variable in nnx.to_flat_state(nnx.state(layer)):
+    state = nnx.eval_shape(lambda: nnx.state(build(kind, param_dtype=jnp.float32)))
+    for _, variable in nnx.to_flat_state(state):
         if isinstance(variable, nnx.Param):
-            assert variable[...].dtype == jnp.float32
+            assert variable.get_value().dtype == jnp.float32
         else:
             assert isinstance(variable, nnx.RngState)
 
@@ -191,35 +227,42 @@ def test_parameters_have_their_dtype_and_nothing_else_is_state(kind):
 @of_all
 def test_the_start_is_torchs(kind):
     low, high = (0.0, 1.0) if kind is SelfAttentionV1 else (-(D**-0.5), D**-0.5)
-    for path, param in nnx.to_flat_state(nnx.state(build(kind), nnx.Param)):
+    for path, param in nnx.to_flat_state(nnx.state(standard(kind)[0], nnx.Param)):
         if "out_proj" not in path:
-            assert low <= param[...].min() < param[...].max() < high
+            drawn = np.asarray(param[...])
+            assert low <= drawn.min() < drawn.max() < high
 
 
 @of_all
 def test_runs_under_jit_vmap_and_grad(kind):
-    layer, x = build(kind), tokens(2, 5, D)
+    layer, want = standard(kind)
     graph, state = nnx.split(layer)
 
     def forward(x):
         return nnx.merge(graph, state, copy=True)(x)
 
-    assert same(jax.jit(forward)(x), layer(x))
-    assert same(jax.vmap(forward)(x), layer(x))
-    assert jax.grad(lambda x: forward(x).mean())(x).shape == x.shape
+    @jax.jit
+    def run(x):
+        return forward(x), jax.vmap(forward)(x), jax.grad(lambda x: forward(x).mean())(x)
+
+    x = tokens(*SHAPE)
+    out, mapped, gradient = run(x)
+    assert same(out, want)
+    assert same(mapped, want)
+    assert gradient.shape == x.shape
 
 
 @of_all
 def test_refuses_what_is_no_sentence(kind):
     """Where pytest checks shapes at run time, that check comes first."""
-    layer = build(kind)
+    layer, _ = standard(kind)
     with pytest.raises(TypeError, match=r"x must be floating; got int|Type-check error"):
-        layer(jnp.ones((5, D), int))
+        layer(np.ones((5, D), int))
     with pytest.raises((ValueError, TypeError), match=r"x must have shape|Type-check error"):
-        layer(jnp.ones(D))
+        layer(np.ones(D))
     if LAYERS[kind]:
         with pytest.raises(ValueError, match=rf"\(\*batch, length, {D}\); got \(5, 6\)"):
-            layer(jnp.ones((5, 6)))
+            layer(np.ones((5, 6)))
 
 
 @pytest.mark.parametrize("kind", WITH_DROPOUT)

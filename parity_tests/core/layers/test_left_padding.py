@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -11,6 +10,7 @@ from flax import nnx
 from flax_attn import CAUSAL, CrossAttention, Dense, GroupedQueryAttention, Rotary, T5Attention
 from flax_attn.parity import assert_parity, judge
 from parity_tests.core.backends.refusal import refused
+from parity_tests.tables import with_nightly
 
 REAL = np.asarray([[True] * 7, [False] * 3 + [True] * 4])
 SEEN = np.tri(7, dtype=bool) & REAL[:, None, None]  # B 1 T S
@@ -75,9 +75,10 @@ def test_every_row_is_that_of_transformers():
     assert_parity(module, padded(), X, torch_call=theirs, flax_call=ours, **options)
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"sinks": True}, {"qkv_bias": True, "out_bias": True}], ids=str
-)
+OPTIONS = [{}, {"sinks": True}, {"qkv_bias": True, "out_bias": True}]
+
+
+@pytest.mark.parametrize("more", with_nightly(OPTIONS, commit=OPTIONS[:2]), ids=str)
 def test_every_row_and_gradient_is_that_of_the_twin(more):
     pytest.importorskip("torch", reason="the twin is torch's")
     from torch_ref.grouped_query import GroupedQueryAttention as Twin
@@ -110,10 +111,12 @@ def test_another_word_is_refused():
     ],
 )
 def test_layers_with_a_memory_say_what_an_empty_row_gives(build):
-    attention, x = build(rngs=nnx.Rngs(0)), jnp.ones((2, 5, 12))
-    nothing = jnp.zeros((5, 5), bool)
-    mean = attention(x, mask=nothing, empty="mean")
-    assert mean.any() and judge.alike(mean, attention(x, mask=~nothing))  # all values are alike
-    assert judge.alike(attention(x, mask=nothing), attention(0 * x, mask=nothing))
+    attention, x = build(rngs=nnx.Rngs(0)), np.ones((2, 5, 12), np.float32)
+    nothing = np.zeros((5, 5), bool)
+    call = nnx.jit(lambda layer, x, mask: layer(x, mask=mask))
+    averaged = nnx.jit(lambda layer, x, mask: mean(layer, x, mask=mask))
+    found = np.asarray(averaged(attention, x, nothing))
+    assert found.any() and judge.alike(found, call(attention, x, ~nothing))  # all values are alike
+    assert judge.alike(call(attention, x, nothing), call(attention, 0 * x, nothing))
     with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
         attention(x, empty="nan")

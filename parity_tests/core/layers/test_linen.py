@@ -1,5 +1,7 @@
 """A layer used from Linen through `nnx.bridge`: init, apply, gradient and dropout, all the same."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,10 +49,16 @@ def in_nnx(kind, config, params):
     return layer
 
 
+@cache
+def in_linen(kind):
+    """The layer as a Linen module, and its variables."""
+    module = nnx.bridge.to_linen(kind, **(MULTI if kind is MultiHeadAttention else GROUPED))
+    return module, module.init(KEYS, X)
+
+
 @both
 def test_apply_gives_the_same(kind, config):
-    module = nnx.bridge.to_linen(kind, **config)
-    variables = module.init(KEYS, X)
+    module, variables = in_linen(kind)
     assert variables.keys() == {"params"}
     layer = in_nnx(kind, config, variables["params"])
     assert exactly(module.apply(variables, X, **EVAL.get(kind, {})), layer(X))
@@ -58,8 +66,8 @@ def test_apply_gives_the_same(kind, config):
 
 @both
 def test_gradients_are_the_same(kind, config):
-    module = nnx.bridge.to_linen(kind, **config)
-    params = module.init(KEYS, X)["params"]
+    module, variables = in_linen(kind)
+    params = variables["params"]
 
     def by_linen(params, x):
         out = module.apply({"params": params}, x, **EVAL.get(kind, {}))
@@ -69,15 +77,14 @@ def test_gradients_are_the_same(kind, config):
         out = layer(x)
         return (out * COTANGENT[..., : out.shape[-1]]).sum()
 
-    got = jax.grad(by_linen, (0, 1))(params, X)
-    want = nnx.grad(by_nnx, argnums=(0, 1))(in_nnx(kind, config, params), X)
+    got = jax.jit(jax.grad(by_linen, (0, 1)))(params, X)
+    want = nnx.jit(nnx.grad(by_nnx, argnums=(0, 1)))(in_nnx(kind, config, params), X)
     assert exactly(got[0], nnx.to_pure_dict(want[0])) and exactly(got[1], want[1])
     assert all(np.any(x) for x in jax.tree.leaves(got))
 
 
 def test_dropout_follows_linens_keys():
-    module = nnx.bridge.to_linen(MultiHeadAttention, **MULTI)
-    variables = module.init(KEYS, X)
+    module, variables = in_linen(MultiHeadAttention)
     one, same, other = (
         module.apply(variables, X, rngs={"dropout": jax.random.key(n)}) for n in (2, 2, 3)
     )

@@ -6,6 +6,8 @@ The denominator over everybody cancels, in the values and in their gradients: no
 is left. In floating point the two part where a denominator is nothing.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,10 +51,22 @@ def before(scores, seen):
 def seen_of(kind, T, S):
     """Every row may look at something."""
     if kind == "causal":
-        return jnp.tril(jnp.ones((T, S), bool))
+        return jnp.asarray(np.tri(T, S, dtype=bool))
     seen = np.random.RandomState(T * S).rand(T, S) < 0.4
     seen[np.arange(T), np.arange(T) % S] = True
     return jnp.asarray(seen)
+
+
+@partial(jax.jit, static_argnums=0)
+def differentiated(weigh, seen, q, k, v, cotangent):
+    """Context vectors and weights, and the gradients of q, k and v."""
+
+    def context(q, k, v):
+        weights = weigh(2.0 * q @ k.T, seen)
+        return weights @ v, weights
+
+    out, back, weights = jax.vjp(context, q, k, v, has_aux=True)
+    return (out, weights), back(cotangent)
 
 
 @pytest.mark.parametrize("kind", ["causal", "ragged"])
@@ -60,18 +74,9 @@ def seen_of(kind, T, S):
 def test_after_is_before_in_values_and_gradients(kind, T, S, H):
     """The weights, the context vectors, and the gradients of scores, values and keys."""
     with jax.enable_x64(True):
-        q, k, v, cotangent = drawn(T + S, (T, H), (S, H), (S, H), (T, H))
-        seen = seen_of(kind, T, S)
-
-        def run(weigh):
-            def context(q, k, v):
-                weights = weigh(2.0 * q @ k.T, seen)
-                return weights @ v, weights
-
-            out, back, weights = jax.vjp(context, q, k, v, has_aux=True)
-            return [np.asarray(x) for x in (out, weights)], [*map(np.asarray, back(cotangent))]
-
-        (got, got_grads), (want, want_grads) = run(after), run(before)
+        given = drawn(T + S, (T, H), (S, H), (S, H), (T, H))
+        found = (differentiated(weigh, seen_of(kind, T, S), *given) for weigh in (after, before))
+        (got, got_grads), (want, want_grads) = jax.tree.map(np.asarray, [*found])
     for a, b in zip(got, want, strict=True):
         assert judge.same_function(a, b).ok
     for a, b in zip(got_grads, want_grads, strict=True):
@@ -95,10 +100,14 @@ def test_the_layers_are_one_function(T):
         def run(kind):
             layer = kind(11, 6, 9, 0.0, True, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
             graph, params, rest = nnx.split(layer, nnx.Param, ...)
-            out, back = jax.vjp(
-                lambda params, x: nnx.merge(graph, params, rest, copy=True)(x), params, x
-            )
-            return np.asarray(out), [*map(np.asarray, jax.tree.leaves(back(cotangent)))]
+
+            @jax.jit
+            def both_ways(params, x):
+                f = lambda params, x: nnx.merge(graph, params, rest, copy=True)(x)  # noqa: E731
+                out, back = jax.vjp(f, params, x)
+                return out, jax.tree.leaves(back(cotangent))
+
+            return jax.tree.map(np.asarray, both_ways(params, x))
 
         (got, got_grads), (want, want_grads) = map(
             run, (CausalRenormalisedAttention, CausalAttention)

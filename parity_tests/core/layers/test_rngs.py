@@ -49,6 +49,7 @@ DROPPING = [name for name in VARIANTS if takes(first_cases()[name], "dropout")]
 of_all_layers = pytest.mark.parametrize("variant", VARIANTS)
 of_a_third = pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=3))
 of_layers_that_drop = pytest.mark.parametrize("variant", DROPPING)
+of_some_that_drop = pytest.mark.parametrize("variant", with_nightly(DROPPING, commit=4))
 
 
 def test_no_layer_is_missing():
@@ -66,7 +67,7 @@ def test_a_layer_without_dropout_needs_no_dropout_stream(variant):
     assert jax.eval_shape(run, inputs_of(case))
 
 
-@of_all_layers
+@of_a_third
 def test_a_linen_module_without_dropout_needs_one_key(variant):
     case = first_cases()[variant]
     module = nnx.bridge.to_linen(case.flax_class, **config_of(case, 0.0))
@@ -93,7 +94,7 @@ def test_a_layer_that_drops_says_what_it_lacks(variant):
         jax.eval_shape(run, inputs_of(case))
 
 
-@of_layers_that_drop
+@of_some_that_drop
 def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
     """If it is told to be deterministic, as linen's own attention."""
     case = first_cases()[variant]
@@ -120,9 +121,13 @@ def test_which_stream_a_layer_drops_by(kind, config):
     """ "dropout" before the default one; the weights come from "params" all the same."""
     x = jax.random.normal(jax.random.key(2), (2, 6, 4 if "embed_dim" in config else 5))
 
+    @nnx.jit
+    def both(layer, x):
+        return layer(x), layer(x, deterministic=True)
+
     def run(**streams):
         layer = kind(**config, dropout=0.5, rngs=nnx.Rngs(**streams))
-        return np.asarray(layer(x)), np.asarray(layer(x, deterministic=True))
+        return jax.tree.map(np.asarray, both(layer, x))
 
     noisy, plain = run(params=0, dropout=1)
     other, _ = run(params=0, dropout=2)

@@ -36,6 +36,23 @@ def build(name, **more):
     return kind(12, 3, **given, rngs=nnx.Rngs(0)), normal(1, 3, *shape)
 
 
+@nnx.jit
+def compiled(layer, x):
+    return layer(x)
+
+
+def outline(layer, x):
+    """The shape and dtype of what a layer gives."""
+    return jax.eval_shape(layer, x)
+
+
+@nnx.jit
+def both_ways(layer, x, cotangent):
+    """The output and the gradient of x."""
+    out, back = jax.vjp(layer, x)
+    return out, back(cotangent)[0]
+
+
 def same(got, want):
     return judge.same_function(np.asarray(got), np.asarray(want)).ok
 
@@ -44,27 +61,26 @@ def same(got, want):
 def test_jit_and_vmap_change_nothing(name):
     layer, x = build(name)
     want = layer(x)
-    assert same(nnx.jit(lambda m, x: m(x))(layer, x), want)
-    assert same(jax.vmap(layer)(x), want)
-    assert same(jnp.stack([layer(one) for one in x]), want)
+    assert same(compiled(layer, x), want)
+    assert same(nnx.jit(lambda layer, x: jax.vmap(layer)(x))(layer, x), want)
+    assert same(np.stack([compiled(layer, one) for one in x]), want)
 
 
 @of_two
 def test_16_bits_stay_16_bits(name):
     layer, x = build(name, param_dtype=jnp.bfloat16)  # promotion is strict in tests
-    out, gradient = jax.value_and_grad(lambda x: layer(x).astype(jnp.float32).sum())(
-        jnp.asarray(x, jnp.bfloat16)
-    )
-    assert layer(jnp.asarray(x, jnp.bfloat16)).dtype == gradient.dtype == jnp.bfloat16
-    assert np.isfinite(out) and np.isfinite(np.asarray(gradient, np.float32)).all()
+    x = jnp.asarray(x, jnp.bfloat16)
+    out, gradient = both_ways(layer, x, np.ones(outline(layer, x).shape, jnp.bfloat16))
+    assert out.dtype == gradient.dtype == jnp.bfloat16
+    assert np.isfinite(np.asarray(out, np.float32).sum())
+    assert np.isfinite(np.asarray(gradient, np.float32)).all()
 
 
 @of_two
 def test_one_token_is_enough(name):
     layer, x = build(name)
     one = x[:, :2, :2] if name == "spatial reduction" else x[:, :1]
-    out, back = jax.vjp(layer, one)
-    (gradient,) = back(jnp.ones_like(out))
+    out, gradient = both_ways(layer, one, np.ones(outline(layer, one).shape))
     assert out.shape == one.shape and np.isfinite(out).all() and np.isfinite(gradient).all()
 
 
@@ -73,25 +89,30 @@ def test_padding_is_as_if_it_were_not_there(name):
     layer, x = build(name)
     holes = np.where(VALID[:, None], x, np.nan)
 
-    def padded(x):
-        y = layer(x, valid=VALID)
-        return y if name == "class" else y[:, VALID]
+    @nnx.jit
+    def padded(layer, x, cotangent):
+        def shown(x):
+            y = layer(x, valid=VALID)
+            return y if name == "class" else y[:, VALID]
 
-    out, back = jax.vjp(padded, holes)
-    plain, plain_back = jax.vjp(layer, x[:, VALID])
-    cotangent = jnp.asarray(normal(2, *out.shape))
+        out, back = jax.vjp(shown, x)
+        return out, back(cotangent)[0], layer(x, valid=VALID)
+
+    cotangent = normal(2, *outline(layer, x[:, VALID]).shape)
+    out, gradient, whole = map(np.asarray, padded(layer, holes, cotangent))
+    plain, want = both_ways(layer, x[:, VALID], cotangent)
     assert same(out, plain)
-    (gradient,), (want,) = back(cotangent), plain_back(cotangent)
     assert same(gradient[:, VALID], want) and not np.any(gradient[:, ~VALID])
     if name != "class":
-        assert not np.any(layer(holes, valid=VALID)[:, ~VALID])
+        assert not np.any(whole[:, ~VALID])
 
 
 def test_talking_heads_do_not_look_ahead():
     layer, x = build("talking heads", mask=CAUSAL)
     later = x.copy()
     later[:, 4:] = 9.0
-    assert judge.exact(np.asarray(layer(x)[:, :4]), np.asarray(layer(later)[:, :4])).ok
+    one, other = (np.asarray(compiled(layer, x))[:, :4] for x in (x, later))
+    assert judge.exact(one, other).ok
 
 
 def test_a_pool_of_no_tokens_gives_its_bias():

@@ -20,15 +20,11 @@ from flax_attn import (
 )
 from flax_attn.parity import judge
 from flax_attn.parity.sides.torch_float64 import lifted
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 WIDTH, BASE = 16, 1e4
 SHORT, LONG = tuple(1.0 + 0.1 * i for i in range(8)), tuple(2.0 + i for i in range(8))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def of_pairs(rate):
@@ -189,12 +185,7 @@ SCALINGS = {
         1.0,
         ("proportional", {"factor": 2.0, "partial_rotary_factor": 0.45}),
     ),
-    "frequencies": (
-        Frequencies(LONG, attention_factor=0.7),
-        np.asarray(LONG),
-        0.7,
-        None,
-    ),
+    "frequencies": (Frequencies(LONG, attention_factor=0.7), np.asarray(LONG), 0.7, None),
 }
 of_all_cases = pytest.mark.parametrize("name", SCALINGS)
 
@@ -262,10 +253,19 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "partial"), [(x, part) for x in TURNED for part in {False, x != "proportional"}]
-)
-@pytest.mark.parametrize("far", [0, 27, 90])
+def both_ways(rotary, x, weights, positions):
+    """x, turned, and the gradient of the weighted sum."""
+    out, back = jax.vjp(lambda x: rotary(x, positions), x)
+    return out, back(weights)[0]
+
+
+KINDS = [(x, part) for x in TURNED for part in sorted({False, x != "proportional"})]
+ROWS = [(*kind, far) for kind in KINDS for far in (0, 27, 90)]
+AT_COMMIT = [(*kind, 90) for kind in KINDS]  # beyond what dynamic and longrope start from
+AT_COMMIT += [("dynamic", False, 0), ("longrope", False, 0)]
+
+
+@pytest.mark.parametrize(("name", "partial", "far"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_heads_and_gradients_are_llamas(name, partial, far):
     pytest.importorskip("torch", reason="the witness is torch's")
     kind, fields, scaling = TURNED[name]
@@ -275,28 +275,34 @@ def test_heads_and_gradients_are_llamas(name, partial, far):
     x, weights = (random.standard_normal((2, 7, 3, head_dim)) for _ in range(2))
     positions = np.stack([np.arange(7) + far, np.arange(7)])
     rotary = Rotary(BASE, width=WIDTH if partial else None, scaling=scaling)
-    for given in (positions, jnp.asarray(positions)):  # a known length, and a traced one
-        out, back = jax.vjp(jax.jit(lambda x, given=given: rotary(x, given)), jnp.asarray(x))
-        want = turned_by_transformers(config_of(kind, fields, head_dim), x, positions, weights)
+    want = turned_by_transformers(config_of(kind, fields, head_dim), x, positions, weights)
+    known = jax.jit(lambda *given: both_ways(rotary, *given, positions))(x, weights)
+    traced = jax.jit(both_ways, static_argnums=0)(rotary, x, weights, positions)
+    for out, gradient in (known, traced):
         assert judge.same_function(out, want[0]).ok
-        assert judge.same_function(back(jnp.asarray(weights))[0], want[1]).ok
+        assert judge.same_function(gradient, want[1]).ok
 
 
 def test_a_length_may_be_known_traced_or_fixed():
-    x = jnp.asarray(np.random.RandomState(1).standard_normal((2, 9, 3, WIDTH)))
+    x = np.random.RandomState(1).standard_normal((2, 9, 3, WIDTH))
+
+    def turned(rotary, x, *positions):
+        return np.asarray(jax.jit(lambda x: rotary(x, *positions))(x))
+
     free = {"dynamic": (2.0, 6), "longrope": (SHORT, LONG, 6, 4.0)}
     kinds = {"dynamic": DynamicScaling, "longrope": LongRope}
     for name, given in free.items():
         rotary = Rotary(scaling=kinds[name](*given))
-        traced = jax.jit(rotary)(x, jnp.arange(9))
+        traced = np.asarray(jax.jit(rotary)(x, np.arange(9)))
         fixed = Rotary(scaling=kinds[name](*given, length=9))
-        for other in (rotary(x), rotary(x, np.arange(9)), fixed(x), fixed(x[:, :4])):
+        calls = (rotary, x), (rotary, x, np.arange(9)), (fixed, x), (fixed, x[:, :4])
+        for other in (turned(*call) for call in calls):
             assert judge.same_function(other[:, :4], traced[:, :4]).ok
         short = Rotary(scaling=kinds[name](*given, length=6))
-        for other in (rotary(x[:, :6]), jax.jit(rotary)(x[:, :6], jnp.arange(6))):
-            assert judge.same_function(other, short(x[:, :6])).ok
-        assert not judge.same_function(short(x), traced).ok
-        assert rotary(x[:, :0], jnp.zeros((2, 0), int)).shape == (2, 0, 3, WIDTH)
+        for other in (turned(rotary, x[:, :6]), jax.jit(rotary)(x[:, :6], np.arange(6))):
+            assert judge.same_function(other, turned(short, x[:, :6])).ok
+        assert not judge.same_function(turned(short, x), traced).ok
+        assert turned(rotary, x[:, :0], np.zeros((2, 0), int)).shape == (2, 0, 3, WIDTH)
 
 
 def test_the_longest_entry_of_a_batch_decides():
