@@ -38,6 +38,12 @@ def test_the_strange_table(low, step):
         assert right >= least * asked, "\n".join(table.missed(rows))
 
 
+def test_what_two_taps_make_together_lies_after_the_later_of_them():
+    (fault,) = (fault for fault in strange.FAULTS if fault.name == "the gate without its sigmoid")
+    row = table.judged(fault, False)
+    assert fault.place == "between up and down" and row.found and row.placed, row
+
+
 def test_the_list_of_strange_faults():
     names = [str(fault) for fault in strange.FAULTS]
     assert len(names) >= 60

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -77,8 +78,7 @@ MESHES = {
     "one axis": ((8,), ("seq",), P(None, "seq")),
     "two axes": ((2, 2, 2), ("data", "seq", "near"), P("data", ("seq", "near"))),
 }
-# Asked of a length over two mesh axes, with a strategy for each or one for both; the first two
-# always.
+# Over two mesh axes, with a strategy for each or one for both; the first two always.
 OVER_BOTH = (
     ("causal", ("ring", "ulysses"), "zigzag"),
     ("rows that see nothing, dropped", ("all_gather", "ulysses"), "zigzag"),
@@ -135,12 +135,7 @@ REQUESTS = {
             "sinks": a["sinks"],
             "scale": a["scale"],
         },
-        {
-            "slopes": drawn(4, N),
-            "sinks": drawn(5, N),
-            "scale": drawn(6),
-            "cap": np.asarray(2.0),
-        },
+        {"slopes": drawn(4, N), "sinks": drawn(5, N), "scale": drawn(6), "cap": np.asarray(2.0)},
         mesh="heads",
     ),
     "a table": Request(
@@ -295,15 +290,14 @@ def rows(names: list[str], more: bool) -> Iterator[dict[str, Any]]:
         yield row | run(**row, over="two axes")
 
 
-def pairs(i: int, more: bool, whole: bool) -> Iterator[tuple[str, str]]:
-    """Strategies and layouts of request i: one of each, but of the first every strategy; two of
-    each; or all."""
+def pairs(i: int, more: bool, whole: bool) -> list[tuple[str, str]]:
+    """Strategies and layouts of request i: one of each (of the first all strategies), two, all."""
     layouts = [*REQUESTS.values()][i].layouts
+    if whole:
+        return list(product(STRATEGIES, layouts))
     one = [(s, s + 1) for s in range(3)] if i == 0 else [(i % 3, i + i // 3)]
     two = [(0, i), (1 + i % 2, i + 1)]
-    every = [(s, x) for s in range(3) for x in range(len(layouts))]
-    for strategy, layout in every if whole else two if more else one:
-        yield STRATEGIES[strategy], layouts[layout % len(layouts)]
+    return [(STRATEGIES[s], layouts[x % len(layouts)]) for s, x in (two if more else one)]
 
 
 def at_the_edge() -> dict[str, bool]:
@@ -329,10 +323,8 @@ def put_on(x: np.ndarray, spec: P, mesh: Any) -> jax.Array:
 
 def weights_alike(layout: str) -> bool:
     """Whether `attention_weights` are one device's, also for a ring, and lie as the queries do."""
-    mesh, arrays = (
-        jax.make_mesh((2, 4), ("data", "seq")),
-        (drawn(0, B, T, N, H), drawn(1, B, S, K, H)),
-    )
+    mesh = jax.make_mesh((2, 4), ("data", "seq"))
+    arrays = drawn(0, B, T, N, H), drawn(1, B, S, K, H)
     want = attention_weights(*arrays, mask=Causal("end"))
     q, k = (put_on(place(x, 4, layout, axis=1), P("data", "seq"), mesh) for x in arrays)
     with context_parallel("ring", layout=layout):
