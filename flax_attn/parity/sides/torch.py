@@ -14,6 +14,7 @@ from .. import judge
 from ..torch_module import to_numpy, to_torch, write
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
 from .run import Call, Request, Run, Step, complex_dtype, rounded
+from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
 from .torch_fused import fused_heard
 from .torch_noise import Moved, noise
@@ -229,7 +230,7 @@ class _Recorder:
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
-            stack.enter_context(self._mode())
+            stack.enter_context(dispatch_mode(self._heard))
             stack.enter_context(fused_heard(self.points))
             yield
 
@@ -329,27 +330,20 @@ class _Recorder:
             )
         return to_torch(keep.reshape(shape)).to(like.dtype)
 
-    def _mode(self) -> Any:
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        recorder = self
-
-        class Mode(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                name = func.overloadpacket.__name__
-                if name in ("bernoulli_", "bernoulli"):
-                    inside = name == "bernoulli" and len(args) == 1
-                    rate = args[0] if inside else (*args, 0.5)[1]
-                    keep = recorder._keep(args[0], (kwargs or {}).get("p", rate))
-                    keep = args[0].copy_(keep) if name == "bernoulli_" else keep
-                    recorder.points.drew(keep)
-                    return keep
-                recorder.points.about(name, args)
-                out = func(*args, **(kwargs or {}))
-                recorder.points.saw(name, args, out)
-                return out
-
-        return Mode()
+    def _heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives: a dropout draws Flax's mask, all others are noted."""
+        name = func.overloadpacket.__name__
+        if name in ("bernoulli_", "bernoulli"):
+            inside = name == "bernoulli" and len(args) == 1
+            rate = args[0] if inside else (*args, 0.5)[1]
+            keep = self._keep(args[0], kwargs.get("p", rate))
+            keep = args[0].copy_(keep) if name == "bernoulli_" else keep
+            self.points.drew(keep)
+            return keep
+        self.points.about(name, args)
+        out = func(*args, **kwargs)
+        self.points.saw(name, args, out)
+        return out
 
 
 def _step(name: str, place: int, others: Sequence[Any], shape: tuple[int, ...]) -> Step:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
+from .torch_dispatch import dispatch_mode
+
 # These take a dtype to look at bits or to answer a question, not to compute in it.
 LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
 # These read Python numbers, which would be rounded before the dispatcher sees them.
@@ -82,7 +84,6 @@ class _Notes:
 def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
     """One mode that knows torch functions by the names they are called by, one that lifts."""
     from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     def to_float64(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
         asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
@@ -107,17 +108,16 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
             finally:
                 notes.calls.pop()
 
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name, kwargs = func.overloadpacket.__name__, kwargs or {}
-            if name not in LEFT:
-                args, kwargs = to_float64(name, args, kwargs)
-            out = func(*args, **kwargs)
-            if not _computes_nothing(func, name, args, out):
-                _note_narrow(notes, name, out, wide)
-            return out
+    def in_float64(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in LEFT:
+            args, kwargs = to_float64(name, args, kwargs)
+        out = func(*args, **kwargs)
+        if not _computes_nothing(func, name, args, out):
+            _note_narrow(notes, name, out, wide)
+        return out
 
-    return Functions(), Dispatch()
+    return Functions(), dispatch_mode(in_float64)
 
 
 def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> bool:

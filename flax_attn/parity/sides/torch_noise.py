@@ -11,6 +11,8 @@ original another function.
 from dataclasses import dataclass, field
 from typing import Any
 
+from .torch_dispatch import dispatch_mode
+
 RUNS = 3
 
 # Operations that move numbers about and round nothing.
@@ -55,7 +57,6 @@ class Moved:
 def noise(how: Moved, dtype: str) -> Any:
     """A dispatch mode under which every operation's result is moved by up to a unit of `dtype`."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     drawn = torch.Generator().manual_seed(how.seed or 0)
     eps = torch.finfo(getattr(torch, dtype)).eps
@@ -74,24 +75,23 @@ def noise(how: Moved, dtype: str) -> Any:
         moved = x + (eps * by * size).to(x.dtype)
         x.copy_(torch.where(torch.isfinite(moved), moved, x))
 
-    class Noise(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name = func.overloadpacket.__name__
-            terms = _terms(name, args, kwargs or {}, func) if how.seed is not None else None
-            out = func(*args, **(kwargs or {}))
-            if func.is_view:
-                return out
-            given = () if func._schema.is_mutable else _memory(args)
-            for x in out if isinstance(out, tuple | list) else (out,):
-                if not torch.is_tensor(x) or x.untyped_storage().data_ptr() in given:
-                    continue
-                if name in STEPS or (not _rounds(x) and any(map(_rounds, args))):
-                    decide(x)
-                elif _rounds(x) and name not in EXACT and how.seed is not None:
-                    move(x, x if terms is None or terms.shape != x.shape else terms)
+    def noisy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        terms = _terms(name, args, kwargs, func) if how.seed is not None else None
+        out = func(*args, **kwargs)
+        if func.is_view:
             return out
+        given = () if func._schema.is_mutable else _memory(args)
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if not torch.is_tensor(x) or x.untyped_storage().data_ptr() in given:
+                continue
+            if name in STEPS or (not _rounds(x) and any(map(_rounds, args))):
+                decide(x)
+            elif _rounds(x) and name not in EXACT and how.seed is not None:
+                move(x, x if terms is None or terms.shape != x.shape else terms)
+        return out
 
-    return Noise()
+    return dispatch_mode(noisy)
 
 
 def _rounds(x: Any) -> bool:

@@ -1,11 +1,13 @@
 """Torch runs lifted to float64: no float32 inside, the same function, everything left as found."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from flax_attn.parity import compare, judge
+from flax_attn.parity.sides.torch_dispatch import dispatch_mode
 from flax_attn.parity.sides.torch_float64 import lifted
 from parity_tests.tables import with_nightly
 
@@ -303,3 +305,18 @@ def test_a_port_that_rounds_as_torch_does_is_right_and_one_that_does_not_is_wron
         assert not wrong.ok
     elif dtype == "float32":  # torch's own error is that of its rounding
         assert wrong.ratio(dtype) < 0.3
+
+
+def test_a_mode_of_ours_leaves_torchs_compiler_where_it_is(monkeypatch):
+    """Which torch imports for a mode that says nothing of it: seconds in each process."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    names = []
+
+    def heard(func, args, kwargs):
+        names.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs)
+
+    with dispatch_mode(heard):
+        total = torch.ones(3) + torch.ones(3)
+    assert "add" in names and total.tolist() == [2.0] * 3
+    assert "torch._dynamo" not in sys.modules

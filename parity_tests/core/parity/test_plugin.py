@@ -196,7 +196,6 @@ def test_a_suite_that_does_not_use_it_pays_nothing(alone):
     assert "parity" not in result.stdout.str()
 
 
-@pytest.mark.nightly
 def test_the_seed_reaches_cases_and_the_fixture(run):
     seeds = """
 def test_case(case):
