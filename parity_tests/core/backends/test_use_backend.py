@@ -81,9 +81,10 @@ def test_an_unknown_name_is_told():
         use_backend("flash")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("blockwise", "blockwise  chosen"), ("flash", "got 'flash'")]
-)
+SAID = [("blockwise", "blockwise  chosen"), ("flash", "got 'flash'")]
+
+
+@pytest.mark.parametrize(("name", "said"), with_nightly(SAID, commit=SAID[:1]))
 def test_the_environment_says_it_for_a_process(name, said):
     code = "import jax, flax_attn as f; x = jax.numpy.ones((3, 1, 2)); print(f.explain(x, x, x))"
     run = subprocess.run(

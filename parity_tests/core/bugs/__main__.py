@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [record.outcome(bug, options.only_commit) for bug in wanted]
     pairs = [(bug, x) for bug, x in zip(wanted, outcomes, strict=True) if x is not None]
     if options.write:
-        PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, by_room(pairs)), "utf-8")
+        PAGE.write_text(
+            fill(PAGE.read_text("utf-8"), MARKS, by_room(pairs, options.enough)), "utf-8"
+        )
     return report(pairs, console)
 
 
@@ -105,23 +107,23 @@ def _try(
             list(pool.map(try_one, new))
 
 
-def by_room(pairs: Sequence[tuple[Bug, Outcome]]) -> str:
-    """A line for each room: how many of its bugs were seen, and the ids of the others.
+def by_room(pairs: Sequence[tuple[Bug, Outcome]], enough: int) -> str:
+    """A line for each room: how many bugs were tried and seen, and the ids of the others.
 
     >>> bug = Bug("window-off-by-one", "masks", "", "", "", "")
-    >>> print(by_room([(bug, Outcome(bug.id, "", ("a", "b"), 3, 1.0))]), end="")
-    | room | bugs | seen | by five tests or more | not seen |
+    >>> print(by_room([(bug, Outcome(bug.id, "", ("a", "b"), 3, 1.0))], 2), end="")
+    | room | tried | seen | by 2 tests | not seen |
     | --- | --- | --- | --- | --- |
-    | masks | 1 | 1 | 0 |  |
+    | masks | 1 | 1 | 1 |  |
     """
     rows = []
     for room in sorted({bug.room for bug, _ in pairs}):
         seen = {bug.id: len(x.seen) for bug, x in pairs if bug.room == room}
-        many = sum(count >= ENOUGH for count in seen.values())
+        many = [str(sum(count >= enough for count in seen.values()))] * (enough > 1)
         unseen = ", ".join(id for id, count in seen.items() if not count)
-        counts = (len(seen), sum(map(bool, seen.values())), many)
-        rows.append([room, *map(str, counts), unseen])
-    return table(["room", "bugs", "seen", "by five tests or more", "not seen"], rows)
+        rows.append([room, str(len(seen)), str(sum(map(bool, seen.values()))), *many, unseen])
+    by_many = [f"by {enough} tests"] * (enough > 1)
+    return table(["room", "tried", "seen", *by_many, "not seen"], rows)
 
 
 def report(pairs: Sequence[tuple[Bug, Outcome]], console: Console) -> int:
