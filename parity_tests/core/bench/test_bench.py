@@ -246,6 +246,12 @@ def test_ratios_of_old_to_new():
     assert [cells[0] for cells in found.rows] == ["3x"]
 
 
+def test_a_ratio_is_their_time_over_ours():
+    ours = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed", seconds=[2.0])
+    slower = replace(ours, contender="slower", family="slower", seconds=[6.0])
+    assert table.ratio(slower, table.base([slower, ours])) == "3x"
+
+
 @pytest.mark.parametrize(
     "text", ["", "[1]", "{}", json.dumps({"format": result.FORMAT, "rows": [{}]})]
 )
