@@ -19,6 +19,7 @@ from flax_attn import (
     alibi_slopes,
 )
 from flax_attn.parity import judge
+from parity_tests import test_grouped_query
 from parity_tests.core.backends.refusal import refused
 
 X = np.random.RandomState(0).standard_normal((2, 7, 11)).astype(np.float32)
@@ -74,6 +75,13 @@ def test_rules_of_a_layer_carry_score_and_scale_only(part):
     with refused(ValueError, words, "mask=, sinks=True and dropout=rate"):
         build(rules=PARTS[part])
     assert build(rules=Rules(score=Softcap(3.0), scale=0.5)).rules.scale == 0.5
+
+
+def test_norms_after_the_rotary_are_its_twins():
+    """Whose gains differ by number, so that they do not commute with the rotation."""
+    (case,) = (case for case in test_grouped_query.CASES if case.name == "rotary,norm_after_rotary")
+    report = case.report(eager=False)
+    assert report.ok, report
 
 
 def test_what_would_be_ignored_is_refused():

@@ -104,6 +104,18 @@ def test_what_was_recorded_is_replayed(digest, written):
     assert report.ok and report.rows
 
 
+def test_a_recorded_value_that_flax_has_no_longer_is_missed(written):
+    (case, *_), path = written
+
+    def renamed(arrays, meta):
+        facts = next(iter(meta["cases"].values()))["results"]["float64"]["facts"]
+        next(fact for fact in facts if fact[0] == "tap")[1] = "gone"
+
+    changed(path, renamed, digest=False)
+    report = case.report(live=False, eager=False)
+    assert {row.name for row in report.failed} == {"gone"}
+
+
 def test_a_dtype_that_was_not_recorded_is_told(written):
     (case, *_), _ = written
     with pytest.raises(ParityError, match="is not recorded in float16: run `flax-attn"):
