@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -203,6 +204,22 @@ def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(mon
     monkeypatch.setattr(race, "DISPATCH", 1e9)
     (row,) = run(contender(call))
     assert row.status == "timed" and row.seconds and heard[0] == "highest" and None in heard
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_short_call_that_is_repeated_is_told_the_time_of_one(platform, monkeypatch):
+    now = [0.0]
+
+    def call(placed):
+        now[0] += 2.0
+
+    monkeypatch.setattr(race, "platform", lambda: platform)
+    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    row = result.Row(TINY, FORWARD, "ours", "ours")
+    program = SimpleNamespace(run=call, wait=lambda made: None)
+    race.Entry(row, program, [None], repeat=5).time(0)
+    race.Entry(row, program, [None], 4, lambda: [call(None) for _ in range(4)]).time(0)
+    assert row.seconds == [2.0, 2.0]
 
 
 def test_every_backend_runs_or_refuses_by_name(monkeypatch):
