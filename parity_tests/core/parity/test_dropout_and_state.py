@@ -293,13 +293,19 @@ def test_state_that_both_sides_have_is_compared_in_eval_mode_too():
     class Twice(CountsToo):
         step = 2
 
+    class Still(CountsToo):
+        def __call__(self, x):  # torch alone changes `seen`
+            self.calls += 1
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * x.mean((0, 1))
+            return x - self.mean[...][None, None]
+
     class Other(CountsToo):
         share = 0.2
 
     report = assert_parity(Counts(), CountsToo(), X)
     rows = [row.name for row in report.rows if row.kind == "state" and row.mode == "jit"]
     assert sorted(rows) == ["calls", "mean", "seen"]
-    for port, name in ((Twice, "seen"), (Other, "mean")):
+    for port, name in ((Twice, "seen"), (Still, "seen"), (Other, "mean")):
         report = compare(Counts(), port(), X + 1, **ONCE)
         kinds = {row.name for row in report.failed if row.kind == "state"}
         assert kinds == ({name} if name == "seen" else set()), report
