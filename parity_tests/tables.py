@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import jax
 import pytest
 
 from flax_attn.parity import Case
@@ -40,6 +41,11 @@ def with_nightly(
         pytest.param(*_values(row), marks=() if now else pytest.mark.nightly)
         for row, now in zip(every, chosen, strict=True)
     ]
+
+
+def eagerly(function: Callable) -> Callable:
+    """The function as it is, in the place of `jax.jit`."""
+    return function
 
 
 def each(argument: str, values: Iterable[Any]) -> Callable[[Callable], Callable]:
@@ -102,3 +108,9 @@ def _fault(test: Callable, argument: str, value: Any) -> str:
     except (Exception, pytest.fail.Exception) as error:
         return f"{argument} = {value}: {type(error).__name__}: {error}"
     return ""
+
+
+# The `mode` is put around what a test calls: one program at a commit, single operations nightly.
+of_both_modes = pytest.mark.parametrize(
+    "mode", with_nightly([jax.jit, eagerly], commit=[jax.jit]), ids=["compiled", "eager"]
+)

@@ -305,9 +305,14 @@ def test_an_outcome_holds_for_the_patch_and_the_file_that_it_was_made_with(tmp_p
 
 def test_an_outcome_stands_while_a_test_that_saw_the_bug_runs():
     outcome = Outcome("a", "", ("first", "second"), 3, 1.0)
-    assert outcome.stands({"second"}) and not outcome.stands({"third"})
-    assert Outcome("a", "", (IMPORT,), 3, 1.0).stands(())
-    assert not Outcome("a", "", (), 3, 1.0).stands({"first"})
+    assert outcome.stands({"second"}, 5) and not outcome.stands({"third"}, 5)
+    assert Outcome("a", "", (IMPORT,), 3, 1.0, enough=1).stands((), 5)
+    assert not Outcome("a", "", (), 3, 1.0).stands({"first"}, 5)
+
+
+def test_an_outcome_of_fewer_tests_is_none_of_more():
+    outcome = Outcome("a", "", ("first",), 3, 1.0, enough=1)
+    assert outcome.stands({"first"}, 1) and not outcome.stands({"first"}, 2)
 
 
 def test_the_command_tells_what_is_known_and_names_the_unseen(tmp_path, capsys):

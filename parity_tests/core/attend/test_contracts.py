@@ -20,6 +20,7 @@ from flax_attn import (
 from flax_attn.parity import judge
 from parity_tests.core.backends.flash import normal
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import of_both_modes
 
 B, T, S, N, K, H, W = 2, 5, 7, 6, 3, 4, 8
 
@@ -177,7 +178,8 @@ def test_the_lse_is_differentiable_and_wide():
 # 7. Transformations.
 
 
-def test_transformations():
+@of_both_modes
+def test_transformations(mode):
     q, k, v = qkv()
     want = attend(q, k, v, mask=CAUSAL)
 
@@ -191,7 +193,7 @@ def test_transformations():
     spec = jax.sharding.PartitionSpec("b")
     sharded = jax.shard_map(f, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
     ways = f, jax.vmap(f), jax.checkpoint(f), scanned, sharded
-    for found in jax.jit(lambda *given: [way(*given) for way in ways])(q, k, v):
+    for found in mode(lambda *given: [way(*given) for way in ways])(q, k, v):
         assert same(found, want)
 
 

@@ -261,13 +261,14 @@ def test_scores_at_positions(plan):
 # Dropout.
 
 
+@pytest.mark.parametrize("sinks", with_nightly([True, False], commit=[True]))
 @pytest.mark.parametrize("plan", ["reference", "loops"])
-def test_what_is_dropped_of_a_part_is_what_is_dropped_of_the_whole(plan):
+def test_what_is_dropped_of_a_part_is_what_is_dropped_of_the_whole(plan, sinks):
     key = jax.random.key(5)
     whole = np.asarray(Dropout(0.5, key).keep(*np.ogrid[:B, :N, :30, :30]))
     run = compiled(PLANS[plan], lambda key: {"mask": CAUSAL, "dropout": Dropout(0.5, key)})
     for i in range(3):
-        at, x = where(40 + i), drawn(2 * i + 1)
+        at, x = where(40 + i), drawn(2 * i + sinks)
         keep = np.broadcast_to(whole[at.at], (B, N, T, S))
         _, _, q, k = at.at
         want = expected(x, at.seen(k <= q), keep)

@@ -42,7 +42,7 @@ from parity_tests.core.backends.test_blockwise import (
     drawn,
 )
 from parity_tests.core.drawing import float64 as float64
-from parity_tests.tables import with_nightly
+from parity_tests.tables import of_both_modes, with_nightly
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,8 @@ def test_one_function_over_other_arrays():
     assert (outs[0] != outs[1]).any()
 
 
-def test_under_vmap():
+@of_both_modes
+def test_under_vmap(mode):
     T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     lengths = jnp.asarray([9, 4])
@@ -170,14 +171,15 @@ def test_under_vmap():
         return jnp.sum(jnp.sin(attend(q, k, v, mask=mask, backend=backend)))
 
     want, got = (
-        jax.jit(jax.vmap(jax.grad(partial(loss, backend=name), (0, 1, 2))))(q, k, v, lengths)
+        mode(jax.vmap(jax.grad(partial(loss, backend=name), (0, 1, 2))))(q, k, v, lengths)
         for name in ("reference", "blockwise")
     )
     for a, b in zip(got, want, strict=True):
         assert judge.same_function(np.asarray(a), np.asarray(b)).ok
 
 
-def test_under_shard_map():
+@of_both_modes
+def test_under_shard_map(mode):
     T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     slopes = normal(7, N)
@@ -189,7 +191,7 @@ def test_under_shard_map():
         return jax.lax.psum(jnp.sum(jnp.sin(o)), "b")
 
     want, got = (
-        jax.jit(
+        mode(
             jax.grad(
                 jax.shard_map(
                     partial(loss, backend=name),

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         entered = Entered.read(options.entered)
         record, console = Record(options.record), Console()
         known = {bug: record.outcome(bug, options.only_commit) for bug in wanted}
-        new = [bug for bug, x in known.items() if x is None or not x.stands(entered.seconds)]
+        asked = entered.seconds, options.enough
+        new = [bug for bug, x in known.items() if x is None or not x.stands(*asked)]
         _try(new, entered, record, options, console)
     except (OSError, RuntimeError, ValueError) as error:
         parser.error(str(error))

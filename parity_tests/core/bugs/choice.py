@@ -100,12 +100,8 @@ def _guarded(bug: Bug, text: str) -> list[str]:
     """The marks of what is done where a patched condition holds."""
     lines = {*changed_lines(text, bug.patched(text))}
     ifs = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If))
-    bodies = (node.body[0].lineno for node in ifs if lines & {*_header(node)})
-    return [f"{bug.file}:{line}" for line in bodies]
-
-
-def _header(node: ast.If) -> range:
-    return range(node.lineno, node.body[0].lineno)
+    spans = ((node.lineno, node.body[0].lineno) for node in ifs)
+    return [f"{bug.file}:{body}" for start, body in spans if lines & {*range(start, body)}]
 
 
 def _names(bug: Bug, entered: list[Block]) -> list[str]:

@@ -33,6 +33,7 @@ class Outcome:
       tried: how many tests were run.
       seconds: on the clock.
       note: what else there is to say, such as that the limit ended the run.
+      enough: how many tests that see it were asked for.
     """
 
     id: str
@@ -41,10 +42,15 @@ class Outcome:
     tried: int
     seconds: float
     note: str = ""
+    enough: int = ENOUGH
 
-    def stands(self, tests: Container[str]) -> bool:
-        """Whether one of the tests that saw the bug still runs; else it is tried again."""
-        return any(test == IMPORT or test in tests for test in self.seen)
+    def stands(self, tests: Container[str], enough: int) -> bool:
+        """Whether as many tests were asked for, and one that saw the bug still runs.
+
+        Else the bug is tried again.
+        """
+        asked = max(self.enough, len(self.seen)) >= enough or IMPORT in self.seen
+        return asked and any(test == IMPORT or test in tests for test in self.seen)
 
 
 def hash_of(bug: Bug, only_commit: bool, root: Path = ROOT) -> str:
@@ -79,7 +85,8 @@ class Copy:
             seen, note = self._run(tests, only_commit) if tests else ((), "no test enters the file")
         finally:
             path.write_text(text, "utf-8")
-        return Outcome(bug.id, digest, seen, len(tests), round(time.monotonic() - begun, 1), note)
+        seconds = round(time.monotonic() - begun, 1)
+        return Outcome(bug.id, digest, seen, len(tests), seconds, note, self.enough)
 
     def _run(self, tests: Sequence[str], only_commit: bool) -> tuple[tuple[str, ...], str]:
         listed, failures = self.scratch / "tests", self.scratch / "failures"

@@ -1,5 +1,7 @@
 """However a sequence is cut into calls, outputs are those of one call over the whole."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +69,16 @@ def test_every_cut_is_the_whole(kind):
         o, cache = stepped(x, empty(**made), cut, step=step)
         assert same(o, whole), cut
         assert cache.check().length.tolist() == [T] * 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cut_is_the_whole_operation_by_operation(kind):
+    how, made = KINDS[kind]
+    x = tokens()
+    o, cache = stepped(x, empty(**made), (14, 14, 2, 1), step=partial(attend_cached, **how))
+    assert same(o, cuts.whole(x, **how))
+    assert cache.check().length.tolist() == [T] * 3
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])

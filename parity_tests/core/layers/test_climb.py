@@ -28,6 +28,7 @@ from flax_attn.layers import (
 )
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
 
 D, CONTEXT = 11, 9
 SHAPE = 2, 2, 7, D
@@ -203,14 +204,20 @@ def test_no_tokens_and_no_sentences_run(kind, shape):
     assert build(kind)(tokens(*shape)).shape[:-1] == shape[:-1]
 
 
+def run(function, x):
+    """In the place of `jax.eval_shape`."""
+    return function(x)
+
+
 @of_all
+@pytest.mark.parametrize("mode", with_nightly([jax.eval_shape, run], commit=[jax.eval_shape]))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_dtype_reaches_the_arithmetic(kind, dtype):
-    def run(x):
+def test_dtype_reaches_the_arithmetic(kind, mode, dtype):
+    def told(x):
         with taps.listen() as heard:
             return build(kind, dtype=dtype)(x), [value for _, value in heard]
 
-    out, heard = jax.eval_shape(run, tokens(2, 5, D))
+    out, heard = mode(told, tokens(2, 5, D))
     assert {out.dtype, *(value.dtype for value in heard)} == {jnp.dtype(dtype)}
 
 

@@ -282,10 +282,12 @@ def rows(names: list[str], more: bool) -> Iterator[dict[str, Any]]:
             if not names or name in names:
                 row = {"name": name, "strategy": strategy, "layout": layout}
                 yield row | run(**row)
-    for i, name in enumerate(() if names else BY_NAME if more else BY_NAME[:2]):
+    if names:
+        return
+    for i, name in enumerate(BY_NAME if more else BY_NAME[:2]):
         row = {"name": name, "strategy": STRATEGIES[i], "layout": REQUESTS[name].layouts[i - 1]}
         yield row | run(**row, by_name=True)
-    for name, strategy, layout in () if names else OVER_BOTH if more else OVER_BOTH[:2]:
+    for name, strategy, layout in OVER_BOTH if more else OVER_BOTH[:2]:
         row = {"name": name, "strategy": strategy, "layout": layout}
         yield row | run(**row, over="two axes")
 
