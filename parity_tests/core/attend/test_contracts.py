@@ -121,6 +121,17 @@ def test_drawn_dropout_reaches_the_arithmetic():
     assert not same(one, two) and not same(one, attend(q, k, v))
 
 
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(backend):
+    """Equal logits and values that are a unit matrix show what was kept, and so does dv."""
+    q, k, v = np.zeros((T, 1, H)), np.zeros((S, 1, H)), np.eye(S)[:, None]
+    drop, do = Dropout(0.5, jax.random.key(3)), np.asarray(normal(4, T, 1, S))
+    look = lambda v: attend(q, k, v, dropout=drop, backend=backend)  # noqa: E731
+    o, back = jax.vjp(look, v)
+    assert 0 < np.count_nonzero(o) < T * S
+    assert same(back(do)[0][:, 0], o[:, 0].T @ do[:, 0])
+
+
 # 4. True means "may look".
 
 
@@ -173,6 +184,18 @@ def test_the_lse_is_differentiable_and_wide():
     half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
     o, lse = jax.jit(partial(attend, return_lse=True))(*half)
     assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_float64_is_computed_in_float64(backend):
+    q, k, v = (x[:, :, :K] for x in qkv())
+    logits = np.einsum("btnh,bsnh->bnts", q, k) / H**0.5
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    want = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+    o, lse = attend(q, k, v, backend=backend, return_lse=True)
+    assert o.dtype == lse.dtype == np.float64 and same(o, want)
+    narrow = attend(*(x.astype(np.float32) for x in (q, k, v)), backend=backend)
+    assert narrow.dtype == np.float32 and not same(np.asarray(narrow, np.float64), want)
 
 
 # 7. Transformations.

@@ -37,7 +37,7 @@ def text_of(name: str) -> str:
 
 
 @of_all_public
-def test_it_has_an_example_that_runs(name):
+def test_it_has_an_example(name):  # which pytest runs as a doctest, by its name
     assert ">>> " in text_of(name)
 
 
