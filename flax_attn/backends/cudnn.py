@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from .. import reference
 from ..masks import Band
 from ..masks.algebra import parts_of
+from ..masks.answers import band_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity
 from .platform import capability_of, platform_of
@@ -131,7 +132,7 @@ def _of_rules(rules: Rules, T: int, S: int) -> str | None:
         return f"takes no score; {type(rules.score).__name__} is asked for"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
-    others = [type(x).__name__ for x in parts_of(rules.mask) if x.as_band() is None]
+    others = [type(x).__name__ for x in parts_of(rules.mask) if band_of(x) is None]
     if others:
         return f"takes causal, left-window and length masks; {', '.join(others)} is asked for"
     return _of_band(_band(rules), T, S)
@@ -154,6 +155,6 @@ def _of_version() -> str | None:
 
 
 def _band(rules: Rules) -> Band:
-    band = rules.mask.as_band()
+    band = band_of(rules.mask)
     assert band is not None
     return band

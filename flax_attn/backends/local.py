@@ -11,6 +11,7 @@ import numpy as np
 from .._arrays import varying_alike
 from .._types import Sizes, wide
 from ..masks import FULL
+from ..masks.answers import band_of
 from ..masks.at_positions import presence_in
 from ..places import Places
 from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
@@ -104,7 +105,7 @@ def none_empty(rules: Rules, sizes: Sizes) -> bool:
     known = all(isinstance(n, int) for n in (sizes.T, sizes.S))
     if not known or not _is_finite(rules.score):
         return False
-    band, sees = rules.mask.as_band(), None
+    band, sees = band_of(rules.mask), None
     if band is not None and all(x is None or isinstance(x, int) for x in (band.rows, band.kv)):
         sees = alive_in(band, sizes)[0]
     elif rules.mask.is_static:

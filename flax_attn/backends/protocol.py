@@ -24,6 +24,7 @@ from .._arrays import varying_alike
 from .._types import Sizes
 from ..layouts import named_for
 from ..masks import Band, Mask
+from ..masks.answers import band_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .platform import mesh_of
@@ -114,7 +115,7 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
 
     For a bound mask that asks neither for the head nor for an array of weights.
     """
-    band = mask.as_band()
+    band = band_of(mask)
     if band is None:
         return _alive_by_rows(mask, sizes)
     rows, keys = (

@@ -18,6 +18,7 @@ from .. import reference
 from .._types import Sizes
 from ..masks import FULL, Full, Mask
 from ..masks.algebra import parts_of
+from ..masks.answers import band_of, segments_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
@@ -217,7 +218,7 @@ def _asked(mask: Mask, q: Any, k: Any) -> Any:
 
 def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
     """Which queries see a key, T, by a static mask."""
-    band = mask.as_band()
+    band = band_of(mask)
     if band is not None:
         return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
@@ -237,10 +238,10 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
         return ()
     q, k = (jnp.zeros((sizes.B, n), jnp.int32) for n in (sizes.T, sizes.S))
     for part in parts:
-        q, k = part.as_segments() or (q, k)
+        q, k = segments_of(part) or (q, k)
     nobodys = q.min() - 1
     for part in parts:
-        band = part.as_band()
+        band = band_of(part)
         if band is not None and band.kv is not None:
             lengths = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] < lengths, k, nobodys)
@@ -284,8 +285,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 
 def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
     moving = [part for part in parts_of(mask) if not part.is_static]
-    segments = [part for part in moving if part.as_segments() is not None]
-    others = [part for part in moving if part.as_segments() is None and not _is_lengths(part)]
+    segments = [part for part in moving if segments_of(part) is not None]
+    others = [part for part in moving if segments_of(part) is None and not _is_lengths(part)]
     if others:
         names = ", ".join(type(part).__name__ for part in others)
         return f"takes static masks, Segments and Lengths; {names} is asked for"
@@ -297,7 +298,7 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
 
 
 def _is_lengths(part: Mask) -> bool:
-    band = part.as_band()
+    band = band_of(part)
     return band is not None and band.lo is None and band.hi is None
 
 

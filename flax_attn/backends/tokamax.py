@@ -21,6 +21,7 @@ from .. import reference
 from .._types import Sizes
 from ..masks import Mask
 from ..masks.algebra import parts_of
+from ..masks.answers import runs_of
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
@@ -116,7 +117,7 @@ class Tokamax(NamedTuple):
 
 def _ends(mask: Mask, sizes: Sizes) -> Ends:
     """The runs as Tokamax reads them, B|1 1 T; what no query sees is hidden around the kernel."""
-    run = mask.as_runs(jnp.arange(sizes.T, dtype=jnp.int32)[None])
+    run = runs_of(mask, jnp.arange(sizes.T, dtype=jnp.int32)[None])
     assert run is not None, mask
     first, end = (
         None if x is None else jnp.broadcast_to(x, (x.shape[0], sizes.T))[:, None].clip(0, sizes.S)
@@ -173,7 +174,7 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
     if _bias_and_cap(rules.score) is None:
         return "takes Additive, Softcap by a number, or Additive >> Softcap as a score"
     some = np.zeros((1, 1), np.int32)
-    others = [type(part).__name__ for part in parts_of(rules.mask) if part.as_runs(some) is None]
+    others = [type(part).__name__ for part in parts_of(rules.mask) if runs_of(part, some) is None]
     if others:
         return f"needs one run of keys for each query; {', '.join(others)} may give several"
     return None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..masks import Mask
+from ..masks.answers import reach_of
 from ..scores import Score
 from .memory import Memory
 from .paged import PagedCache
@@ -41,7 +42,7 @@ def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
             )
     if cache.window is None:
         return
-    back = mask.reach(cache.keep_first)
+    back = reach_of(mask, cache.keep_first)
     if back is None or back > cache.window:
         looks = "any number of tokens" if back is None else f"{back} tokens"
         kept = f", and the first {cache.keep_first}" if cache.keep_first else ""

@@ -10,6 +10,7 @@ from .._checks import check_choice, check_input
 from ..attend import Empty, attend
 from ..cache import Cache, Memory, PagedCache, attend_cached, attend_memory
 from ..masks import Mask
+from ..masks.answers import reach_of
 from ..quantized import Float8, Int8
 from ._sources import zero_absent
 
@@ -90,7 +91,7 @@ def arithmetic_dtype(linear: nnx.Linear) -> Any:
 
 
 def _window_of(mask: Mask, keep_first: int) -> int:
-    back = mask.reach(keep_first)
+    back = reach_of(mask, keep_first)
     if back is None:
         raise ValueError(
             'window="mask" needs a mask that looks back over a known number of tokens, such as '

@@ -1,65 +1,16 @@
-"""What every mask can do: the base of all masks, `&`, `|` and `~`, `FULL`, and boolean arrays.
+"""What every mask can do: the base of all masks, `&`, `|` and `~`, and boolean arrays."""
 
-The masks themselves are in `nodes`; the package brings the names of both.
-"""
-
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, clip, larger, look_up, pick, smaller, to_grid
+from .._arrays import check_boolean, larger, look_up, pick, smaller, to_grid
 from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
-
-Range = tuple[Any, Any]
-
-
-class Rows(tuple):
-    """Queries from `start`, which may be traced, as the pair of the first and one after the last.
-
-    Attributes:
-      size: how many they are, which is a number even if the pair is traced.
-    """
-
-    size: int
-
-    def __new__(cls, start: Any, size: int) -> "Rows":
-        rows = super().__new__(cls, (start, start + size))
-        rows.size = size
-        return rows
-
-
-class Band(NamedTuple):
-    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
-
-    What a mask's `as_band` answers if it is nothing else. Raises nothing.
-
-    Args:
-      lo, hi: numbers.
-      kv, rows: numbers, or arrays of one a batch entry.
-
-    Source: the lengths and windows that the kernels of cuDNN take.
-
-    >>> from flax_attn import CAUSAL, Window
-    >>> (CAUSAL & Window(3, 3)).as_band()
-    Band(lo=-3, hi=0, kv=None, rows=None)
-    """
-
-    lo: int | None = None
-    hi: int | None = None
-    kv: Any = None
-    rows: Any = None
-
-    def meet(self, other: "Band") -> "Band":
-        """What both bands show."""
-        choices = (max, min, jnp.minimum, jnp.minimum)
-        return Band(*map(_both, choices, self, other))
-
-
-def _both(choose: Any, a: Any, b: Any) -> Any:
-    return b if a is None else a if b is None else choose(a, b)
+from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
 
 
 class Mask:
@@ -72,9 +23,13 @@ class Mask:
     not masked. The kernels of other libraries take what has an `as_band`, `as_runs` or
     `as_segments`. `&`, `|` and `~` combine masks, and masks with boolean arrays.
 
+    A static mask may compute what it answers in Python, numpy or jax.numpy. Any other is asked
+    inside a program, for blocks of queries whose place is traced, and answers in jax.numpy.
+
     Raises:
       NotImplementedError: in use, by a subclass that does not say what it hides.
-      TypeError: for `and`, `or` and `not`; in use, by a subclass that is not decorated.
+      TypeError: for `and`, `or` and `not`; in use, by a subclass that is not decorated, or that
+        answers something else than it is asked.
 
     Source: `mask_mod` of torch's flex attention; the algebra is our own.
 
@@ -101,6 +56,10 @@ class Mask:
     @property
     def is_static(self) -> bool:
         """Whether the mask is known without any array, batch entry or head."""
+        return self._is_static
+
+    @cached_property
+    def _is_static(self) -> bool:
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
         declared = hasattr(self, "AXES")
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
@@ -111,8 +70,8 @@ class Mask:
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        given = is_frozen(type(self)) and not hasattr(self, "AXES")
-        return jax.tree.map(jnp.asarray, self) if given else self
+        is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
+        return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Mask":
         """This mask for a shard whose batch entries and heads stand at `places` in the whole.
@@ -199,28 +158,6 @@ class Mask:
 
 
 @frozen
-class Full(Mask):
-    """Every query may look at every key; `FULL` is one. Raises nothing.
-
-    Source: Vaswani et al., "Attention Is All You Need", 2017.
-
-    >>> bool(Full()(0, 0, 1, 4))
-    True
-    """
-
-    AXES: ClassVar = {}
-
-    def __call__(self, b, n, q, k):
-        return np.True_
-
-    def seen_range(self, b, n, q, sizes):
-        return 0, sizes.S
-
-    def as_band(self):
-        return Band()
-
-
-@frozen
 class Dense(Mask):
     """A boolean array that broadcasts to `*B N T S`; True may look.
 
@@ -275,25 +212,28 @@ class Placed(Mask):
         return self.mask(*in_whole(self.places, b, n), q, k)
 
     def key_range(self, b, n, q, sizes):
-        return self.mask.key_range(*in_whole(self.places, b, n), q, sizes)
+        return outer(self.mask, self._entry(b), q, sizes)
 
     def seen_range(self, b, n, q, sizes):
-        return self.mask.seen_range(*in_whole(self.places, b, n), q, sizes)
+        return inner(self.mask, self._entry(b), q, sizes)
 
     def as_band(self):
-        return self._of_entries(self.mask.as_band())
+        return self._of_entries(band_of(self.mask))
 
     def as_runs(self, q):
-        return self._of_entries(self.mask.as_runs(q))
+        return self._of_entries(runs_of(self.mask, q))
 
     def as_segments(self):
-        return self._of_entries(self.mask.as_segments())
+        return self._of_entries(segments_of(self.mask))
 
-    def _of_entries(self, found):
+    def _entry(self, b):
+        return in_whole(self.places, b, 0)[0]
+
+    def _of_entries(self, answer):
         def here(x):
             return x if jnp.ndim(x) == 0 or len(x) == 1 else jnp.asarray(x)[self.places.b]
 
-        return jax.tree.map(here, found)
+        return jax.tree.map(here, answer)
 
 
 @frozen
@@ -318,26 +258,26 @@ class And(Mask):
         return self.a.grid(sizes) & self.b.grid(sizes)
 
     def key_range(self, b, n, q, sizes):
-        one, two = self.a.key_range(b, n, q, sizes), self.b.key_range(b, n, q, sizes)
+        one, two = outer(self.a, b, q, sizes), outer(self.b, b, q, sizes)
         return larger(one[0], two[0]), smaller(one[1], two[1])
 
     def seen_range(self, b, n, q, sizes):
-        one, two = self.a.seen_range(b, n, q, sizes), self.b.seen_range(b, n, q, sizes)
+        one, two = inner(self.a, b, q, sizes), inner(self.b, b, q, sizes)
         return larger(one[0], two[0]), smaller(one[1], two[1])
 
     def reach(self, keep_first=0):
-        found = (x.reach(keep_first) for x in (self.a, self.b))
-        return min((n for n in found if n is not None), default=None)
+        parts = (reach_of(x, keep_first) for x in (self.a, self.b))
+        return min((n for n in parts if n is not None), default=None)
 
     def as_band(self):
-        one, two = self.a.as_band(), self.b.as_band()
+        one, two = band_of(self.a), band_of(self.b)
         return None if one is None or two is None else one.meet(two)
 
     def as_runs(self, q):
-        one, two = self.a.as_runs(q), self.b.as_runs(q)
+        one, two = runs_of(self.a, q), runs_of(self.b, q)
         if one is None or two is None:
             return None
-        return tuple(map(_both, (jnp.maximum, jnp.minimum), one, two))
+        return tuple(map(meet, (jnp.maximum, jnp.minimum), one, two))
 
 
 @frozen
@@ -362,17 +302,17 @@ class Or(Mask):
         return self.a.grid(sizes) | self.b.grid(sizes)
 
     def reach(self, keep_first=0):
-        one, two = self.a.reach(keep_first), self.b.reach(keep_first)
+        one, two = reach_of(self.a, keep_first), reach_of(self.b, keep_first)
         return None if one is None or two is None else max(one, two)
 
     def key_range(self, b, n, q, sizes):
-        one, two = (within(x.key_range(b, n, q, sizes), sizes) for x in (self.a, self.b))
+        one, two = outer(self.a, b, q, sizes), outer(self.b, b, q, sizes)
         none, other = one[0] >= one[1], two[0] >= two[1]  # an empty range may lie anywhere
         lo = pick(none, two[0], pick(other, one[0], smaller(one[0], two[0])))
         return lo, pick(none, two[1], pick(other, one[1], larger(one[1], two[1])))
 
     def seen_range(self, b, n, q, sizes):
-        one, two = (within(x.seen_range(b, n, q, sizes), sizes) for x in (self.a, self.b))
+        one, two = inner(self.a, b, q, sizes), inner(self.b, b, q, sizes)
         return _longer(one, two)
 
 
@@ -398,28 +338,20 @@ class Not(Mask):
 
     def key_range(self, b, n, q, sizes):
         """What is hidden at one end is cut off; a hole in the middle is not."""
-        lo, hi = self.a.seen_range(b, n, q, sizes)
+        lo, hi = inner(self.a, b, q, sizes)
         some, S = lo < hi, sizes.S
         return pick(some & (lo <= 0), hi, 0), pick(some & (hi >= S), lo, S)
 
     def seen_range(self, b, n, q, sizes):
         """What lies before all that the other may show, or behind it, whichever is more."""
-        lo, hi = within(self.a.key_range(b, n, q, sizes), sizes)
+        lo, hi = outer(self.a, b, q, sizes)
         lo, hi = pick(lo < hi, lo, sizes.S), pick(lo < hi, hi, sizes.S)
         return _longer((0, lo), (hi, sizes.S))
-
-
-def within(found: Range, sizes: Sizes) -> Range:
-    """A range without what lies beyond the keys, where a class of a user's may end it."""
-    return clip(found[0], sizes.S), clip(found[1], sizes.S)
 
 
 def _longer(one: Range, two: Range) -> Range:
     first = one[1] - one[0] >= two[1] - two[0]
     return pick(first, one[0], two[0]), pick(first, one[1], two[1])
-
-
-FULL = Full()
 
 
 def as_mask(mask: Any) -> Mask:

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from .._arrays import pick
 from .._types import Sizes, frozen
 from ..places import FURTHEST, Positions, check_no_end, goes_by_slot
-from .algebra import And, Full, Mask, Not, Or, Range, Rows, within
+from .algebra import And, Mask, Not, Or
+from .answers import Range, Rows, inner, outer
+from .runs import Full
 
 
 def at_positions(mask: Mask, positions: Positions) -> Mask:
@@ -85,8 +87,7 @@ class AtPositions(Mask):
             return 0, sizes.S
         rows = self._row(self.positions.q, b, q)
         asked = _ends(rows)
-        found = within(self.mask.key_range(b, n, asked, _endless(sizes)), _endless(sizes))
-        lo, hi, _ = self._slots(b, found, sizes)
+        lo, hi, _ = self._slots(b, outer(self.mask, b, asked, _endless(sizes)), sizes)
         some = asked[0] < asked[1]
         return pick(some, lo, sizes.S), pick(some, hi, 0)
 
@@ -95,8 +96,8 @@ class AtPositions(Mask):
         if not isinstance(q, Rows):
             return 0, 0
         rows = self._row(self.positions.q, b, q)
-        found = self.mask.seen_range(b, n, _ends(rows), _endless(sizes))
-        lo, hi, count = self._slots(b, within(found, _endless(sizes)), sizes)
+        inside = inner(self.mask, b, _ends(rows), _endless(sizes))
+        lo, hi, count = self._slots(b, inside, sizes)
         whole = (rows >= 0).all() & (count == hi - lo)
         return pick(whole, lo, 0), pick(whole, hi, 0)
 
@@ -105,13 +106,13 @@ class AtPositions(Mask):
         row = positions[0 if positions.shape[0] == 1 else b]
         return row if rows is None else jax.lax.dynamic_slice_in_dim(row, rows[0], rows.size)
 
-    def _slots(self, b: Any, found: Range, sizes: Sizes) -> tuple[Any, Any, Any]:
+    def _slots(self, b: Any, positions: Range, sizes: Sizes) -> tuple[Any, Any, Any]:
         """The first slot with a position in a range, the end of the last, and how many there are.
 
         Positions from 0 on alone lie in a range, so that absent keys do not.
         """
         keys, slots = self._row(self.positions.k, b), jnp.arange(sizes.S, dtype=jnp.int32)
-        inside = (keys >= found[0]) & (keys < found[1])
+        inside = (keys >= positions[0]) & (keys < positions[1])
         lo = jnp.min(jnp.where(inside, slots, sizes.S))
         hi = jnp.max(jnp.where(inside, slots + 1, 0))
         return lo, hi, inside.sum(dtype=jnp.int32)

@@ -14,6 +14,7 @@ from .._types import Sizes
 from ..layouts import asked, check_length, cutting, names_in, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of
+from ..masks.answers import band_of, reach_of
 from ..masks.cut import ready_to_cut
 from ..places import Positions
 from ..rules import Rules, sizes_of
@@ -122,9 +123,9 @@ def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
     if sequence.layout != "contiguous" or sizes.T != sizes.S:
         return {}
     parts = [part.bind(sizes) for part in parts_of(mask) if part.is_static]
-    back = [part.reach() for part in parts]
+    back = [reach_of(part) for part in parts]
     back = min((n - 1 for n in back if n is not None), default=sizes.S)
-    bands = [part.as_band() for part in parts]
+    bands = [band_of(part) for part in parts]
     ahead = min((x.hi for x in bands if x is not None and x.hi is not None), default=sizes.S)
     shard = sizes.T // sequence.devices
     back, ahead = (-(-max(n, 0) // shard) for n in (back, ahead))

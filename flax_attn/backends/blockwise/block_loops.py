@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from ..._arrays import larger, smaller
 from ...masks import Mask, Rows
+from ...masks.answers import inner, outer
 from .block import Block
 from .plan import Plan
-from .ranges import inner, outer, static_inner, static_outer
+from .ranges import static_inner, static_outer
 
 ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 
@@ -20,7 +21,7 @@ Step = Callable[[Any, Block, bool], Any]
 
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
-    rows = Rows(at.q, at.rows)
+    rows = Rows(at.q, at.rows, plan.sizes.T)
     if plan.unrolled:
         ranges = (*static_outer(mask, rows, plan.sizes), *static_inner(mask, rows, plan.sizes))
         for k, cols, masked in _pieces(plan.cols, *ranges):

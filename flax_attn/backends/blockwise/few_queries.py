@@ -20,11 +20,12 @@ from ..._arrays import varying_alike
 from ..._types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
+from ...masks.answers import outer
 from ...quantized import Quantized
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
 from .plan import Plan
-from .ranges import outer, static_inner
+from .ranges import static_inner
 
 READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
 MOST = 0.4  # of the keys: from here on they are

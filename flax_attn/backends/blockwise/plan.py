@@ -7,6 +7,7 @@ import jax
 from ..._types import Sizes
 from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
+from ...masks.answers import block_starts
 from ...rules import Rules
 from ..protocol import are_few
 from .ranges import all_seen, static_inner, static_outer
@@ -106,7 +107,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **ho
 
 def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
     """The most keys that a block of so many queries may see, if known and at most 1024."""
-    starts = [min(q, sizes.T - rows) for q in range(0, sizes.T, rows)]
+    starts = block_starts(sizes.T, rows)
     ranges = [static_outer(rules.mask, Rows(q, rows), sizes) for q in starts]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None

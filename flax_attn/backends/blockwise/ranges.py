@@ -1,25 +1,11 @@
-"""Which keys a block of queries may see at most, and which all of its queries see for certain.
-
-A range is asked for a block of known size from a query that may be traced, and is one formula for
-numbers and for traced numbers: what a plan measures of a static mask is what its loops run over.
-"""
+"""What is known of the keys that queries see before any array is, for the plan of a request."""
 
 from functools import lru_cache
-from typing import Any
 
 from ..._types import Sizes
 from ...masks import Mask, Rows
-from ...masks.algebra import Range, parts_of, within
-
-
-def outer(mask: Mask, b: Any, rows: Rows, sizes: Sizes) -> Range:
-    """`lo, hi`: no query of `rows`, of any head, may look at a key outside."""
-    return within(mask.key_range(b, 0, rows, sizes), sizes)
-
-
-def inner(mask: Mask, b: Any, rows: Rows, sizes: Sizes) -> Range:
-    """`lo, hi`: every query of `rows`, of every head, may look at every key inside."""
-    return within(mask.seen_range(b, 0, rows, sizes), sizes)
+from ...masks.algebra import parts_of
+from ...masks.answers import inner, outer
 
 
 def static_outer(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:

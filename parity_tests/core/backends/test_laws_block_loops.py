@@ -22,7 +22,7 @@ from flax_attn.backends.blockwise.block_loops import (
     over_queries,
 )
 from flax_attn.backends.blockwise.plan import Plan, plan_of
-from flax_attn.backends.blockwise.ranges import inner, outer, static_inner, static_outer
+from flax_attn.backends.blockwise.ranges import static_inner, static_outer
 from flax_attn.masks import (
     CAUSAL,
     FULL,
@@ -35,6 +35,7 @@ from flax_attn.masks import (
     Segments,
     Window,
 )
+from flax_attn.masks.answers import inner, outer
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks, normal

@@ -21,8 +21,8 @@ from flax_attn import (
     attend,
 )
 from flax_attn._types import Sizes
-from flax_attn.backends.blockwise.ranges import outer
 from flax_attn.masks import Rows, as_mask
+from flax_attn.masks.answers import outer
 from parity_tests.tables import with_nightly
 
 B, N = 2, 3

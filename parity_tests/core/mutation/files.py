@@ -6,7 +6,7 @@ from collections.abc import Iterable
 ENTRIES = "masks.test_laws_entries"
 RANGES = "backends.test_laws_blockwise_ranges"
 MASKS = (
-    *(f"masks.test_laws_masks{part}" for part in ("", "_ranges", "_answers")),
+    *(f"masks.test_laws_masks{part}" for part in ("", "_ranges", "_answers", "_known")),
     *(ENTRIES, RANGES),
 )
 POSITIONS = ("masks.test_laws_positions",)
@@ -20,7 +20,9 @@ FILES: dict[str, tuple[str, ...]] = {
         f"attend.test_laws_{x}" for x in ("reference", "hidden", "hidden_gradients")
     ),
     "masks/algebra": MASKS,
+    "masks/answers": MASKS,
     "masks/nodes": MASKS,
+    "masks/runs": MASKS,
     "masks/at_positions": POSITIONS,
     "scores": ("attend.test_laws_scores", ENTRIES),
     "parity/judge": JUDGE,
@@ -42,7 +44,7 @@ FILES: dict[str, tuple[str, ...]] = {
 }
 WITH_LAWS = [file for file, laws in FILES.items() if laws]
 # CI draws of these.
-LIGHT = ("reference", "masks/algebra", "masks/nodes", "scores", "parity/judge", "parity/groups")
+LIGHT = ("reference", "masks/algebra", "masks/runs", "scores", "parity/judge", "parity/groups")
 
 # "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
 CHOOSES_SIZES: dict[str, dict[str, str]] = {

@@ -1,0 +1,218 @@
+"""What a mask says of itself: the forms of its answers, and the one place where they are read.
+
+A mask answers by methods, which a user may write: which keys a block of queries may see, its band,
+its runs, its segments. Backends and combined masks read the answers by the functions here. What a
+static mask says becomes Python numbers, however it was computed, so that a plan is made of the very
+numbers that its loops run over; what has not the form that was asked for is a TypeError that names
+the class and the method.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import clip, dtype_of, is_whole, smaller
+from .._types import Sizes
+
+Range = tuple[Any, Any]
+TRACED = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,  # of which TracerBoolConversionError is one
+)
+
+
+class Rows(tuple):
+    """Queries from `start`, which may be traced, as the pair of the first and one after the last.
+
+    Attributes:
+      size: how many they are, which is a number even if the pair is traced.
+      length: of how many queries they are a block, where these are cut into blocks of `size`, the
+        last of which reaches back into the one before; None where they may start anywhere.
+    """
+
+    size: int
+    length: int | None
+
+    def __new__(cls, start: Any, size: int, length: int | None = None) -> "Rows":
+        rows = super().__new__(cls, (start, start + size))
+        rows.size, rows.length = size, length
+        return rows
+
+
+class Band(NamedTuple):
+    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
+
+    What a mask's `as_band` answers if it is nothing else. Raises nothing.
+
+    Args:
+      lo, hi: numbers.
+      kv, rows: numbers, or arrays of one a batch entry.
+
+    Source: the lengths and windows that the kernels of cuDNN take.
+
+    >>> from flax_attn import CAUSAL, Window
+    >>> (CAUSAL & Window(3, 3)).as_band()
+    Band(lo=-3, hi=0, kv=None, rows=None)
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+    kv: Any = None
+    rows: Any = None
+
+    def meet(self, other: "Band") -> "Band":
+        """What both bands show."""
+        return Band(*map(meet, (max, min, smaller, smaller), self, other))
+
+
+def meet(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """`choose(a, b)`, or the one of them that is not None."""
+    return b if a is None else a if b is None else choose(a, b)
+
+
+# Ranges.
+
+
+def outer(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
+    """`lo, hi`: no query of `range(*q)`, of any head, may look at a key outside."""
+    return _range("key_range", mask, b, q, sizes)
+
+
+def inner(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
+    """`lo, hi`: every query of `range(*q)`, of every head, may look at every key inside."""
+    return _range("seen_range", mask, b, q, sizes)
+
+
+def block_starts(length: int, size: int) -> list[int]:
+    """Where the blocks of `size` start that cover a length; the last ends with it."""
+    return [min(start, length - size) for start in range(0, length, size)]
+
+
+def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
+    if not (isinstance(q, Rows) and mask.is_static):
+        return _within(mask, method, _asked(mask, method, b, 0, q, sizes), sizes)
+    if is_whole(q[0]):
+        return _known_range(method, mask, int(q[0]), q.size, sizes)
+    if q.length is None:
+        return _within(mask, method, _asked(mask, method, 0, 0, q, sizes), sizes)
+    block = (q[0] + q.size - 1) // q.size  # the last one starts between two multiples
+    ends = zip(*_known_ranges(method, mask, q.length, q.size, sizes), strict=True)
+    lo, hi = (_of_block(of_blocks, block) for of_blocks in ends)
+    return lo, hi
+
+
+def _known_range(method: str, mask: Any, start: int, size: int, sizes: Sizes) -> tuple[int, int]:
+    with jax.ensure_compile_time_eval():
+        answer = _asked(mask, method, 0, 0, Rows(start, size), sizes)
+        lo, hi = _within(mask, method, answer, sizes)
+        return int(lo), int(hi)
+
+
+@lru_cache(maxsize=256)
+def _known_ranges(
+    method: str, mask: Any, length: int, size: int, sizes: Sizes
+) -> list[tuple[int, int]]:
+    starts = block_starts(length, size)
+    return [_known_range(method, mask, start, size, sizes) for start in starts]
+
+
+def _of_block(ends: tuple[int, ...], block: Any) -> Any:
+    """The end of one block of several, which is a number if all have the same."""
+    if len(set(ends)) == 1:
+        return ends[0]
+    return jax.lax.dynamic_index_in_dim(jnp.asarray(ends, jnp.int32), block, keepdims=False)
+
+
+def _within(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
+    """A range without what lies beyond the keys, where a class of a user's may end it."""
+    is_pair = isinstance(answer, tuple | list) and len(answer) == 2
+    if not is_pair or not all(_is_index(x) for x in answer):
+        _refuse(mask, method, "two whole numbers, the first key and the end of the last", answer)
+    lo, hi = (clip(int(x) if is_whole(x) else x, sizes.S) for x in answer)
+    return lo, hi
+
+
+# Bands, runs, segments and reach.
+
+
+def band_of(mask: Any) -> Band | None:
+    """The bound mask as a band, its ends in Python numbers, or None if it is none."""
+    band = _static_asked(mask, "as_band")
+    if band is None:
+        return None
+    if not isinstance(band, Band):
+        _refuse(mask, "as_band", "a flax_attn.Band or None", band)
+    lo, hi = (None if x is None else _number(mask, "as_band", x) for x in band[:2])
+    kv, rows = (None if x is None else _count(mask, x) for x in band[2:])
+    return Band(lo, hi, kv, rows)
+
+
+def runs_of(mask: Any, q: Any) -> tuple[Any, Any] | None:
+    """First key and end of the run that each query sees, as `Mask.as_runs` gives them."""
+    runs = _static_asked(mask, "as_runs", q)
+    fits = isinstance(runs, tuple) and len(runs) == 2
+    if runs is not None and not (fits and all(x is None or _is_whole_array(x) for x in runs)):
+        _refuse(mask, "as_runs", "the first keys and the ends, as arrays of integers", runs)
+    return runs
+
+
+def segments_of(mask: Any) -> tuple[Any, Any] | None:
+    """Ids of queries and keys that look if they are equal, or None if the mask is not so."""
+    ids = mask.as_segments()
+    fits = isinstance(ids, tuple) and len(ids) == 2
+    if ids is not None and not (fits and all(_is_whole_array(x) for x in ids)):
+        _refuse(mask, "as_segments", "the ids of queries and those of keys, as integers", ids)
+    return ids
+
+
+def reach_of(mask: Any, keep_first: int = 0) -> int | None:
+    """How many tokens back a mask looks, itself included; None if that has no limit."""
+    back = _static_asked(mask, "reach", keep_first)
+    return None if back is None else _number(mask, "reach", back)
+
+
+def _static_asked(mask: Any, method: str, *args: Any) -> Any:
+    if not mask.is_static:
+        return _asked(mask, method, *args)
+    with jax.ensure_compile_time_eval():
+        return _asked(mask, method, *args)
+
+
+def _asked(mask: Any, method: str, *args: Any) -> Any:
+    try:
+        return getattr(mask, method)(*args)
+    except TRACED as error:
+        raise TypeError(
+            f"{type(mask).__name__}.{method} takes a number for known that is known only when the "
+            "program runs. Write it in jax.numpy: jnp.maximum for np.maximum or max, jnp.where for "
+            "if. A mask without arrays that asks neither for b nor for n may say is_static = True."
+        ) from error
+
+
+def _number(mask: Any, method: str, x: Any) -> int:
+    if not _is_index(x) or isinstance(x, Tracer):
+        _refuse(mask, method, "whole numbers that are known before the program runs", x)
+    return int(x)
+
+
+def _count(mask: Any, x: Any) -> Any:
+    if not _is_whole_array(x):
+        _refuse(mask, "as_band", "kv and rows as integers", x)
+    return int(x) if is_whole(x) else x
+
+
+def _is_index(x: Any) -> bool:
+    """Whether it is one whole number, of Python, numpy or jax, traced or not."""
+    return is_whole(x) or (getattr(x, "ndim", None) == 0 and _is_whole_array(x))
+
+
+def _is_whole_array(x: Any) -> bool:
+    return is_whole(x) or jnp.issubdtype(dtype_of(x), jnp.integer)
+
+
+def _refuse(mask: Any, method: str, wanted: str, answer: Any) -> None:
+    raise TypeError(f"{type(mask).__name__}.{method} must answer {wanted}; it answered {answer!r}.")

@@ -1,0 +1,348 @@
+"""Masks whose queries see one run of keys each.
+
+Such a mask says where a query's run starts and where it ends, as data. All that a mask is asked
+follows from these two ends: who sees whom, what a block of queries may see at most and what all of
+it sees, the band and the runs that kernels take, and how far back a cache has to reach.
+
+With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax have it;
+`offset="end"` lets the last query see the last key, as flash-attention does.
+
+    >>> from flax_attn._types import Sizes
+    >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [0, 1, 1]])
+"""
+
+from collections.abc import Callable
+from dataclasses import field
+from functools import reduce
+from operator import and_
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import (
+    FAR,
+    bound_offset,
+    by_entry,
+    check_integers,
+    check_offset,
+    clip,
+    is_count,
+    is_whole,
+    near,
+    numbers_in_lists,
+    of_entry,
+    per_entry,
+    pick,
+)
+from .._types import frozen
+from .algebra import Mask
+from .answers import Band
+
+Offset = int | Literal["end"] | Any
+
+
+class Edge(NamedTuple):
+    """One end of the run of query q: `q // chunk * chunk + at + by`, or `at + by` without a chunk.
+
+    It never falls as q grows, so that the ends of a block of queries are those of its first and
+    its last query.
+
+    Attributes:
+      at: a number, or one for each batch entry; of a mask that is not bound also "end".
+      by: a number.
+      chunk: of how many positions a chunk is, with 1 for q itself; None if q does not matter.
+    """
+
+    at: Any = 0
+    by: int = 0
+    chunk: int | None = 1
+
+    def of(self, q: Any, at: Any) -> Any:
+        """The edge of queries, with `at` in the shape that broadcasts to them."""
+        moved = at + self.by if self.by else at
+        if self.chunk is None:
+            return moved
+        return (q if self.chunk == 1 else q // self.chunk * self.chunk) + moved
+
+
+class Run(NamedTuple):
+    """Query q sees the keys from `first` up to `end`, if `q < rows`; None where nothing is cut."""
+
+    first: Edge | None = None
+    end: Edge | None = None
+    rows: Any = None
+
+
+class RunMask(Mask):
+    """A mask that is a run of keys for each query. A subclass says which, once it is bound."""
+
+    def run(self) -> Run:
+        """The two ends of every query's run."""
+        raise NotImplementedError
+
+    def __call__(self, b, n, q, k):
+        return self._shown(q, k, lambda at: of_entry(at, b))
+
+    def grid(self, sizes):
+        _, _, q, k = sizes.iotas()
+        return jnp.asarray(self._shown(q, k, by_entry))
+
+    def _shown(self, q: Any, k: Any, of: Callable[[Any], Any]) -> Any:
+        first, end, rows = self.run()
+        asked = [k >= first.of(q, of(first.at))] if first is not None else []
+        asked += [k < end.of(q, of(end.at))] if end is not None else []
+        asked += [q < of(rows)] if rows is not None else []
+        return reduce(and_, asked) if asked else np.True_
+
+    def key_range(self, b, n, q, sizes):
+        return self._between(b, q[0], q[1] - 1, q[0], sizes)
+
+    def seen_range(self, b, n, q, sizes):
+        return self._between(b, q[1] - 1, q[0], q[1] - 1, sizes)
+
+    def _between(self, b: Any, first_of: Any, end_of: Any, in_rows: Any, sizes: Any) -> Any:
+        """Where the run of one query starts and that of another ends, if a third is in the rows."""
+        first, end, rows = self.run()
+        lo = 0 if first is None else clip(first.of(first_of, of_entry(first.at, b)), sizes.S)
+        hi = sizes.S if end is None else clip(end.of(end_of, of_entry(end.at, b)), sizes.S)
+        return lo, hi if rows is None else pick(in_rows < of_entry(rows, b), hi, 0)
+
+    def as_band(self):
+        first, end, rows = self.run()
+        kv = end.of(None, end.at) if end is not None and end.chunk is None else None
+        diagonals = (first, None if kv is not None else end)
+        if not all(x is None or (x.chunk == 1 and is_whole(x.at)) for x in diagonals):
+            return None
+        lo, past = (None if x is None else int(x.at) + x.by for x in diagonals)
+        return Band(lo, None if past is None else past - 1, kv, rows)
+
+    def as_runs(self, q):
+        ends = self.run()[:2]
+        first, end = (None if x is None else x.of(q, _column(x.at)) for x in ends)
+        return super().as_runs(q) or (first, end)
+
+    def reach(self, keep_first=0):
+        first, end, _ = self.run()
+        back = super().reach(keep_first)
+        if back is None and first is not None and first.chunk and is_whole(first.at):
+            return first.chunk - int(first.at) - first.by
+        kept = end is not None and end.chunk is None and is_whole(end.at) and end.at <= keep_first
+        return 0 if back is None and kept else back
+
+
+def _column(x: Any) -> Any:
+    return x.reshape(-1, 1) if jnp.ndim(x) else x
+
+
+@frozen
+class Full(RunMask):
+    """Every query may look at every key; `FULL` is one. Raises nothing.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> bool(Full()(0, 0, 1, 4))
+    True
+    """
+
+    AXES: ClassVar = {}
+
+    def run(self):
+        return Run()
+
+
+@frozen
+class Causal(RunMask):
+    """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
+
+    Args:
+      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key. An
+        array of integers that broadcasts to `*B` gives every batch entry its own, as caches
+        filled to different lengths need it. Padding on the left moves queries and keys alike:
+        there it stays 0, beside `~Lengths(padding)`.
+
+    Raises:
+      ValueError: if `offset` is neither of integers nor "end"; in use, if it does not broadcast.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017.
+
+    >>> Causal()(0, 0, 1, np.arange(4)).tolist()  # which of four keys query 1 sees
+    [True, True, False, False]
+    """
+
+    offset: Offset = 0
+
+    AXES: ClassVar = {"offset": "b"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "offset")
+        check_offset("Causal", self.offset)
+
+    def bind(self, sizes):
+        return Causal(bound_offset("Causal", self.offset, sizes))
+
+    def run(self):
+        return Run(end=Edge(self.offset, 1))
+
+
+@frozen
+class Window(RunMask):
+    """`q + offset - left <= k <= q + offset + right`: counts of keys beside self, None unlimited.
+
+    Hugging Face's `sliding_window=W` counts self: it is `Window(W - 1, 0)`.
+
+    Args:
+      left, right: how many keys before and after its own a query sees.
+      offset: as of `Causal`; two masks joined by `&` mean the same diagonal only by equal offsets.
+
+    Raises:
+      ValueError: for a count that is no integer of 0 or more, or an offset that is none.
+
+    Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020.
+
+    >>> Window(1, 0)(0, 0, 2, np.arange(4)).tolist()
+    [False, True, True, False]
+    """
+
+    left: int | None
+    right: int | None
+    offset: Offset = 0
+
+    AXES: ClassVar = {"offset": "b"}
+
+    def __post_init__(self):
+        for name, count in (("left", self.left), ("right", self.right)):
+            if count is not None and not is_count(count, 0):
+                text = "must be a count of keys, 0 or more, or None"
+                raise ValueError(f"Window.{name} {text}; got {count!r}.")
+            object.__setattr__(self, name, None if count is None else int(count))
+        numbers_in_lists(self, "offset")
+        check_offset("Window", self.offset)
+
+    def bind(self, sizes):
+        offset = bound_offset("Window", self.offset, sizes)
+        if not is_whole(self.offset):
+            left, right = (None if n is None else min(n, 2 * FAR) for n in (self.left, self.right))
+            return Window(left, right, offset)
+        # Both ends are moved before they are cut off, since far offsets and counts may cancel.
+        far = int(self.offset)
+        left = None if self.left is None else offset - near(far - self.left)
+        right = None if self.right is None else near(far + self.right) - offset
+        return Window(left, right, offset)
+
+    def run(self):
+        return Run(
+            None if self.left is None else Edge(self.offset, -self.left),
+            None if self.right is None else Edge(self.offset, self.right + 1),
+        )
+
+
+@frozen
+class Chunked(RunMask):
+    """`q // size == k // size`: chunks of positions that see only themselves.
+
+    Args:
+      size: positions in a chunk.
+
+    Raises:
+      ValueError: if `size` is no integer of 1 or more.
+
+    Source: Child et al., "Generating Long Sequences with Sparse Transformers", 2019.
+
+    >>> Chunked(2)(0, 0, 2, np.arange(4)).tolist()
+    [False, False, True, True]
+    """
+
+    size: int
+
+    AXES: ClassVar = {}
+
+    def __post_init__(self):
+        if not is_count(self.size, 1):
+            text = "must be a count of positions, 1 or more"
+            raise ValueError(f"Chunked.size {text}; got {self.size!r}.")
+        object.__setattr__(self, "size", near(self.size))
+
+    def run(self):
+        return Run(Edge(chunk=self.size), Edge(by=self.size, chunk=self.size))
+
+
+@frozen
+class Prefix(RunMask):
+    """`k < length`: keys that everybody sees; `Causal() | Prefix(p)` is a prefix language model.
+
+    Args:
+      length: an integer, or an array of integers that broadcasts to `*B`.
+
+    Raises:
+      TypeError: if `length` is no integer.
+      ValueError: in use, if it does not broadcast to `*B`.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
+
+    >>> (Causal() | Prefix(2))(0, 0, 0, np.arange(4)).tolist()
+    [True, True, False, False]
+    """
+
+    length: Any
+
+    AXES: ClassVar = {"length": "b"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "length")
+        check_integers("Prefix", length=self.length)
+
+    def bind(self, sizes):
+        if self.is_static:
+            return Prefix(near(self.length))
+        return Prefix(per_entry("Prefix.length", near(self.length), sizes))
+
+    def run(self):
+        return Run(end=Edge(self.length, chunk=None))
+
+
+@frozen
+class Lengths(RunMask):
+    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right; `~`, on the left.
+
+    Args:
+      kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.
+
+    Raises:
+      TypeError: if they are no integers.
+      ValueError: in use, if they do not broadcast to `*B`.
+
+    Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where hidden.
+
+    >>> Lengths(jnp.asarray([4, 1]))(1, 0, 0, np.arange(4)).tolist()
+    [True, False, False, False]
+    """
+
+    kv: Any
+    q: Any = field(default=None, kw_only=True)
+
+    AXES: ClassVar = {"kv": "b", "q": "b"}
+
+    def __post_init__(self):
+        numbers_in_lists(self, "kv", "q")
+        check_integers("Lengths", kv=self.kv, q=self.q)
+
+    @property
+    def is_static(self):
+        return False
+
+    def bind(self, sizes):
+        kv = per_entry("Lengths.kv", near(self.kv), sizes)
+        return Lengths(
+            kv, q=None if self.q is None else per_entry("Lengths.q", near(self.q), sizes)
+        )
+
+    def run(self):
+        return Run(end=Edge(self.kv, chunk=None), rows=self.q)
+
+
+FULL = Full()
+CAUSAL = Causal()
