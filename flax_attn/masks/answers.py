@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from .._arrays import clip, dtype_of, is_whole, smaller
 from .._types import Sizes
