@@ -6,28 +6,34 @@ from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._arrays import check_number
 from ._checks import check_choice
-from ._types import is_frozen
 from .backends import BACKENDS
-from .backends.choice import Explanation, Verdict, warn_if_slow
-from .backends.local import attend_locally, bound, none_empty, weights_locally
+from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
+from .backends.local import attend_locally, none_empty, weights_locally
+from .backends.platform import platform_of
 from .dropout import Drop
-from .masks import FULL, Mask, as_mask
-from .places import Places, Positions
-from .rules import Rules, sizes_of
+from .masks import FULL, Mask
+from .places import Places
+from .reference import Stats
+from .request import Request, is_shape
+from .rules import Rules
 from .scores import IDENTITY, Score
-from .sharding.entry import attend_sharded, weights_sharded
+from .sharding import auto, explicit
+from .sharding.entry import is_known, lies_on
 from .sharding.sequence import Sequence, prepared
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
     'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
     'flax_attn.use_backend("reference").'
+)
+MIXED = (
+    "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
+    "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
+    'backend="reference".'
 )
 Empty = Literal["zero", "mean"]
 _wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
@@ -162,25 +168,39 @@ def attend(
     >>> attend(v[:1], v, v, mask=CAUSAL, q_positions=at, kv_positions=slots).ravel().tolist()
     [1.0]
     """
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check_choice("empty", empty, *get_args(Empty))
-    rules = rules_of(mask, score, scale, sinks, dropout, q_positions, kv_positions)
-    whole, sequence = bound_rules(q, k, v, rules, places), None
-    if places is None:
-        sequence, rules, whole = _over_length(q, k, v, rules, whole)
-    name = _choose(backend, q, k, v, whole, sequence)
+    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    positions = {"q_positions": q_positions, "kv_positions": kv_positions}
+    o, stats = route(Request.of(q, k, v, places, **rules, **positions), backend, empty)
+    return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
+
+
+def route(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stats]:
+    """The output `*B T N h` and the parts of the weights `*B N T`: who computes them, and where.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: as `attend` does.
+    """
+    where, sequence = lies_on(request), None
+    if where == "explicit":
+        sequence, request = prepared(request)
+    rules = request.bound()
+    name = _choose(backend, request, rules, sequence)
     attention = BACKENDS[name].attention
-    if empty == "mean" and none_empty(whole, sizes_of(q, k)):
+    if empty == "mean" and none_empty(rules, request.sizes):
         empty = "zero"
     try:
-        given = name, attention, q, k, v, rules, empty, sequence
-        found = attend_sharded(*given) if places is None else None
-        o, stats = found or attend_locally(attention, q, k, v, whole, empty)
+        if where == "explicit":
+            return explicit.attend(request, sequence, name, attention, empty)
+        if where == "mixed" and name != "reference":
+            raise NotImplementedError(MIXED)
+        if where == "auto" and name == "blockwise" and is_known(request):
+            return auto.attend(request, empty)
+        return attend_locally(attention, request.q, request.k, request.v, rules, empty)
     except TypeError as error:
         if name == "reference" or "custom_vjp" not in str(error):
             raise
         raise TypeError(FORWARD_MODE) from error
-    return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
 
 
 def attention_weights(
@@ -213,10 +233,14 @@ def attention_weights(
     >>> attention_weights(jnp.ones((2, 1, 4)), jnp.ones((2, 1, 4)), mask=CAUSAL).tolist()
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
-    q, k = jnp.asarray(q), jnp.asarray(k)
-    rules = rules_of(mask, score, scale, sinks, None, q_positions, kv_positions)
-    whole, found = bound_rules(q, k, k, rules), weights_sharded(q, k, rules)
-    return weights_locally(q, k, whole) if found is None else found
+    rules: dict[str, Any] = {"mask": mask, "score": score, "scale": scale, "sinks": sinks}
+    rules |= {"q_positions": q_positions, "kv_positions": kv_positions}
+    request = Request.of(q, k, k, **rules)
+    if lies_on(request) != "explicit":
+        return weights_locally(request.q, request.k, request.bound())
+    sequence, request = prepared(request, "all_gather")
+    request.bound()  # whatever does not fit is told of the whole
+    return explicit.weights(request, sequence)
 
 
 def use_backend(name: str) -> AbstractContextManager[None]:
@@ -283,51 +307,21 @@ def explain(
     cudnn      refuses: ...
     reference  chosen
     """
-    q, k, v = (x if _is_shape(x) else jnp.asarray(x) for x in (q, k, v))
     check_choice("empty", empty, *get_args(Empty))
-    asked = (mask, score, scale, sinks, dropout, q_positions, kv_positions)
-    leaves, structure = jax.tree.flatten(asked, is_leaf=_is_shape)
-    found: list[Explanation] = []
+    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    positions = {"q_positions": q_positions, "kv_positions": kv_positions}
+    leaves, structure = jax.tree.flatten({**rules, **positions}, is_leaf=is_shape)
+    explanations: list[Explanation] = []
 
     def ask(*unknown: jax.Array) -> None:
         left = iter(unknown)
-        known = [next(left) if _is_shape(x) else x for x in leaves]
-        rules = rules_of(*structure.unflatten(known))
-        sequence, _, whole = _over_length(q, k, v, rules, bound_rules(q, k, v, rules))
-        found.append(_verdicts(q, k, v, whole, sequence))
+        known = [next(left) if is_shape(x) else x for x in leaves]
+        sequence, request = prepared(Request.of(q, k, v, **structure.unflatten(known)))
+        explanations.append(_verdicts(request, request.bound(), sequence))
 
-    unknown = [x for x in leaves if _is_shape(x)]
+    unknown = [x for x in leaves if is_shape(x)]
     jax.eval_shape(ask, *unknown) if unknown else ask()
-    return found[0]
-
-
-def _over_length(
-    q: Any, k: Any, v: Any, rules: Rules, whole: Rules
-) -> tuple[Sequence | None, Rules, Rules]:
-    """How a sharded length is served, if one is, with the rules for that, not bound and bound."""
-    sequence, rules = prepared(q, k, v, rules)
-    return sequence, rules, whole if sequence is None else bound(q, k, rules)
-
-
-def _refusal(name: str, sequence: Sequence | None, *request: Any) -> str | None:
-    own = None if sequence is None else sequence.refusal(name)
-    return BACKENDS[name].refusal(*request) if own is None else own
-
-
-def _verdicts(
-    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, sequence: Sequence | None
-) -> Explanation:
-    request, wanted = (q, k, v, rules), _wanted.value
-    if wanted != "auto":
-        _check_backend(wanted)
-    found, others = [], sequence is None or sequence.refusal("reference") is None
-    for name, backend in BACKENDS.items():
-        refusal = _refusal(name, sequence, *request)
-        passed_over = None if wanted in (name, "auto") else f"{wanted} is asked for"
-        if refusal is None and wanted == "auto" and others:
-            passed_over = backend.passed_over(*request)
-        found.append(Verdict(name, refusal, passed_over))
-    return Explanation(found, sequence)
+    return explanations[0]
 
 
 def asked_for(name: str) -> str:
@@ -335,112 +329,62 @@ def asked_for(name: str) -> str:
     return _wanted.value if name == "auto" else name
 
 
-def _choose(
-    name: str, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, sequence: Sequence | None
-) -> str:
+def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
+    """The backend that is asked for, or for "auto" the first that serves and is not passed over."""
     name = asked_for(name)
     if name == "auto":
-        found = _verdicts(q, k, v, rules, sequence)
-        warn_if_slow(q, k, found)
-        name = found.chosen or "reference"  # which serves all
+        return _first(request, rules, sequence)
     _check_backend(name)
-    reason = _refusal(name, sequence, q, k, v, rules)
+    reason = _refusal(name, request, rules, sequence)
     if reason is not None:
         raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
     return name
 
 
+def _first(request: Request, rules: Rules, sequence: Sequence | None) -> str:
+    platform = platform_of(request.q)
+    names = [name for name, backend in BACKENDS.items() if platform in backend.platforms]
+    verdicts = [_verdict(name, request, rules, sequence) for name in names]
+    if platform in KERNELS:
+        warn_if_slow(request.q, request.k, Explanation(verdicts))
+    fit = (x.backend for x in verdicts if x.refusal is None and x.passed_over is None)
+    return next(fit, "reference")  # which serves all
+
+
+def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str | None:
+    """Why a backend cannot serve a request, or None. The plain formula serves all."""
+    by_sequence = None if sequence is None else sequence.refusal(name)
+    if by_sequence is not None or name == "reference":
+        return by_sequence
+    if not all(isinstance(n, int) for n in request.sizes[2:]):
+        return "needs lengths that are known when it is compiled"
+    return BACKENDS[name].refusal(request.q, request.k, request.v, rules)
+
+
+def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> Verdict:
+    """What one backend says of a request, when "auto" is asked for."""
+    refusal = _refusal(name, request, rules, sequence)
+    has_others = sequence is None or sequence.refusal("reference") is None
+    if refusal is not None or not has_others:
+        return Verdict(name, refusal)
+    passed_over = BACKENDS[name].passed_over(request.q, request.k, request.v, rules)
+    return Verdict(name, None, passed_over)
+
+
+def _verdicts(request: Request, rules: Rules, sequence: Sequence | None) -> Explanation:
+    wanted = _wanted.value
+    if wanted == "auto":
+        verdicts = [_verdict(name, request, rules, sequence) for name in BACKENDS]
+        return Explanation(verdicts, sequence)
+    _check_backend(wanted)
+    refusals = {name: _refusal(name, request, rules, sequence) for name in BACKENDS}
+    passed_over = f"{wanted} is asked for"
+    return Explanation(
+        [Verdict(x, why, None if x == wanted else passed_over) for x, why in refusals.items()],
+        sequence,
+    )
+
+
 def _check_backend(name: str) -> None:
     if name not in BACKENDS:
         raise ValueError(f'backend must be "auto" or one of {", ".join(BACKENDS)}; got {name!r}.')
-
-
-def rules_of(
-    mask: Any,
-    score: Any,
-    scale: Any,
-    sinks: Any,
-    dropout: Any,
-    q_positions: Any = None,
-    kv_positions: Any = None,
-) -> Rules:
-    """What was asked in one object; None stands for what leaves everything as it is."""
-    mask = FULL if mask is None else as_mask(mask)
-    score = IDENTITY if score is None else score
-    scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
-    given = q_positions is not None or kv_positions is not None
-    positions = Positions(q_positions, kv_positions) if given else None
-    rules = Rules(mask, score, scale, sinks, dropout, positions)
-    _check_rules(rules)
-    return rules
-
-
-def bound_rules(q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> Rules:
-    """The rules for these arrays; errors where anything does not fit."""
-    arrays = {"q": q, "k": k, "v": v}
-    _check_dtypes(arrays)
-    _check_shapes({name: x.shape for name, x in arrays.items()})
-    return bound(q, k, rules, places)
-
-
-def _is_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
-
-
-def _check_dtypes(arrays: dict[str, jax.Array]) -> None:
-    kinds = [x.dtype for x in arrays.values()]
-    given = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
-    if not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
-        raise TypeError(f"attend works on floating arrays; got {given}.")
-    if len(set(kinds)) > 1:
-        raise TypeError(
-            f"q, k and v must share one dtype; got {given}. Cast them first: x.astype(dtype)."
-        )
-
-
-def _check_rules(rules: Rules) -> None:
-    _check_frozen(rules.mask)
-    if not isinstance(rules.score, Score):
-        raise TypeError(
-            f"score must be one of flax_attn's scores; got {type(rules.score).__name__}. "
-            "A bias goes to score=Additive(array)."
-        )
-    _check_frozen(rules.score)
-    if not isinstance(rules.dropout, Drop | None):
-        raise TypeError(
-            "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None; "
-            f"got {type(rules.dropout).__name__}."
-        )
-    if rules.scale is not None:
-        check_number("scale", rules.scale)
-
-
-def _check_frozen(node: Any) -> None:
-    """TypeError for a mask or a score of a user's class that no jitted function can take."""
-    if not isinstance(node, Mask | Score):
-        return
-    name = type(node).__name__
-    if not is_frozen(type(node)):
-        raise TypeError(
-            f"{name} is no pytree that is equal by value, as masks and scores must be; decorate "
-            "the class with flax_attn.frozen, which also makes it a dataclass."
-        )
-    for part in vars(node).values():
-        _check_frozen(part)
-
-
-def _check_shapes(shapes: dict[str, tuple[int, ...]]) -> None:
-    given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    q, k, v = shapes.values()
-    if min(len(q), len(k), len(v)) < 3:
-        raise ValueError(f"q, k and v need at least the axes (length, heads, width); got {given}.")
-    if not q[:-3] == k[:-3] == v[:-3]:
-        raise ValueError(
-            f"q, k and v must share their batch axes; got {given}. Broadcast them first."
-        )
-    if k[-3:-1] != v[-3:-1]:
-        raise ValueError(f"k and v must share length and heads; got {given}.")
-    if q[-1] != k[-1] or q[-1] == 0:
-        raise ValueError(f"q and k must share a head width of at least 1; got {given}.")
-    if k[-2] == 0 or q[-2] == 0 or q[-2] % k[-2]:
-        raise ValueError(f"The key/value heads must divide the query heads; got {given}.")

@@ -6,12 +6,12 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .attend import bound_rules, rules_of
 from .backends.local import flat
 from .dropout import Drop
 from .masks import FULL, Dense, Mask
 from .normalisers import Normaliser
 from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
+from .request import Request
 from .rules import sizes_of
 from .scores import IDENTITY, Score
 from .taps import tap
@@ -60,10 +60,9 @@ def attend_by_weights(
     >>> attend_by_weights(q, q, jnp.ones((3, 1, 1)), normalise=sigmoid).ravel().tolist()
     [1.5, 1.5, 1.5]
     """
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    rules = bound_rules(q, k, v, rules_of(mask, score, scale, None, dropout))
-    sizes = sizes_of(q, k)
-    q, k, v = flat(sizes, q, k, v)  # B T N H, B S K H, B S K h
+    request = Request.of(q, k, v, mask=mask, score=score, scale=scale, dropout=dropout)
+    sizes, rules = request.sizes, request.bound()
+    q, k, v = flat(sizes, request.q, request.k, request.v)  # B T N H, B S K H, B S K h
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     seen = jnp.asarray(rules.mask.grid(sizes))
     if mix_scores is None:

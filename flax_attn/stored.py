@@ -19,12 +19,13 @@ from .backends.blockwise import backward_pass, stats_of, with_sinks
 from .backends.blockwise.few_queries import forward_store
 from .backends.blockwise.plan import Plan, plan_of
 from .backends.hoist import hoist
-from .backends.local import bound, flat
+from .backends.local import flat
 from .backends.platform import platform_of
 from .backends.protocol import are_few
 from .places import Places
 from .quantized import Quantized
 from .reference import Stats
+from .request import bound
 from .rules import Rules, sizes_of
 
 Stored = Any  # Quantized, or an array

@@ -21,13 +21,16 @@ def _never(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 class Backend(NamedTuple):
     """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
-    `refusal` gives, from static facts alone, the reason why it cannot serve a request, or None;
-    `passed_over` the reason why "auto" passes it over although it could, or None.
+    `refusal` gives, from static facts alone, the reason why it cannot serve a request of known
+    lengths, or None;
+    `passed_over` the reason why "auto" passes it over although it could, or None. "auto" asks it
+    on these `platforms` alone.
     """
 
     attention: Attention
     refusal: Refusal
     passed_over: Refusal = _never
+    platforms: tuple[str, ...] = ("cpu", "gpu", "tpu")
 
 
 def _by_lse(forward: Any) -> Attention:
@@ -40,13 +43,18 @@ def _by_lse(forward: Any) -> Attention:
     return attention
 
 
-_known = protocol.with_known_lengths
+def _kernel(module: Any, platform: str) -> Backend:
+    """The backend of a module with a kernel for one platform."""
+    attention = _by_lse(module.forward)
+    return Backend(attention, module.refusal, protocol.passed_over, (platform,))
+
+
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "cudnn": Backend(_by_lse(cudnn.forward), _known(cudnn.refusal), protocol.passed_over),
-        "tokamax": Backend(_by_lse(tokamax.forward), _known(tokamax.refusal), protocol.passed_over),
-        "splash": Backend(_by_lse(splash.forward), _known(splash.refusal), protocol.passed_over),
-        "blockwise": Backend(blockwise.attention, _known(_never), blockwise.passed_over),
+        "cudnn": _kernel(cudnn, "gpu"),
+        "tokamax": _kernel(tokamax, "gpu"),
+        "splash": _kernel(splash, "tpu"),
+        "blockwise": Backend(blockwise.attention, _never, blockwise.passed_over),
         "reference": Backend(reference.attention, _never),
     }
 )

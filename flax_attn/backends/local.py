@@ -13,20 +13,11 @@ from .._types import Sizes, wide
 from ..masks import FULL
 from ..masks.answers import band_of
 from ..masks.at_positions import presence_in
-from ..places import Places
 from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Alibi, Chain, Identity, Score, Softcap
 from ..taps import listen, listening, tap
 from .protocol import alive_in, are_few
-
-
-def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
-    """The rules for these sizes; `places` tells where a shard stands in the whole."""
-    sizes = sizes_of(q, k)
-    if places is not None:
-        rules = rules.at(places.bind(sizes))
-    return rules.bind(sizes, q.shape[-1])
 
 
 def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -10,7 +10,6 @@ alone gives lse for m and 1 for l. The rest is done around it, once for all kern
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,17 +72,6 @@ def long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = COPIED) -
 def are_few(sizes: Sizes, key_heads: int) -> bool:
     """Whether so few queries share a key head that reading the keys is what costs."""
     return isinstance(sizes.T, int) and sizes.T * (sizes.N // key_heads) <= FEW
-
-
-def with_known_lengths(refusal: Callable[..., str | None]) -> Callable[..., str | None]:
-    """`refusal`, which also refuses lengths left open, as `jax.export` may leave them."""
-
-    def refuses(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-        if not all(isinstance(x.shape[-3], int) for x in (q, k)):
-            return "needs lengths that are known when it is compiled"
-        return refusal(q, k, v, rules)
-
-    return refuses
 
 
 def is_number(x: Any) -> bool:

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .. import stored
-from ..attend import asked_for, attend, rules_of
+from ..attend import asked_for, attend
 from ..backends.platform import mesh_of
 from ..dropout import Drop
 from ..masks import CAUSAL, FULL, Mask, as_mask
 from ..quantized import Quantized
+from ..request import rules_of
 from ..scores import IDENTITY, Score
 from ..taps import listening
 from .asked import check_kind, check_mask

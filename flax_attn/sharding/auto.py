@@ -19,16 +19,17 @@ from .._arrays import is_float
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.hoist import hoist
-from ..backends.local import bound, flat, flat_qkv
+from ..backends.local import flat, flat_qkv, mean_where_empty
 from ..backends.platform import platform_of
 from ..backends.protocol import blank
 from ..layouts import names_in
 from ..reference import Stats
+from ..request import Request, bound
 from ..rules import Rules, sizes_of
 from .specs import Shards, numbers_of, part_of, places_of
 
 
-class Request(NamedTuple):
+class Known(NamedTuple):
     """All of one attention that is known before any array is.
 
     Attributes:
@@ -66,14 +67,23 @@ class Request(NamedTuple):
         return bound(q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch))
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, Stats]:
-    """Output `*B T N h` and the parts of the weights `*B N T`, wherever XLA puts them."""
+def attend(request: Request, empty: str) -> tuple[jax.Array, Stats]:
+    """Output `*B T N h` and the parts of the weights `*B N T`, in blocks, as XLA cuts them."""
+    q, k, v, rules = request.q, request.k, request.v, request.rules
+    o, stats = in_blocks(q, k, v, rules)
+    if empty == "mean":
+        o = mean_where_empty(in_blocks, q, k, v, rules, o, stats)
+    return o, stats
+
+
+def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, Stats]:
+    """The same by rules that are not bound; rows that see nothing are zero."""
     rules = hoist(rules, wide(q.dtype))
     leaves, structure = jax.tree.flatten(rules)
     leaves = [jnp.asarray(x) for x in leaves]
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     data = [jax.random.key_data(x) if key else x for x, key in zip(leaves, is_key, strict=True)]
-    request = Request(
+    known = Known(
         structure=structure,
         axes=tuple(leaf_axes(rules)),
         keys=tuple(
@@ -87,29 +97,29 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
         x64=jax.config.read("jax_enable_x64"),
     )
-    return _run(request, q, k, v, *numbers_of(request.sizes), *data)
+    return _run(known, q, k, v, *numbers_of(known.sizes), *data)
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(request: Request, *operands: jax.Array) -> Any:
-    return _attend(request, *operands)
+def _run(known: Known, *operands: jax.Array) -> Any:
+    return _attend(known, *operands)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(request: Request, *operands: jax.Array) -> Any:
-    return _forward(request, *operands)[0]
+def _attend(known: Known, *operands: jax.Array) -> Any:
+    return _forward(known, *operands)[0]
 
 
-def _forward(request: Request, *operands: jax.Array) -> Any:
-    o, m, l, *stats = _partitioned(request, "forward")(*operands)
+def _forward(known: Known, *operands: jax.Array) -> Any:
+    o, m, l, *stats = _partitioned(known, "forward")(*operands)
     stats = Stats(*stats)
     return (o.astype(operands[0].dtype), stats), (operands, o, m, l, stats.l)
 
 
-def _backward(request: Request, kept: tuple, cotangents: tuple) -> tuple:
+def _backward(known: Known, kept: tuple, cotangents: tuple) -> tuple:
     operands, o, m, l, total = kept
     do, dstats = cotangents
-    grads = _partitioned(request, "backward")(*operands, o, m, l, do, dstats.l * total)
+    grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l * total)
     found = iter(grads)
     return tuple(next(found) if is_float(x) else blank(x) for x in operands)
 
@@ -120,12 +130,12 @@ _attend.defvjp(_forward, _backward)
 # What one device computes.
 
 
-def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
+def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
     """Output `*B T N h` in float32 or wider; m and l, `*B N T`, without the sinks and with them."""
-    with _as_traced(request):
-        (q, k, v), numbers, leaves = request.split(operands)
-        sizes, rules = sizes_of(q, k), request.bound(q, k, numbers, leaves)
-        plan = blockwise.plan(q, k, rules, request.platform)
+    with _as_traced(known):
+        (q, k, v), numbers, leaves = known.split(operands)
+        sizes, rules = sizes_of(q, k), known.bound(q, k, numbers, leaves)
+        plan = blockwise.plan(q, k, rules, known.platform)
         q, k, v = flat_qkv(q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
         stats = blockwise.stats_of(rules, m, l)
@@ -134,20 +144,20 @@ def _local_forward(request: Request, *operands) -> tuple[jax.Array, ...]:
         )
 
 
-def _local_backward(request: Request, *operands) -> tuple[jax.Array, ...]:
+def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
     """The gradients of all floating operands of the forward pass, of this device's part."""
     *operands, o, m, l, do, dlse = operands
-    (q, k, v), numbers, leaves = request.split(operands)
-    with _as_traced(request):
+    (q, k, v), numbers, leaves = known.split(operands)
+    with _as_traced(known):
         sizes, floats = sizes_of(q, k), [x for x in leaves if is_float(x)]
 
         def bind(floats: list) -> Rules:
             given = iter(floats)
             leaves_ = [next(given) if is_float(x) else x for x in leaves]
-            return request.bound(q, k, numbers, leaves_)
+            return known.bound(q, k, numbers, leaves_)
 
         rules, pull = jax.vjp(bind, floats)
-        plan = blockwise.plan(q, k, rules, request.platform)
+        plan = blockwise.plan(q, k, rules, known.platform)
         given, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dlse)
         everything: Any = plan, *given, rules, *rows
         *grads, drules = blockwise.backward_pass(*everything)
@@ -155,12 +165,12 @@ def _local_backward(request: Request, *operands) -> tuple[jax.Array, ...]:
         return *grads, *pull(drules)[0]
 
 
-def _as_traced(request: Request) -> Any:
+def _as_traced(known: Known) -> Any:
     """The configuration of the trace: XLA asks for a device's part much later."""
     stack = ExitStack()
     for setting in (
-        jax.enable_x64(request.x64),
-        jax.default_matmul_precision(request.precision),
+        jax.enable_x64(known.x64),
+        jax.default_matmul_precision(known.precision),
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),
     ):
@@ -172,10 +182,10 @@ def _as_traced(request: Request) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _partitioned(request: Request, phase: str) -> Any:
+def _partitioned(known: Known, phase: str) -> Any:
     local = {"forward": _local_forward, "backward": _local_backward}[phase]
-    whole = partial(local, request)
-    layout = Layout(request, phase)
+    whole = partial(local, known)
+    layout = Layout(known, phase)
     function = custom_partitioning(lambda *operands: whole(*operands))
     function.def_partition(
         partition=layout.partition(whole),
@@ -197,19 +207,19 @@ def _partitioned(request: Request, phase: str) -> Any:
 class Layout:
     """The dimensions of operands and results by name, and what follows from them."""
 
-    def __init__(self, request: Request, phase: str):
-        self.request, self.phase = request, phase
-        batch = [f"b{i}" for i in range(len(request.sizes.batch))]
-        K, groups = request.key_heads, request.sizes.N // request.key_heads
+    def __init__(self, known: Known, phase: str):
+        self.known, self.phase = known, phase
+        batch = [f"b{i}" for i in range(len(known.sizes.batch))]
+        K, groups = known.key_heads, known.sizes.N // known.key_heads
         # Heads are cut between key heads; the one that all share is on every device.
-        self.cut, self.parts = ("g", request.sizes.N) if K == 1 else ("n", K)
+        self.cut, self.parts = ("g", known.sizes.N) if K == 1 else ("n", K)
         self.heads = heads = "(n g)" if min(K, groups) > 1 else self.cut
         self.factors: dict[str, Any] = {"g": groups} if heads == "(n g)" else {}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
         along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"], ".": [""]}
         self.as_cut: dict[int, list[str]] = {}  # small arrays, cut only where they come so
-        for i, (axes, leaf) in enumerate(zip(request.axes, request.leaves, strict=True)):
+        for i, (axes, leaf) in enumerate(zip(known.axes, known.leaves, strict=True)):
             names = _names(i, axes, leaf.shape, along)
             if is_float(leaf) and "q" not in axes:
                 self.as_cut[len(self.inputs)] = names
@@ -220,7 +230,7 @@ class Layout:
         if phase == "backward":
             kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
             numbers = [False] * (len(batch) + 1)
-            moves = [True, True, True, *numbers, *map(is_float, request.leaves)]
+            moves = [True, True, True, *numbers, *map(is_float, known.leaves)]
             self.floats = [at for at, one in enumerate(moves) if one]
             self.outputs = [self.inputs[at] for at in self.floats]
             self.inputs = [*self.inputs, *kept]
@@ -235,7 +245,7 @@ class Layout:
     def replicated(self) -> tuple[str, ...]:
         """The factors that no device may cut, in the order in which the rule names them."""
         text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
-        cut = {self.cut, *(f"b{i}" for i in range(len(self.request.sizes.batch)))}
+        cut = {self.cut, *(f"b{i}" for i in range(len(self.known.sizes.batch)))}
         cut |= {name for at in self.as_cut for name in self.inputs[at]}
         return tuple(name for name in dict.fromkeys(text.split()) if name not in cut)
 
@@ -271,7 +281,7 @@ class Layout:
         return partition
 
     def _shards(self, mesh: Any, spec: PartitionSpec) -> Shards:
-        count = len(self.request.sizes.batch)
+        count = len(self.known.sizes.batch)
         entries = (*spec, *(None,) * (count + 3 - len(spec)))
         shards = Shards(tuple(entries[:count]), entries[count + 1])
         return shards if self.parts % shards.count(mesh) == 0 else Shards(shards.batch, None)

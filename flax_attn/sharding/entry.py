@@ -11,82 +11,53 @@ compiles: `auto` leaves the plain formula to XLA, and hands attention in blocks 
 local already.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
-from ..backends.local import mean_where_empty
 from ..backends.platform import mesh_of
 from ..layouts import named_for
-from ..reference import Stats
-from . import auto, explicit
-from .sequence import Sequence, prepared
+from ..request import Request
+
+Where = Literal["explicit", "auto", "mixed"]
 
 
-def attend_sharded(
-    name: str,
-    attention: Any,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    rules: Any,
-    empty: str,
-    sequence: Sequence | None,
-) -> tuple[jax.Array, Stats] | None:
-    """Output and parts of the weights of arrays on several devices; None if they lie on one.
+def lies_on(request: Request) -> Where | None:
+    """On axes of which type a request's arrays lie; None on one device, or as a shard's own part.
 
-    Raises:
-      ValueError: if q, k and v are sharded differently, or along their width.
-      NotImplementedError: if they are sharded over axes of several types.
+    "explicit" are Explicit axes, and axes named by `on`; "auto" those that XLA may cut; "mixed"
+    Explicit axes beside others along which an array is cut.
     """
-    types = mesh_types(q, k, v)
-    if types == {AxisType.Explicit} or named_for(q) is not None:
-        return explicit.attend(name, attention, q, k, v, rules, empty, sequence)
-    cut = AxisType.Explicit in types and any(_is_cut(x) for x in (q, k, v))
-    if cut and name != "reference":
-        raise NotImplementedError(
-            "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
-            "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
-            'backend="reference".'
-        )
-    known = all(isinstance(n, int) and n for x in (q, k, v) for n in x.shape)
-    if name == "blockwise" and known and _may_be_auto(types, q):
-        o, stats = auto.attend(q, k, v, rules)
-        if empty == "mean":
-            o = mean_where_empty(auto.attend, q, k, v, rules, o, stats)
-        return o, stats
-    return None
-
-
-def weights_sharded(q: jax.Array, k: jax.Array, rules: Any) -> jax.Array | None:
-    """The weights `*B N T S` of arrays over Explicit axes; None elsewhere, where XLA shards them.
-
-    Raises:
-      ValueError, NotImplementedError: as `attend_sharded` does.
-    """
-    if mesh_types(q, k) != {AxisType.Explicit} and named_for(q) is None:
+    if request.places is not None:
         return None
-    sequence, rules = prepared(q, k, k, rules, "all_gather")
-    return explicit.weights(q, k, rules, sequence)
+    arrays = request.q, request.k, request.v
+    if named_for(request.q) is not None:
+        return "explicit"
+    # Of a mesh of one device the Explicit axes alone: they are a part of types, which some
+    # operations do not take.
+    meshes = [mesh_of(x) for x in arrays]
+    types = {
+        kind
+        for mesh in meshes
+        for kind in mesh.axis_types
+        if mesh.size > 1 or kind is AxisType.Explicit
+    }
+    if types == {AxisType.Explicit}:
+        return "explicit"
+    if AxisType.Explicit in types and any(_is_cut(x) for x in arrays):
+        return "mixed"
+    # Without a mesh jit's `in_shardings` may say how arrays are sharded, which no type shows.
+    is_hidden = isinstance(request.q, Tracer) and meshes[0].empty and jax.device_count() > 1
+    return "auto" if types == {AxisType.Auto} or (not types and is_hidden) else None
+
+
+def is_known(request: Request) -> bool:
+    """Whether all sizes are numbers above zero; `jax.export` may leave some open."""
+    arrays = request.q, request.k, request.v
+    return all(isinstance(n, int) and n for x in arrays for n in x.shape)
 
 
 def _is_cut(x: Any) -> bool:
     return any(entry is not None for entry in jax.typeof(x).sharding.spec)
-
-
-def mesh_types(*arrays: jax.Array) -> set[AxisType]:
-    """The types of the axes on which arrays lie; of a mesh of one device the Explicit ones alone.
-
-    An Explicit axis of one device is a part of types, which some operations do not take.
-    """
-    kinds = [(mesh, kind) for mesh in map(mesh_of, arrays) for kind in mesh.axis_types]
-    return {kind for mesh, kind in kinds if mesh.size > 1 or kind is AxisType.Explicit}
-
-
-def _may_be_auto(types: set[AxisType], q: Any) -> bool:
-    """Whether XLA may shard these arrays: by their types, or as jit's `in_shardings` may say."""
-    if types or not isinstance(q, Tracer):
-        return types == {AxisType.Auto}
-    return jax.typeof(q).sharding.mesh.empty and jax.device_count() > 1

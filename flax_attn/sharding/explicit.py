@@ -10,9 +10,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from .. import taps
 from .._types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
-from ..backends.local import attend_locally, bound, weights_locally
+from ..backends.local import attend_locally, weights_locally
 from ..layouts import place
 from ..reference import Stats
+from ..request import Request, bound
 from ..rules import Rules, sizes_of
 from . import strategies
 from .sequence import Sequence
@@ -56,41 +57,35 @@ class Weights(NamedTuple):
 
 
 def attend(
-    name: str,
-    attention: Any,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    rules: Rules,
-    empty: str,
-    sequence: Sequence | None,
+    request: Request, sequence: Sequence | None, name: str, attention: Any, empty: str
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
-    if rules.dropout is not None and taps.listening():
-        taps.tap("keep", _kept(q, k, rules, sequence))
-    return _cut(Attention(name, attention, empty), sequence, q, k, v, rules)
+    if request.rules.dropout is not None and taps.listening():
+        taps.tap("keep", _kept(request, sequence))
+    return _cut(Attention(name, attention, empty), sequence, request)
 
 
-def _kept(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:
+def _kept(request: Request, sequence: Sequence | None) -> jax.Array:
     """Which weights dropout keeps of all, in the order in which queries and keys lie."""
-    sizes = sizes_of(q, k)
+    rules, sizes = request.rules, request.sizes
     whole = rules if sequence is None else sequence.at_slots(rules, sizes)
-    drop: Any = bound(q, k, whole).dropout
+    drop: Any = bound(request.q, request.k, whole).dropout
     return jnp.broadcast_to(drop.grid(sizes), sizes.shape)
 
 
-def weights(q: jax.Array, k: jax.Array, rules: Rules, sequence: Sequence | None) -> jax.Array:
+def weights(request: Request, sequence: Sequence | None) -> jax.Array:
     """The weights `*B N T S`, sharded as q is."""
-    return _cut(Weights(sequence), sequence, q, k, k, rules)
+    return _cut(Weights(sequence), sequence, request)
 
 
-def _cut(task: Any, sequence: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def _cut(task: Any, sequence: Any, request: Request) -> Any:
+    q, k, v = request.q, request.k, request.v
     where = located(q, k, v)
     assert where is not None  # as who calls this has asked
     mesh, shards = where
     times = check_spread(q.shape[-2], k.shape[-2], shards.count(mesh))
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
-    rules = hoist(rules, wide(q.dtype))
+    rules = hoist(request.rules, wide(q.dtype))
     return _run(task, mesh, shards, sequence, q, k, v, rules)
 
 

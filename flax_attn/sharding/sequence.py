@@ -17,7 +17,8 @@ from ..masks.algebra import parts_of
 from ..masks.answers import band_of, reach_of
 from ..masks.cut import ready_to_cut
 from ..places import Positions
-from ..rules import Rules, sizes_of
+from ..request import Request
+from ..rules import Rules
 from .specs import Shards, check_spread, located, shards_in
 
 
@@ -95,27 +96,25 @@ class Sequence(NamedTuple):
         return tokens_in(slots, length, self.shards, self.layout)
 
 
-def prepared(
-    q: Any, k: Any, v: Any, rules: Rules, strategy: str | None = None
-) -> tuple[Sequence | None, Rules]:
-    """How a request is served whose length is sharded, and its rules with positions.
+def prepared(request: Request, strategy: str | None = None) -> tuple[Sequence | None, Request]:
+    """How a request is served whose length is sharded, and that request at positions.
 
-    The rules have been checked against the sizes. A `strategy` stands in for the one asked for.
+    A `strategy` stands in for the one asked for.
 
     Raises:
       ValueError, NotImplementedError: as `sequence_of` does.
     """
-    sequence = sequence_of(q, k, v, strategy)
+    sequence = sequence_of(request.q, request.k, request.v, strategy)
     if sequence is None:
-        return None, rules
-    sizes = sizes_of(q, k)
+        return None, request
+    sizes, rules = request.sizes, request.rules
     mask, score = (ready_to_cut(x, sizes) for x in (rules.mask, rules.score))
     rules = replace(rules, mask=mask, score=score)
     if rules.positions is None:
         sequence = sequence._replace(**_steps(sequence, mask, sizes))
         if sequence.strategy == "ulysses":  # devices have the whole length, in its own order
-            return sequence, rules
-    return sequence, sequence.at_slots(rules, sizes)
+            return sequence, replace(request, rules=rules)
+    return sequence, replace(request, rules=sequence.at_slots(rules, sizes))
 
 
 def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:

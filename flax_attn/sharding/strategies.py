@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from .._types import leaf_axes
-from ..backends.local import bound, mean_where_empty
+from ..backends.local import mean_where_empty
 from ..layouts import place, unplace
 from ..places import Places
 from ..reference import Stats
+from ..request import bound
 from ..rules import Rules
 from .ring import ring
 from .sequence import Sequence

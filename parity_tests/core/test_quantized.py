@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from flax_attn import CAUSAL, Additive, Causal, Dropout, Lengths, Softcap, reference, stored
-from flax_attn.backends.local import attend_locally, bound
+from flax_attn.backends.local import attend_locally
 from flax_attn.parity import judge
 from flax_attn.quantized import Float8, Int8, Quantized
+from flax_attn.request import bound
 from flax_attn.rules import Rules
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal

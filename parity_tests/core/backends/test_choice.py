@@ -13,11 +13,12 @@ from flax_attn import (
     Causal,
     Lengths,
     Segments,
+    assume_platform,
     attend,
     dot_product_attention,
     explain,
 )
-from flax_attn.backends import BACKENDS, Backend, choice
+from flax_attn.backends import BACKENDS, choice
 from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path
 from parity_tests.core.backends.refusal import told
 
@@ -29,11 +30,11 @@ def verdicts(**refusals):
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch):
+def on_a_gpu():
     """As if arrays lay on a GPU, and nothing had been told yet."""
-    monkeypatch.setattr(choice, "platform_of", lambda x: "gpu")
     choice._warn.cache_clear()
-    yield
+    with assume_platform("gpu"):
+        yield
     choice._warn.cache_clear()
 
 
@@ -201,7 +202,7 @@ def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
     def refusal(q, k, v, rules):
         return "another reason"
 
-    changed = {**BACKENDS, "cudnn": Backend(BACKENDS["cudnn"].attention, refusal)}
+    changed = {**BACKENDS, "cudnn": BACKENDS["cudnn"]._replace(refusal=refusal)}
     monkeypatch.setitem(attend.__globals__, "BACKENDS", changed)
     with pytest.warns(UserWarning, match="cudnn: another reason"):
         attend(*arrays())

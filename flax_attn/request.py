@@ -1,0 +1,149 @@
+"""A request: one attention as it was asked, checked where it is made."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ._arrays import check_number
+from ._types import Sizes, frozen, is_frozen
+from .dropout import Drop
+from .masks import FULL, Mask, as_mask
+from .places import Places, Positions
+from .rules import Rules, sizes_of
+from .scores import IDENTITY, Score
+
+
+@frozen
+class Request:
+    """Queries, keys and values, and the rules as they were asked: not bound to any sizes.
+
+    `Request.of` makes one and checks it. What is rebuilt of its leaves, as inside `jax.jit`, is
+    checked no more. Shapes (`jax.ShapeDtypeStruct`) may stand in place of arrays.
+
+    Attributes:
+      q, k, v: `*B T N H`, `*B S K H`, `*B S K h`.
+      rules: as they were asked.
+      places: inside a caller's `jax.shard_map`, where this shard stands in the whole, or None.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    rules: Rules
+    places: Places | None = None
+
+    AXES: ClassVar = {"q": ".", "k": ".", "v": "."}
+
+    @classmethod
+    def of(cls, q: Any, k: Any, v: Any, places: Places | None = None, **rules: Any) -> "Request":
+        """The request for these arrays, or shapes, with the arguments of `rules_of`.
+
+        Raises:
+          ValueError, TypeError: as `attend` does, but for rules that do not fit the sizes.
+        """
+        q, k, v = (x if is_shape(x) else jnp.asarray(x) for x in (q, k, v))
+        request = cls(q, k, v, rules_of(**rules), places)
+        _check_arrays(q=q, k=k, v=v)
+        return request
+
+    @property
+    def sizes(self) -> Sizes:
+        """Batch axes, query heads and lengths."""
+        return sizes_of(self.q, self.k)
+
+    def bound(self) -> Rules:
+        """The rules for these sizes, where the shard stands in the whole.
+
+        Raises:
+          ValueError: where a part of them does not fit.
+        """
+        return bound(self.q, self.k, self.rules, self.places)
+
+
+def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
+    """The rules for the sizes of these arrays; `places` tells where a shard stands in the whole."""
+    sizes = sizes_of(q, k)
+    if places is not None:
+        rules = rules.at(places.bind(sizes))
+    return rules.bind(sizes, q.shape[-1])
+
+
+def rules_of(
+    *,
+    mask: Any = FULL,
+    score: Any = IDENTITY,
+    scale: Any = None,
+    sinks: Any = None,
+    dropout: Any = None,
+    q_positions: Any = None,
+    kv_positions: Any = None,
+) -> Rules:
+    """What was asked in one object; None stands for what leaves everything as it is.
+
+    Raises:
+      TypeError: for what is no mask, no score, no dropout or no number.
+    """
+    mask = FULL if mask is None else as_mask(mask)
+    score = IDENTITY if score is None else score
+    scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
+    if not isinstance(score, Score):
+        raise TypeError(
+            f"score must be one of flax_attn's scores; got {type(score).__name__}. "
+            "A bias goes to score=Additive(array)."
+        )
+    _check_frozen(mask, score)
+    if not isinstance(dropout, Drop | None):
+        raise TypeError(
+            "dropout must be Dropout(rate, key), DropoutMask(mask, rate) or None; "
+            f"got {type(dropout).__name__}."
+        )
+    if scale is not None:
+        check_number("scale", scale)
+    at_positions = q_positions is not None or kv_positions is not None
+    positions = Positions(q_positions, kv_positions) if at_positions else None
+    return Rules(mask, score, scale, sinks, dropout, positions)
+
+
+def is_shape(x: Any) -> bool:
+    """Whether it is a shape that stands in place of an array."""
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _check_frozen(*nodes: Any) -> None:
+    """TypeError for a mask or a score of a user's class that no jitted function can take."""
+    for node in nodes:
+        if not isinstance(node, Mask | Score):
+            continue
+        if not is_frozen(type(node)):
+            raise TypeError(
+                f"{type(node).__name__} is no pytree that is equal by value, as masks and scores "
+                "must be; decorate the class with flax_attn.frozen, which also makes it a "
+                "dataclass."
+            )
+        _check_frozen(*vars(node).values())
+
+
+def _check_arrays(**arrays: jax.Array) -> None:
+    q, k, v = (x.shape for x in arrays.values())
+    dtypes = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in arrays.values()):
+        raise TypeError(f"attend works on floating arrays; got {dtypes}.")
+    if len({x.dtype for x in arrays.values()}) > 1:
+        raise TypeError(
+            f"q, k and v must share one dtype; got {dtypes}. Cast them first: x.astype(dtype)."
+        )
+    if min(len(q), len(k), len(v)) < 3:
+        raise ValueError(f"q, k and v need at least the axes (length, heads, width); got {shapes}.")
+    if not q[:-3] == k[:-3] == v[:-3]:
+        raise ValueError(
+            f"q, k and v must share their batch axes; got {shapes}. Broadcast them first."
+        )
+    if k[-3:-1] != v[-3:-1]:
+        raise ValueError(f"k and v must share length and heads; got {shapes}.")
+    if q[-1] != k[-1] or q[-1] == 0:
+        raise ValueError(f"q and k must share a head width of at least 1; got {shapes}.")
+    if k[-2] == 0 or q[-2] == 0 or q[-2] % k[-2]:
+        raise ValueError(f"The key/value heads must divide the query heads; got {shapes}.")
