@@ -97,7 +97,10 @@ def is_frozen(cls: type) -> bool:
 
 
 def _checked(self: Any, checks: Any) -> None:
-    for name, value in _fields(self).items():
+    for name, value in vars(self).items():
+        was_checked = is_frozen(type(value)) and "_children" not in vars(value)
+        if was_checked or _is_plain(value):
+            continue
         parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
         kinds = [type(part).__name__ for part in parts if isinstance(part, nnx.Variable)]
         if kinds:

@@ -18,7 +18,7 @@ from .dropout import Drop
 from .masks import FULL, Mask
 from .places import Places
 from .reference import Stats
-from .request import Request, is_shape
+from .request import Request, bound
 from .rules import Rules
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
@@ -184,7 +184,7 @@ def route(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stat
     where, sequence = lies_on(request), None
     if where == "explicit":
         sequence, request = prepared(request)
-    rules = request.bound()
+    rules = bound(request.q, request.k, request.rules, request.places)
     name = _choose(backend, request, rules, sequence)
     attention = BACKENDS[name].attention
     if empty == "mean" and none_empty(rules, request.sizes):
@@ -237,9 +237,9 @@ def attention_weights(
     rules |= {"q_positions": q_positions, "kv_positions": kv_positions}
     request = Request.of(q, k, k, **rules)
     if lies_on(request) != "explicit":
-        return weights_locally(request.q, request.k, request.bound())
+        return weights_locally(request.q, request.k, bound(request.q, request.k, request.rules))
     sequence, request = prepared(request, "all_gather")
-    request.bound()  # whatever does not fit is told of the whole
+    bound(request.q, request.k, request.rules)  # what does not fit is told of the whole
     return explicit.weights(request, sequence)
 
 
@@ -310,18 +310,23 @@ def explain(
     check_choice("empty", empty, *get_args(Empty))
     rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}
-    leaves, structure = jax.tree.flatten({**rules, **positions}, is_leaf=is_shape)
+    leaves, structure = jax.tree.flatten({**rules, **positions}, is_leaf=_is_shape)
     explanations: list[Explanation] = []
 
     def ask(*unknown: jax.Array) -> None:
         left = iter(unknown)
-        known = [next(left) if is_shape(x) else x for x in leaves]
+        known = [next(left) if _is_shape(x) else x for x in leaves]
         sequence, request = prepared(Request.of(q, k, v, **structure.unflatten(known)))
-        explanations.append(_verdicts(request, request.bound(), sequence))
+        whole = bound(request.q, request.k, request.rules)
+        explanations.append(_verdicts(request, whole, sequence))
 
-    unknown = [x for x in leaves if is_shape(x)]
+    unknown = [x for x in leaves if _is_shape(x)]
     jax.eval_shape(ask, *unknown) if unknown else ask()
     return explanations[0]
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def asked_for(name: str) -> str:
@@ -332,16 +337,12 @@ def asked_for(name: str) -> str:
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The backend that is asked for, or for "auto" the first that serves and is not passed over."""
     name = asked_for(name)
-    if name == "auto":
-        return _first(request, rules, sequence)
-    _check_backend(name)
-    reason = _refusal(name, request, rules, sequence)
-    if reason is not None:
-        raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
-    return name
-
-
-def _first(request: Request, rules: Rules, sequence: Sequence | None) -> str:
+    if name != "auto":
+        _check_backend(name)
+        reason = _refusal(name, request, rules, sequence)
+        if reason is not None:
+            raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
+        return name
     platform = platform_of(request.q)
     names = [name for name, backend in BACKENDS.items() if platform in backend.platforms]
     verdicts = [_verdict(name, request, rules, sequence) for name in names]
@@ -358,7 +359,8 @@ def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | Non
         return by_sequence
     if not all(isinstance(n, int) for n in request.sizes[2:]):
         return "needs lengths that are known when it is compiled"
-    return BACKENDS[name].refusal(request.q, request.k, request.v, rules)
+    refusal = BACKENDS[name].refusal
+    return None if refusal is None else refusal(request.q, request.k, request.v, rules)
 
 
 def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> Verdict:
@@ -367,8 +369,8 @@ def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | Non
     has_others = sequence is None or sequence.refusal("reference") is None
     if refusal is not None or not has_others:
         return Verdict(name, refusal)
-    passed_over = BACKENDS[name].passed_over(request.q, request.k, request.v, rules)
-    return Verdict(name, None, passed_over)
+    ask = BACKENDS[name].passed_over
+    return Verdict(name, None, ask and ask(request.q, request.k, request.v, rules))
 
 
 def _verdicts(request: Request, rules: Rules, sequence: Sequence | None) -> Explanation:

@@ -1,6 +1,6 @@
 """A request: one attention as it was asked, checked where it is made."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,6 @@ class Request:
     rules: Rules
     places: Places | None = None
 
-    AXES: ClassVar = {"q": ".", "k": ".", "v": "."}
-
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, places: Places | None = None, **rules: Any) -> "Request":
         """The request for these arrays, or shapes, with the arguments of `rules_of`.
@@ -43,7 +41,8 @@ class Request:
         Raises:
           ValueError, TypeError: as `attend` does, but for rules that do not fit the sizes.
         """
-        q, k, v = (x if is_shape(x) else jnp.asarray(x) for x in (q, k, v))
+        shape = jax.ShapeDtypeStruct
+        q, k, v = (x if isinstance(x, shape) else jnp.asarray(x) for x in (q, k, v))
         request = cls(q, k, v, rules_of(**rules), places)
         _check_arrays(q=q, k=k, v=v)
         return request
@@ -53,17 +52,13 @@ class Request:
         """Batch axes, query heads and lengths."""
         return sizes_of(self.q, self.k)
 
-    def bound(self) -> Rules:
-        """The rules for these sizes, where the shard stands in the whole.
-
-        Raises:
-          ValueError: where a part of them does not fit.
-        """
-        return bound(self.q, self.k, self.rules, self.places)
-
 
 def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
-    """The rules for the sizes of these arrays; `places` tells where a shard stands in the whole."""
+    """The rules for the sizes of these arrays; `places` tells where a shard stands in the whole.
+
+    Raises:
+      ValueError: where a part of them does not fit.
+    """
     sizes = sizes_of(q, k)
     if places is not None:
         rules = rules.at(places.bind(sizes))
@@ -104,11 +99,6 @@ def rules_of(
     at_positions = q_positions is not None or kv_positions is not None
     positions = Positions(q_positions, kv_positions) if at_positions else None
     return Rules(mask, score, scale, sinks, dropout, positions)
-
-
-def is_shape(x: Any) -> bool:
-    """Whether it is a shape that stands in place of an array."""
-    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _check_frozen(*nodes: Any) -> None:

@@ -14,22 +14,18 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, 
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 
 
-def _never(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    return None
-
-
 class Backend(NamedTuple):
     """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
     `refusal` gives, from static facts alone, the reason why it cannot serve a request of known
     lengths, or None;
-    `passed_over` the reason why "auto" passes it over although it could, or None. "auto" asks it
-    on these `platforms` alone.
+    `passed_over` the reason why "auto" passes it over although it could, or None; None in place of
+    either never has a reason. "auto" asks the backend on these `platforms` alone.
     """
 
     attention: Attention
-    refusal: Refusal
-    passed_over: Refusal = _never
+    refusal: Refusal | None = None
+    passed_over: Refusal | None = None
     platforms: tuple[str, ...] = ("cpu", "gpu", "tpu")
 
 
@@ -54,7 +50,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "cudnn": _kernel(cudnn, "gpu"),
         "tokamax": _kernel(tokamax, "gpu"),
         "splash": _kernel(splash, "tpu"),
-        "blockwise": Backend(blockwise.attention, _never, blockwise.passed_over),
-        "reference": Backend(reference.attention, _never),
+        "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
+        "reference": Backend(reference.attention),
     }
 )

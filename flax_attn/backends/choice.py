@@ -105,4 +105,4 @@ def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
 
 @functools.cache  # which makes it once
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=7)  # where `attend` is called
+    warnings.warn(sentence, stacklevel=6)  # where `attend` is called

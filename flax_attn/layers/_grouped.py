@@ -18,7 +18,7 @@ from ..masks import CAUSAL, Mask
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads, torch_linears
-from ._heads import Heads, Turn, keywords_of
+from ._forward import Heads, Turn, keywords_of
 
 Norm = Callable[[jax.Array], jax.Array]
 
@@ -95,12 +95,12 @@ class GroupedHeads(Heads):
         # Without dropout there is no random key in the layer's state.
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
-    def heads(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
         q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
-        return q, *self.keys_and_values(x, positions)
+        return q, *self.keys_and_values(x, positions), None
 
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
@@ -114,7 +114,7 @@ class GroupedHeads(Heads):
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
         x = x if norm is None or self.norm_after_rotary else norm(x)
-        x = self.turned(x, positions)
+        x = x if self.rotary is positions is None else self.turned(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
 
 

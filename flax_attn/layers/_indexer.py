@@ -14,7 +14,7 @@ from .._types import wide
 from ..masks import Mask
 from ..norms import LayerNorm
 from ._common import split_heads, visible
-from ._heads import Turn
+from ._forward import Turn
 
 
 class Indexer(nnx.Module):

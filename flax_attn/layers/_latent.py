@@ -19,7 +19,7 @@ from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
 from ._common import split_heads, torch_linears
-from ._heads import Heads, Turn, keywords_of
+from ._forward import Heads, Turn, keywords_of
 
 
 class Latent(TypedDict, total=False):

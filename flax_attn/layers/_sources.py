@@ -41,13 +41,8 @@ def tokens(
     >>> memory is x
     True
     """
-    x = check_input("x", x, widths[0])
     seen = own if mask is None else as_mask(mask)
-    if valid is not None:
-        there = check_tokens("valid", valid, x)  # *B T
-        x = jnp.where(there[..., None], x, 0)
-        alone = memory is None and cache is None
-        seen = seen & Dense(there[..., None, None, :]) if alone else seen
+    x, seen = tokens_of(x, seen, valid, widths[0], hide=memory is None and cache is None)
     if memory is not None:
         _check_no_cache(cache)
         return x, check_input("memory", memory, widths[1]), seen
@@ -57,6 +52,27 @@ def tokens(
             "it a memory."
         )
     return x, x, seen
+
+
+def tokens_of(
+    x: Float[Array, "*B T D"],
+    seen: Mask,
+    valid: Bool[Array, "*#B T"] | None,
+    width: int,
+    hide: bool = True,
+) -> tuple[Float[Array, "*B T D"], Mask]:
+    """x with zeros for the tokens that are not there; `hide` keeps all others from seeing them.
+
+    Raises:
+      TypeError: if x is not floating, or valid not boolean.
+      ValueError: if their shapes do not fit.
+    """
+    x = check_input("x", x, width)
+    if valid is None:
+        return x, seen
+    is_valid = check_tokens("valid", valid, x)  # *B T
+    x = jnp.where(is_valid[..., None], x, 0)
+    return x, seen & Dense(is_valid[..., None, None, :]) if hide else seen
 
 
 def _check_no_cache(cache: Any) -> None:

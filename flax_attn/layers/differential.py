@@ -15,7 +15,7 @@ from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
 from ._common import split_heads, torch_linears
-from ._heads import Heads, Turn
+from ._forward import Heads, Turn
 
 
 class DifferentialAttention(Heads):

@@ -1,17 +1,14 @@
 """Exclusive self attention: a token's output without what its own value already says."""
 
-from typing import Any, Unpack, get_args, overload
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._arrays import aligned
-from .._checks import check_choice
-from ..attend import Empty
-from ..masks import Mask
 from ..norms import l2_norm
-from ._cached import AnyCache, C, Call, attended, with_cache
+from ._forward import SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
 
 
@@ -24,7 +21,7 @@ def without_direction(
     return o - aligned(share[:, None], o) * along * u
 
 
-class ExclusiveAttention(DecodingHeads):
+class ExclusiveAttention(DecodingHeads, SelfAttention):
     """`o_proj(gate * (o - tanh(alpha) (o . u) u))`, `o = attend(q, k, v)`, `u = v / |v|`.
 
     What a token reads loses the part along its own value, as far as each head's `alpha` says; a
@@ -66,34 +63,17 @@ class ExclusiveAttention(DecodingHeads):
         wide = num_heads * head_dim
         self.gate_proj = linears_of(grouped)(in_features, wide, use_bias=False) if gate else None
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
-    ) -> Float[Array, "*B T D"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
-    ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
-    ) -> Any:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, **how)  # *B T N H
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Array, Array, Array, Float[Array, "*B T E"] | None]:
+        """Queries, keys, values, and the gate if there is one."""
+        gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
+        return *super().project(x, positions, cached)[:3], gate
+
+    def combine(
+        self, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], more: Array | None
+    ) -> Float[Array, "*B T N H"]:
+        """What the heads have read, without the direction of the token's own value; gated."""
         one = jnp.ones(o.shape[-2], o.dtype)
         o = without_direction(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
-        if self.gate_proj is not None:
-            o = o * nnx.sigmoid(self.gate_proj(x)).reshape(o.shape)
-        return with_cache(self.output(o, valid), cache)  # *B T D
+        return o if more is None else o * more.reshape(o.shape)

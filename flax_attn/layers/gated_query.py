@@ -1,24 +1,22 @@
 """Grouped-query attention whose heads are multiplied by a gate, before the output projection."""
 
-from typing import Any, Literal, Unpack, get_args, overload
+from typing import Literal, Unpack, get_args
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._checks import check_choice
 from .._types import wide
-from ..attend import Empty
-from ..masks import Mask
-from ._cached import AnyCache, C, Call, attended, with_cache
 from ._common import split_heads
+from ._forward import SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
 
 
-class GatedQueryAttention(DecodingHeads):
+class GatedQueryAttention(DecodingHeads, SelfAttention):
     """`o_proj(sigmoid(g_proj(x)) * attend(q_proj(x), k_proj(x), v_proj(x)))`.
 
     Queries, keys and values are made as in `GroupedQueryAttention`, with norms and a rotary.
@@ -74,35 +72,19 @@ class GatedQueryAttention(DecodingHeads):
         linear = linears_of(grouped)
         self.g_proj = None if fused else linear(in_features, width, use_bias=False)
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
-    ) -> Float[Array, "*B T D"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
-    ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
-    ) -> Any:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Array, Array, Array, Float[Array, "*B T N X"]]:
+        """Queries, keys, values and the gate."""
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
         q = self.placed(q, self.q_norm, positions)  # *B T N H
-        k, v = self.keys_and_values(x, positions)  # *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, **how)  # *B T N H
-        return with_cache(self.output(gate.astype(o.dtype) * o, valid), cache)  # *B T D
+        return q, *self.keys_and_values(x, positions), gate
+
+    def combine(
+        self, o: Float[Array, "*B T N H"], v: Array, more: Float[Array, "*B T N X"]
+    ) -> Float[Array, "*B T N H"]:
+        """What the heads have read, times the gate."""
+        return more.astype(o.dtype) * o
 
     def query_and_gate(
         self, x: Float[Array, "*B T D"]

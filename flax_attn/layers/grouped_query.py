@@ -1,17 +1,10 @@
 """Grouped-query attention: N query heads share K key/value heads (Ainslie et al., 2023)."""
 
-from typing import Any, Unpack, get_args, overload
-
-from jaxtyping import Array, Bool, Float, Int
-
-from .._checks import check_choice
-from ..attend import Empty
-from ..masks import Mask
-from ._cached import AnyCache, C, Call, attended, with_cache
+from ._forward import SelfAttention
 from ._grouped import DecodingHeads
 
 
-class GroupedQueryAttention(DecodingHeads):
+class GroupedQueryAttention(DecodingHeads, SelfAttention):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), rotary(k_norm(k_proj(x))), v_proj(x)))`.
 
     Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
@@ -55,47 +48,3 @@ class GroupedQueryAttention(DecodingHeads):
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
-    ) -> Float[Array, "*B T D"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
-    ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
-    ) -> Any:
-        """Attention of x over itself.
-
-        Args:
-          x: the tokens.
-          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
-          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1, or
-            beside a cache for the tokens' places there. They are `*B T`, or `A *B T` for a rotary
-            whose tokens have several positions.
-          valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
-            their outputs are zero.
-          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
-            values, as padding in Hugging Face's models with their additive `finfo.min`; see
-            `attend`.
-          deterministic: overrules `train()` and `eval()`.
-          cache: what `init_cache` made, or an earlier call gave; x then are the next tokens, which
-            look at those in the cache too, and the call gives y and the cache with them.
-        """
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, **how)  # *B T N H
-        return with_cache(self.output(o, valid), cache)  # *B T D

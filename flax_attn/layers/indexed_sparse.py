@@ -9,7 +9,7 @@ from .._checks import check_choice, check_positive
 from ..attend import Empty, attend
 from ..masks import Dense, Mask
 from ._common import as_attribute, torch_linears
-from ._heads import Turn
+from ._forward import Turn
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
 

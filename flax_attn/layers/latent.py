@@ -1,26 +1,15 @@
 """Multi-head latent attention: keys and values of all heads come from one narrow latent a token."""
 
-from typing import Any, Unpack, get_args, overload
+from typing import Unpack
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .._checks import check_choice
-from ..attend import Empty
-from ..masks import Mask
-from ._cached import (
-    AnyCache,
-    C,
-    CacheOptions,
-    Call,
-    arithmetic_dtype,
-    attended,
-    new_cache,
-    with_cache,
-)
+from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
+from ._forward import SelfAttention
 from ._latent import LatentHeads
 
 
-class LatentAttention(LatentHeads):
+class LatentAttention(LatentHeads, SelfAttention):
     """`o_proj(attend([q_n; R q_r], [W_k c; R k_r], W_v c))`, c the latent, k_r one for all heads.
 
     `[c; k_r] = kv_a_proj_with_mqa(x)`, c normed; W_k and W_v of each head lie side by side in
@@ -59,6 +48,9 @@ class LatentAttention(LatentHeads):
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
+    A cache holds the latent and the shared key alone, and a call with one computes in the absorbed
+    form.
+
     The norms have eps 1e-6, as all published classes do. LongCat-Flash multiplies both normed
     latents by `sqrt(in_features / rank)`: multiply the gains of the norms by it.
 
@@ -78,51 +70,20 @@ class LatentAttention(LatentHeads):
     (2, 5, 12)
     """
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
-    ) -> Float[Array, "*B T D"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
-    ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
-    ) -> Any:
-        """Attention of x over itself.
+    stores_latent = True
 
-        Args:
-          x: the tokens.
-          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
-          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1.
-          valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
-            their outputs are zero.
-          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
-            values, as padding in Hugging Face's models with their additive `finfo.min`; see
-            `attend`.
-          deterministic: overrules `train()` and `eval()`.
-          cache: what `init_cache` made, which holds the latent and the shared key alone; the call
-            then computes in the absorbed form and gives y and the cache.
-        """
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
-        absorbed = self.absorbed or cache is not None
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], bool]:
+        """Queries, keys, values, and whether they are absorbed, as beside a cache they are."""
+        absorbed = self.absorbed or cached
         q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
         kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
-        q, k, v = self.heads(q, kv, absorbed)  # *B T N H, *B T K H, *B T K h
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, latent=True, **how)  # *B T N h
-        y = self.output(self.from_latent(o, absorbed), valid)  # *B T D
-        return with_cache(y, cache)
+        return *self.heads(q, kv, absorbed), absorbed
+
+    def combine(self, o: Float[Array, "*B T N L"], v: Array, more: bool) -> Array:
+        """The values of the heads; in the absorbed form they have read latents."""
+        return self.from_latent(o, more)  # *B T N h
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

@@ -77,9 +77,10 @@ class Mask:
         """This mask for a shard whose batch entries and heads stand at `places` in the whole.
 
         A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
-        any other keeps its arrays whole and is asked by the numbers of the whole.
+        any other keeps its arrays whole and is asked by the numbers of the whole. A static mask
+        asks for neither entry nor head.
         """
-        return self if hasattr(self, "AXES") else Placed(self, places)
+        return self if hasattr(self, "AXES") or self.is_static else Placed(self, places)
 
     def grid(self, sizes: Sizes) -> jax.Array:
         """The mask of a whole attention; broadcasts to B N T S. The mask must be bound."""
@@ -197,10 +198,6 @@ class Placed(Mask):
 
     mask: Mask
     places: Places
-
-    @property
-    def is_static(self):
-        return self.mask.is_static
 
     def at(self, places):
         return Placed(self.mask, places)

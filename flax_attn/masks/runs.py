@@ -182,6 +182,8 @@ class Causal(RunMask):
         check_offset("Causal", self.offset)
 
     def bind(self, sizes):
+        if type(self.offset) is int and -FAR <= self.offset <= FAR:
+            return self
         return Causal(bound_offset("Causal", self.offset, sizes))
 
     def run(self):

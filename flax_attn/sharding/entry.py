@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 
 from ..backends.platform import mesh_of
-from ..layouts import named_for
+from ..layouts import named, named_for
 from ..request import Request
 
 Where = Literal["explicit", "auto", "mixed"]
@@ -33,7 +33,7 @@ def lies_on(request: Request) -> Where | None:
     if request.places is not None:
         return None
     arrays = request.q, request.k, request.v
-    if named_for(request.q) is not None:
+    if named.value is not None and named_for(request.q) is not None:
         return "explicit"
     # Of a mesh of one device the Explicit axes alone: they are a part of types, which some
     # operations do not take.

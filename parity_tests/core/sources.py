@@ -15,7 +15,8 @@ def tree_of(path: Path) -> ast.Module:
 
 # The abstract classes of layers, and what serves as one among the twins.
 ABSTRACT = {
-    "Heads": ROOT / "flax_attn/layers/_heads.py",
+    "Heads": ROOT / "flax_attn/layers/_forward.py",
+    "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",

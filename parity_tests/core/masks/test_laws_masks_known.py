@@ -25,6 +25,7 @@ from flax_attn.masks.answers import (
     segments_of,
 )
 from flax_attn.parity import judge
+from flax_attn.places import Places
 from flax_attn.rules import Rules
 
 SIZES = Sizes((2,), 3, 5, 7)
@@ -246,3 +247,15 @@ def test_chunks_and_prefixes_have_a_reach():
     assert reach_of(Window(3, 0) & CAUSAL) == 4 and reach_of(CAUSAL) is None
     assert reach_of(Window(3, 0, 2)) == 2 and reach_of(Window(3, 9, 9)) == 0
     assert reach_of(Window(3, 0, np.asarray([1, 2]))) is None and reach_of(Causal("end")) is None
+
+
+def test_a_static_mask_is_the_same_on_every_shard():
+    """It asks neither for entries nor for heads, so that a mesh adds nothing that is traced."""
+    places = Places(np.asarray([5, 3]), np.asarray([2, 7, 4])).bind(SIZES)
+    mesh = jax.make_mesh((1,), ("data",))  # of an Explicit axis
+    x = jnp.asarray(np.random.RandomState(0).standard_normal((2, 150, 1, 4)), jnp.float32)
+    sharded = jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
+    for mask in KINDS:
+        assert mask.at(places) is mask and (~mask & CAUSAL).at(places) == ~mask & CAUSAL
+    call = jax.jit(lambda x: attend(x, x, x, mask=KINDS[2], backend="blockwise"))
+    assert judge.alike(call(sharded), attend(x, x, x, mask=Window(3, 2), backend="reference"))

@@ -1,22 +1,30 @@
-"""The steps around attention that layers share, whatever their queries and keys are made of."""
+"""The one forward of self attention, and the steps around attention that other layers share.
+
+x, seen     = the tokens that are there, and who may look at whom
+positions   = what the rotary is given: the caller's, or places in the cache
+q, k, v     = project(x, positions): the layer's first hook
+o           = attend(q, k, v), over the cache too if there is one
+y           = o_proj(combine(o, v)): the layer's second hook; zeros for tokens that are not there
+"""
 
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from ..attend import Empty
 from ..cache.asked import check_kind
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
-from ._cached import AnyCache
+from ._cached import AnyCache, C, Call, attended
 from ._common import as_attribute, merge_heads
-from ._sources import tokens, zero_absent
+from ._sources import tokens_of, zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -48,21 +56,20 @@ class Heads(nnx.Module):
         cache: AnyCache | None = None,
     ) -> tuple[Float[Array, "*B T D"], Mask]:
         """x with zeros for the tokens that are not there, and who may look at whom."""
-        width = self.o_proj.out_features
         if cache is not None:
             check_kind(cache)
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width), cache)
-        return x, seen
+        seen = self.mask if mask is None else as_mask(mask)
+        return tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
 
     def places(
         self,
         x: Float[Array, "*B T D"],
         positions: Int[Array, "... T"] | None,
         valid: Bool[Array, "*#B T"] | None,
-        cache: AnyCache | None,
+        cache: AnyCache,
     ) -> Int[Array, "... T"] | None:
         """What the rotary is given: the positions, or without any the places in the cache."""
-        if positions is not None or cache is None or self.rotary is None:
+        if positions is not None or self.rotary is None:
             return positions
         return jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
 
@@ -79,22 +86,88 @@ class Heads(nnx.Module):
 
     def how(self, deterministic: bool | None) -> dict[str, Any]:
         """What `attend` is given beside the heads and the mask."""
-        sinks = None if self.sinks is None else self.sinks[...]
-        return {"sinks": sinks, **self.how_by_weights(deterministic)}
-
-    def how_by_weights(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend_by_weights` is given beside the heads and the mask."""
         return {
             "score": self.rules.score,
             "scale": self.rules.scale,
+            "sinks": None if self.sinks is None else self.sinks[...],
             "dropout": None if self.dropout is None else self.dropout(deterministic),
         }
+
+    def how_by_weights(self, deterministic: bool | None) -> dict[str, Any]:
+        """What `attend_by_weights` is given beside the heads and the mask: it has no sinks."""
+        how = self.how(deterministic)
+        del how["sinks"]
+        return how
 
     def output(
         self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
     ) -> Float[Array, "*B T D"]:
         """The output projection, and zeros for the tokens that are not there."""
-        return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
+        y = self.o_proj(merge_heads(o))  # *B T D
+        return y if valid is None else zero_absent(y, valid)
+
+
+class SelfAttention(Heads):
+    """A layer of self attention by `attend`. It adds `project`, and `combine` if heads change."""
+
+    stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+        cache: AnyCache | None = None,
+    ) -> Any:
+        """Attention of x over itself.
+
+        Args:
+          x: the tokens.
+          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
+          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1, or
+            beside a cache for the tokens' places there. They are `*B T`, or `A *B T` for a rotary
+            whose tokens have several positions.
+          valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
+            their outputs are zero.
+          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
+            values, as padding in Hugging Face's models with their additive `finfo.min`; see
+            `attend`.
+          deterministic: overrules `train()` and `eval()`.
+          cache: what `init_cache` made, or an earlier call gave; x then are the next tokens, which
+            look at those in the cache too, and the call gives y and the cache with them.
+        """
+        x, seen = self.tokens(x, mask, valid, cache)  # *B T D
+        if cache is not None:
+            positions = self.places(x, positions, valid, cache)
+        q, k, v, more = self.project(x, positions, cache is not None)  # *B T N H, *B T K H
+        how = {"mask": seen, "valid": valid, "empty": empty, "latent": self.stores_latent}
+        o, cache = attended(q, k, v, cache, **how, **self.how(deterministic))  # *B T N H
+        y = self.output(self.combine(o, v, more), valid)  # *B T D
+        return y if cache is None else (y, cache)
+
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
+        """Queries, keys, values, and what `combine` needs; `cached` if the keys go to a cache."""
+        raise NotImplementedError
+
+    def combine(
+        self, o: Float[Array, "*B T N h"], v: Float[Array, "*B T K h"], more: Any
+    ) -> Float[Array, "*B T N h"]:
+        """What `o_proj` is given, from what the heads have read and the tokens' own values."""
+        return o
 
 
 def keywords_of(base: type) -> Callable[[Init], Init]:
