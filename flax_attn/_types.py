@@ -84,7 +84,8 @@ def frozen(cls: C) -> C:
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     setattr(cls, "__eq__", _same_value)  # noqa: B010
     setattr(cls, "_is_frozen", True)  # noqa: B010
-    setattr(cls, "__hash__", lambda self: hash(_value(self)))  # noqa: B010
+    setattr(cls, "__hash__", _hash)  # noqa: B010
+    setattr(cls, "__getstate__", _state)  # noqa: B010
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
@@ -99,7 +100,7 @@ def is_frozen(cls: type) -> bool:
 def _checked(self: Any, checks: Any) -> None:
     for name, value in vars(self).items():
         was_checked = is_frozen(type(value)) and "_children" not in vars(value)
-        if was_checked or _is_plain(value):
+        if was_checked or isinstance(value, _PLAIN):
             continue
         parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
         kinds = [type(part).__name__ for part in parts if isinstance(part, nnx.Variable)]
@@ -116,6 +117,19 @@ def _checked(self: Any, checks: Any) -> None:
 
 def _same_value(self: Any, other: Any) -> bool:
     return type(self) is type(other) and _value(self) == _value(other)
+
+
+def _hash(self: Any) -> int:
+    known = vars(self).get("_hash")
+    if known is None:
+        known = hash(_value(self))
+        object.__setattr__(self, "_hash", known)
+    return known
+
+
+def _state(self: Any) -> dict[str, Any]:
+    """What is pickled: not the hash, which is another in each process."""
+    return {name: value for name, value in vars(self).items() if name != "_hash"}
 
 
 def _fields(self: Any) -> dict[str, Any]:

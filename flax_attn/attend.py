@@ -357,7 +357,7 @@ def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | Non
     by_sequence = None if sequence is None else sequence.refusal(name)
     if by_sequence is not None or name == "reference":
         return by_sequence
-    if not all(isinstance(n, int) for n in request.sizes[2:]):
+    if not all(isinstance(x.shape[-3], int) for x in (request.q, request.k)):
         return "needs lengths that are known when it is compiled"
     refusal = BACKENDS[name].refusal
     return None if refusal is None else refusal(request.q, request.k, request.v, rules)

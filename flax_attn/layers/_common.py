@@ -9,9 +9,9 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Shaped
 
-from .._checks import there_of
+from .._checks import check_input, there_of
 from .._types import Sizes, is_frozen
-from ..masks import Mask, as_mask
+from ..masks import Dense, Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
 
@@ -117,6 +117,27 @@ def check_tokens(name: str, given: Any, x: Float[Array, "*B T D"]) -> Bool[Array
     [True, True]
     """
     return there_of(name, given, x.shape[:-1])
+
+
+def tokens_of(
+    x: Float[Array, "*B T D"],
+    seen: Mask,
+    valid: Bool[Array, "*#B T"] | None,
+    width: int,
+    hide: bool = True,
+) -> tuple[Float[Array, "*B T D"], Mask]:
+    """x with zeros for the tokens that are not there; `hide` keeps all others from seeing them.
+
+    Raises:
+      TypeError: if x is not floating, or valid not boolean.
+      ValueError: if their shapes do not fit.
+    """
+    x = check_input("x", x, width)
+    if valid is None:
+        return x, seen
+    is_valid = check_tokens("valid", valid, x)  # *B T
+    x = jnp.where(is_valid[..., None], x, 0)
+    return x, seen & Dense(is_valid[..., None, None, :]) if hide else seen
 
 
 def visible(

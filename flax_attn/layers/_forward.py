@@ -23,8 +23,8 @@ from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
 from ._cached import AnyCache, C, Call, attended
-from ._common import as_attribute, merge_heads
-from ._sources import tokens_of, zero_absent
+from ._common import as_attribute, merge_heads, tokens_of
+from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
 Init = TypeVar("Init", bound=Callable[..., None])

@@ -7,8 +7,8 @@ from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input
 from ..cache import Cache, Memory, PagedCache
-from ..masks import Dense, Mask, as_mask
-from ._common import check_tokens
+from ..masks import Mask, as_mask
+from ._common import check_tokens, tokens_of
 
 
 def tokens(
@@ -52,27 +52,6 @@ def tokens(
             "it a memory."
         )
     return x, x, seen
-
-
-def tokens_of(
-    x: Float[Array, "*B T D"],
-    seen: Mask,
-    valid: Bool[Array, "*#B T"] | None,
-    width: int,
-    hide: bool = True,
-) -> tuple[Float[Array, "*B T D"], Mask]:
-    """x with zeros for the tokens that are not there; `hide` keeps all others from seeing them.
-
-    Raises:
-      TypeError: if x is not floating, or valid not boolean.
-      ValueError: if their shapes do not fit.
-    """
-    x = check_input("x", x, width)
-    if valid is None:
-        return x, seen
-    is_valid = check_tokens("valid", valid, x)  # *B T
-    x = jnp.where(is_valid[..., None], x, 0)
-    return x, seen & Dense(is_valid[..., None, None, :]) if hide else seen
 
 
 def _check_no_cache(cache: Any) -> None:

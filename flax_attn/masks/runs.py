@@ -16,7 +16,7 @@ With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax h
 
 from collections.abc import Callable
 from dataclasses import field
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -26,7 +26,6 @@ import numpy as np
 from .._arrays import (
     FAR,
     bound_offset,
-    by_entry,
     check_integers,
     check_offset,
     clip,
@@ -89,7 +88,7 @@ class RunMask(Mask):
 
     def grid(self, sizes):
         _, _, q, k = sizes.iotas()
-        return jnp.asarray(self._shown(q, k, by_entry))
+        return jnp.asarray(self._shown(q, k, partial(_entries, axes=3)))
 
     def _shown(self, q: Any, k: Any, of: Callable[[Any], Any]) -> Any:
         first, end, rows = self.run()
@@ -122,7 +121,7 @@ class RunMask(Mask):
 
     def as_runs(self, q):
         ends = self.run()[:2]
-        first, end = (None if x is None else x.of(q, _column(x.at)) for x in ends)
+        first, end = (None if x is None else x.of(q, _entries(x.at, axes=1)) for x in ends)
         return super().as_runs(q) or (first, end)
 
     def reach(self, keep_first=0):
@@ -134,8 +133,9 @@ class RunMask(Mask):
         return 0 if back is None and kept else back
 
 
-def _column(x: Any) -> Any:
-    return x.reshape(-1, 1) if jnp.ndim(x) else x
+def _entries(x: Any, axes: int) -> Any:
+    """A number, or one for each batch entry, with so many axes behind that of the entries."""
+    return x.reshape(-1, *[1] * axes) if jnp.ndim(x) else x
 
 
 @frozen

@@ -1,5 +1,8 @@
 """Which numbers, arrays and tuples masks and scores hold: any integer, far ones, one an entry."""
 
+import copy
+import pickle
+from dataclasses import replace
 from itertools import product
 
 import jax
@@ -141,3 +144,11 @@ def test_tuples_of_plain_values_are_structure_and_arrays_in_tuples_are_data():
     again = jax.tree.unflatten(jax.tree.structure(plain), [])
     assert again.sizes == (2, 3.0, None) and again == plain
     assert len(jax.tree.leaves(Sized((np.ones(2), 3.0)))) == 2
+
+
+def test_a_hash_is_of_one_process_and_of_one_object():
+    """Strings have other hashes in another process, to which an object may be sent."""
+    mask = Window(3, 0)
+    known = hash(mask)
+    for other in (pickle.loads(pickle.dumps(mask)), copy.copy(mask), replace(mask)):
+        assert "_hash" not in vars(other) and other == mask and hash(other) == known
