@@ -48,7 +48,8 @@ def arguments(of: ast.ClassDef) -> dict[str, str]:
     A layer with grouped heads has those of its abstract class too: all of them where it has no
     constructor, the keywords that it does not name where it takes `**grouped`.
     """
-    init, base = method(of, "__init__"), next(iter({*bases_of(of)} & {*ABSTRACT}), None)
+    init = method(of, "__init__")
+    base = next((x for x in bases_of(of) if x in ABSTRACT), None)
     own = {} if init is None else own_arguments(init)
     if base is None or (init is not None and init.args.kwarg is None):
         return own

@@ -1,0 +1,28 @@
+"""docs/way.md lists the functions between a layer and the softmax as they are, and they are few."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from parity_tests.core.pages.pages import text_of
+
+PAGE = "docs/way.md"
+MOST = {"The plain formula": (65, 19)}  # functions and files
+TITLES = re.compile(r"^## (.*?), .*: (\d+) functions in (\d+) files$", re.MULTILINE)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the way is counted on Python 3.11")
+def test_the_page_lists_what_is_entered():
+    command = [sys.executable, "-m", "parity_tests.core.pages.way"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == text_of(PAGE), "python -m parity_tests.core.pages.way --write renews it"
+
+
+def test_the_way_is_short():
+    counts = {what: (int(n), int(files)) for what, n, files in TITLES.findall(text_of(PAGE))}
+    assert len(counts) == 3
+    for what, (functions, files) in MOST.items():
+        assert counts[what][0] <= functions and counts[what][1] <= files, what
