@@ -10,13 +10,14 @@ y           = o_proj(combine(o, v)): the layer's second hook; zeros for tokens t
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._checks import check_choice
 from ..attend import Empty
 from ..cache.asked import check_kind
 from ..dropout import AttentionDropout
@@ -148,6 +149,7 @@ class SelfAttention(Heads):
           cache: what `init_cache` made, or an earlier call gave; x then are the next tokens, which
             look at those in the cache too, and the call gives y and the cache with them.
         """
+        check_choice("empty", empty, *get_args(Empty))
         x, seen = self.tokens(x, mask, valid, cache)  # *B T D
         if cache is not None:
             positions = self.places(x, positions, valid, cache)
