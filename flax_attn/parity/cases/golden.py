@@ -319,7 +319,7 @@ def _steps(pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str):
     """What torch's own steps gave for each cut, in the form of `_results`."""
     found = decoded(pair, decode, runs, dtype, "jit")
     for cut in found.cuts:
-        own, want = (joined(x[cut].outputs, found.axis) for x in (found.own, found.truth))
+        own, want = (joined(x[cut].outputs, found.axis) for x in (found.torchs, found.truth))
         assert own is not None and want is not None  # each step has the rows of its tokens
         name = name_of(cut)
         sketches = sketch(name, own, dtype), sketch(name, want, dtype)

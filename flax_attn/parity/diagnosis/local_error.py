@@ -232,10 +232,8 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
         if flax_name in run.tap_gradients and _is_own_gradient(truth, name)
     }
     at_leaves = names.gradients(truth.gradients)
-    wanted, near = (
-        {**at_taps, **at_leaves},
-        [at_leaves[name] for name in judge.of_one_size(at_leaves)],
-    )
+    wanted = {**at_taps, **at_leaves}
+    near = [at_leaves[name] for name in judge.of_one_size(at_leaves)]
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         if name in at_taps and run.point(name) == "weights":

@@ -70,8 +70,8 @@ def held(
     for cut in found.cuts:
         mine = found.got[cut].outputs
         whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, own, truth))
-        owns = found.own[cut].outputs if found.own else owns
-        wants = found.truth[cut].outputs if found.own else wants
+        owns = found.torchs[cut].outputs if found.torchs else owns
+        wants = found.truth[cut].outputs if found.torchs else wants
         near = [[*cut.pieces(x, axis)] for x in moved]
         verdict, place = stepwise(cut, axis, mine, owns, wants, dtype, near)
         kept.append(Held(cut, "torch", Row(name_of(cut), "decode", dtype, mode, verdict), place))

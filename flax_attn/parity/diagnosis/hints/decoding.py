@@ -144,7 +144,7 @@ class Sight:
 
             def at_once(x: Any) -> Any:
                 args, kwargs = steps.request.fill({**steps.arrays, steps.first: x})
-                out = steps.side.call(nnx.merge(*steps.held), *args, **kwargs)
+                out = steps.side.call(nnx.merge(*steps.module_state), *args, **kwargs)
                 named = dict(leaves(out))
                 return _row(named[stepped.steps.output], place, axis, place.token)
 
