@@ -208,20 +208,20 @@ def lost(stepped: Stepped) -> str:
     if not sight.missing:
         return ""
     itself = sight.missing == [sight.token]
-    sentence = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
+    text = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
     if start and sight.cut and sight.cut[-1] == sight.token - start:
-        return f"{sentence}: the mask is asked at its place in the step, {sight.token - start}"
+        return f"{text}: the mask is asked at its place in the step, {sight.token - start}"
     if sight.extra:
-        return f"{sentence}, and sees {_these(sight.extra)} in their place: places shifted"
+        return f"{text}, and sees {_these(sight.extra)} in their place: places shifted"
     if sight.token in sight.missing:
-        return f"{sentence}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
+        return f"{text}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
     if stepped.first_row_is_right:
-        return f"{sentence}; {OF_ROW_0}"
+        return f"{text}; {OF_ROW_0}"
     if min(sight.missing) >= start:
-        return f"{sentence} of its own step: {OVER}"
+        return f"{text} of its own step: {OVER}"
     if sight.missing == [start - 1]:
-        return f"{sentence}, the last of the step before: a length that is short"
-    return f"{sentence}: overwritten, dropped or hidden"
+        return f"{text}, the last of the step before: a length that is short"
+    return f"{text}: overwritten, dropped or hidden"
 
 
 def hidden(stepped: Stepped) -> str:
@@ -229,10 +229,10 @@ def hidden(stepped: Stepped) -> str:
     sight = stepped.sight
     if not sight.extra:
         return ""
-    sentence = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
+    text = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
     if stepped.singles:
-        return f"{sentence}: a window or mask left out in steps of one token"
-    return f"{sentence}: a mask left out, or asked at slots and not at positions"
+        return f"{text}: a window or mask left out in steps of one token"
+    return f"{text}: a mask left out, or asked at slots and not at positions"
 
 
 def same(stepped: Stepped) -> str:
@@ -240,31 +240,25 @@ def same(stepped: Stepped) -> str:
     sight = stepped.sight
     if not sight.whole or stepped.place.step == 0:
         return _at_once(stepped) if sight.whole else ""
-    sentence = "the same tokens seen with other"
+    text = "the same tokens seen with other"
     keys, values = (stepped.contents(kind) for kind in ("key", "value"))
     if not keys or not values:
-        return f"{sentence} weights or values: positions of another step, or other contents"
+        return f"{text} weights or values: positions of another step, or other contents"
     row, before = sight.row[0], [token for token in sight.whole if token < stepped.start]
     lacks = [sorted({t for x in caches for t in x.lacks(row, before)}) for caches in (keys, values)]
     if all(lacks):
-        return f"{sentence} keys and values: the cache of another layer, or other contents"
+        return f"{text} keys and values: the cache of another layer, or other contents"
     if lacks[1]:
-        return f"{sentence} values: of {_these(lacks[1])} the cache holds others than were computed"
+        return f"{text} values: of {_these(lacks[1])} the cache holds others than were computed"
     if lacks[0]:
-        return (
-            f"{sentence} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
-        )
-    sentence += " weights, though their keys and values are right"
+        return f"{text} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
+    text += " weights, though their keys and values are right"
     if stepped.first_row_is_right:
-        return f"{sentence}; {OF_ROW_0}"
+        return f"{text}; {OF_ROW_0}"
     if any(row in x.strangers for x in keys):
-        return (
-            f"{sentence}: keys of no token are in the cache too, as of a truncate that keeps them"
-        )
+        return f"{text}: keys of no token are in the cache too, as of a truncate that keeps them"
     other = ", or the cache of another layer read" if len(keys) > 1 else ""
-    return (
-        f"{sentence}: the query turned by another position, or a mask or bias asked at one{other}"
-    )
+    return f"{text}: the query turned by another position, or a mask or bias asked at one{other}"
 
 
 def _at_once(stepped: Stepped) -> str:

@@ -138,10 +138,8 @@ def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
         yield f"{what}torch averages, Flax gives zeros", np.where(nothing, 0.0, plain)
     even = np.full_like(plain, 1 / plain.shape[-1])
     for average in (even, softmax(_bare(evidence, score))):
-        sentence = (
-            "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
-        )
-        yield f"{what}{sentence}", np.where(nothing, average, plain)
+        text = "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
+        yield f"{what}{text}", np.where(nothing, average, plain)
 
 
 def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
@@ -161,12 +159,8 @@ def only_blind(evidence: Evidence, places: np.ndarray) -> bool:
     if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
         return False
     nothing = np.broadcast_to(blind(score.reshape(evidence.plain.shape)), evidence.plain.shape)
-    blind_places = evidence.layout.value(nothing)
-    return (
-        blind_places.shape == places.shape
-        and bool(places.any())
-        and not (places & ~blind_places).any()
-    )
+    rows = evidence.layout.value(nothing)
+    return rows.shape == places.shape and bool(places.any()) and not (places & ~rows).any()
 
 
 def unseen(run: Run, truth: Run, names: Names) -> str:
