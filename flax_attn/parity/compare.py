@@ -141,15 +141,15 @@ class _Seen:
             self.decode(pair, decode, dtypes[0], modes[-1])
 
     def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
-        got, own, truth = self.runs[dtype, mode] = runs
-        noisy = self._noisy(pair, own, dtype) if self.noise else ()
-        rows = judged(got, own, truth, pair.names, dtype, mode, noisy)
+        got, torchs, truth = self.runs[dtype, mode] = runs
+        noisy = self._noisy(pair, torchs, dtype) if self.noise else ()
+        rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
-            noisy = self._noisy(pair, own, dtype)
-            rows = judged(got, own, truth, pair.names, dtype, mode, noisy)
+            noisy = self._noisy(pair, torchs, dtype)
+            rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
         self.rows += rows
-        states(pair, got, own, dtype, mode, self.rows, self.notes)
-        draws(got, own, self.rows, self.notes)
+        states(pair, got, torchs, dtype, mode, self.rows, self.notes)
+        draws(got, torchs, self.rows, self.notes)
         if dtype == "float64" or ("float64", mode) not in self.runs:
             # Narrow values cannot tell which taps belong together, nor how they are laid out.
             met = counterparts(got, truth, pair.names.tap)
@@ -158,23 +158,23 @@ class _Seen:
             self.notes |= dict.fromkeys(idle(got, truth, pair.names))
             self.notes |= dict.fromkeys(untested(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
-        self.notes |= dict.fromkeys((*got.notes, *own.notes, *truth.notes))
+        self.notes |= dict.fromkeys((*got.notes, *torchs.notes, *truth.notes))
 
     def decode(self, pair: Pair, how: Decode, dtype: str, mode: str) -> None:
         """Runs both sides step by step, each with its cache."""
         runs = self.runs[dtype, mode]
-        found = decoded(pair, how, runs, dtype, mode)
-        kept = decoding.held(found, runs, dtype, mode)
+        steps = decoded(pair, how, runs, dtype, mode)
+        kept = decoding.comparisons(steps, runs, dtype, mode)
         if dtype == "float64" and _decided_against([each.row for each in kept]):
-            kept = decoding.held(found, runs, dtype, mode, self._noisy(pair, runs[1], dtype))
-        self.steps = found, kept
+            kept = decoding.comparisons(steps, runs, dtype, mode, self._noisy(pair, runs[1], dtype))
+        self.steps = steps, kept
         self.rows += [each.row for each in kept]
-        self.notes |= dict.fromkeys(decoding.notes(found, runs[2]))
+        self.notes |= dict.fromkeys(decoding.notes(steps, runs[2]))
 
-    def _noisy(self, pair: Pair, own: Run, dtype: str) -> list[Run]:
+    def _noisy(self, pair: Pair, torchs: Run, dtype: str) -> list[Run]:
         """Torch's runs in a dtype with every operation moved, made once."""
         if dtype not in self.noisy:
-            self.noisy[dtype] = pair.noisy(dtype, own.keeps)
+            self.noisy[dtype] = pair.noisy(dtype, torchs.keeps)
         return self.noisy[dtype]
 
     def facts(self, plan: Plan | None) -> dict[str, Any]:
@@ -201,9 +201,9 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
         return []
     modules = pair.torch_module.named_modules()
     drops = {n for n, m in modules if "Dropout" in type(m).__name__ and getattr(m, "p", 0)}
-    found = [name for name in (n.removesuffix(" (torch)") for n in alone) if name in drops]
-    told = f"torch has dropout ({some(found)}) that Flax does not show: it is off in eval mode"
-    return [f"{told}, train=True compares it"] if found else []
+    names = [name for name in (n.removesuffix(" (torch)") for n in alone) if name in drops]
+    sentence = f"torch has dropout ({some(names)}) that Flax does not show: it is off in eval mode"
+    return [f"{sentence}, train=True compares it"] if names else []
 
 
 def _decided_against(rows: Sequence[Row]) -> bool:
@@ -281,13 +281,13 @@ def draw_weights(sources: Sequence[Source], seed: int) -> dict[str, np.ndarray]:
 
 def versions() -> dict[str, str]:
     """Of torch (or "missing"), jax, flax and numpy."""
-    found = {}
+    by_library = {}
     for name in ("torch", "jax", "flax", "numpy"):
         try:
-            found[name] = version(name)
+            by_library[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+            by_library[name] = "missing"
+    return by_library
 
 
 def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool, steps: int) -> None:
@@ -314,12 +314,12 @@ def _check_modules(
         )
     named = {**{f"input {i}": x for i, x in enumerate(inputs)}, **kwargs}
     containers = (list, tuple, dict)
-    found = [
+    named_leaves = [
         leaf
         for name, value in named.items()
         for leaf in (leaves(value, name) if isinstance(value, containers) else [(name, value)])
     ]
-    for name, x in found:
+    for name, x in named_leaves:
         if isinstance(x, jax.Array) or torch.is_tensor(x):
             raise TypeError(
                 f"Inputs are numpy arrays, so that both sides get the same; got a "

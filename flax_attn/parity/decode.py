@@ -73,8 +73,8 @@ class Decode:
             )
         counts = {name: arrays[name].shape[axis] for name, axis in axes.items()}
         if len({*counts.values()}) > 1:
-            told = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise ValueError(f"Inputs that Decode cuts need one number of tokens; got {told}.")
+            text = ", ".join(f"{count} of {name}" for name, count in counts.items())
+            raise ValueError(f"Inputs that Decode cuts need one number of tokens; got {text}.")
         return axes
 
     def checked(self, arrays: Mapping[str, np.ndarray]) -> "list[Cut]":
@@ -141,5 +141,5 @@ def handful(tokens: int) -> list[tuple[int, ...]]:
     half = tokens // 2
     ones = (1,) * (tokens - half)
     chunks = (half, half) + (1,) * (tokens % 2)
-    found = [(tokens,), chunks, (half, *ones), (*ones, half), (1,) * tokens]
-    return [*dict.fromkeys(cut for cut in found if 0 not in cut)]
+    cuts = [(tokens,), chunks, (half, *ones), (*ones, half), (1,) * tokens]
+    return [*dict.fromkeys(cut for cut in cuts if 0 not in cut)]

@@ -22,10 +22,10 @@ def fills(x: np.ndarray, dtype: str) -> np.ndarray:
     >>> fills(np.asarray([-np.inf, -1e9, -3.0, 1e308]), "float64").tolist()
     [-1, -1, 0, 1]
     """
-    found = ml_dtypes.finfo(dtype)
-    filled = np.abs(x) >= SHARES.get(dtype, SHARE) * float(found.max)
+    finfo = ml_dtypes.finfo(dtype)
+    filled = np.abs(x) >= SHARES.get(dtype, SHARE) * float(finfo.max)
     for known in KNOWN:
-        filled |= np.abs(x - known) <= float(found.eps) * abs(known)
+        filled |= np.abs(x - known) <= float(finfo.eps) * abs(known)
     return np.where(filled & ~np.isposinf(x), np.sign(x), 0).astype(np.int8)
 
 

@@ -147,9 +147,9 @@ def same_function(
     def judged(part: np.ndarray) -> Verdict:
         moved = (sides.error(part, scale, x) for x in map(real, noisy))
         noise = max((x for x in moved if np.isfinite(x)), default=None)
-        found, limit = sides.error(part, scale), max(SAME_FUNCTION, NOISE * (noise or 0.0))
-        verdict = Verdict("same function", found, limit, noise=noise)
-        if found > SAME_FUNCTION and (noise or 0.0) > TELLS:
+        value, limit = sides.error(part, scale), max(SAME_FUNCTION, NOISE * (noise or 0.0))
+        verdict = Verdict("same function", value, limit, noise=noise)
+        if value > SAME_FUNCTION and (noise or 0.0) > TELLS:
             note = f"torch's own rounding changes it by {noise:.1e}, beside which nothing shows"
             return replace(verdict, note=note, shows=False)
         return verdict
@@ -171,11 +171,12 @@ def same_precision(
     Each of its `groups` by itself. Where torch's own error exceeds `TELLS`, nothing is shown.
     """
     sides = _Sides.of(got, truth, dtype, scale is None, fill)
-    own = _Sides.of(torchs, truth, dtype, scale is None, fill)
-    sound = not own.wrong.any()
+    torch_sides = _Sides.of(torchs, truth, dtype, scale is None, fill)
+    sound = not torch_sides.wrong.any()
 
     def judged(part: np.ndarray) -> Verdict:
-        return _precise(sides.error(part, scale), own.error(part, scale) if sound else INF, dtype)
+        torch_error = torch_sides.error(part, scale) if sound else INF
+        return _precise(sides.error(part, scale), torch_error, dtype)
 
     return _worst(sides, judged, scale is not None or zero)
 
@@ -210,16 +211,17 @@ def no_worse(
     The floor is that of `same_precision`, and in float64, where two ways may both be off by much
     more than `SAME_FUNCTION` if the truth is known better than that, it is `SAME_FUNCTION`.
     """
-    own = error(others, truth, scale)
+    other_error = error(others, truth, scale)
     eps = float(ml_dtypes.finfo(dtype).eps)
     floor = SAME_FUNCTION if dtype == "float64" else FLOOR_EPS[dtype] * eps
-    if not np.isfinite(own):
+    if not np.isfinite(other_error):
         note = f"the other has NaN or Inf in {dtype} where the truth has none, or the reverse"
-        return Verdict("no worse", INF, 0.0, own=own, note=note)
+        return Verdict("no worse", INF, 0.0, own=other_error, note=note)
     sides = _Sides.of(got, truth, dtype, False, False)
 
     def judged(part: np.ndarray) -> Verdict:
-        return Verdict("no worse", sides.error(part, scale), NO_WORSE * own + floor, own=own)
+        limit = NO_WORSE * other_error + floor
+        return Verdict("no worse", sides.error(part, scale), limit, own=other_error)
 
     return _worst(sides, judged, scale is not None or zero)
 
@@ -378,15 +380,16 @@ def _beside(sides: _Sides, part: np.ndarray) -> str:
     return f"among {int(part.sum())} numbers judged apart from others of up to {largest:.0e}"
 
 
-def _precise(found: float, own: float, dtype: str) -> Verdict:
-    """How precise `found` is beside torch's own error."""
-    if not np.isfinite(own):
+def _precise(error: float, torch_error: float, dtype: str) -> Verdict:
+    """How precise `error` is beside torch's own error."""
+    if not np.isfinite(torch_error):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
-        return Verdict("same precision", INF, 0.0, own=own, note=note, shows=False)
-    limit = FACTOR[dtype] * own + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
-    note = f"torch's own error in {dtype} is {own:.1e}, beside which nothing shows"
-    much = own > TELLS
-    return Verdict("same precision", found, limit, own, note=note if much else "", shows=not much)
+        return Verdict("same precision", INF, 0.0, own=torch_error, note=note, shows=False)
+    limit = FACTOR[dtype] * torch_error + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
+    note = f"torch's own error in {dtype} is {torch_error:.1e}, beside which nothing shows"
+    much = torch_error > TELLS
+    note = note if much else ""
+    return Verdict("same precision", error, limit, torch_error, note=note, shows=not much)
 
 
 def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:

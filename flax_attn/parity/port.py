@@ -110,7 +110,7 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
 
 def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
     """Every Param and statistic of an nnx module as a numpy copy, by dotted path."""
-    return {path: np.array(held.get_value()) for path, held in flax_state(module).items()}
+    return {path: np.array(variable.get_value()) for path, variable in flax_state(module).items()}
 
 
 def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:
@@ -124,11 +124,11 @@ def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = Non
         state[path].set_value(array)
 
 
-def _check_dtypes(values: dict[str, np.ndarray], held: dict[str, np.ndarray]) -> None:
+def _check_dtypes(values: dict[str, np.ndarray], targets: dict[str, np.ndarray]) -> None:
     lost = [
-        f"{name}: {value.dtype} into {held[name].dtype}"
+        f"{name}: {value.dtype} into {targets[name].dtype}"
         for name, value in values.items()
-        if not holds(held[name].dtype, value.dtype)
+        if not holds(targets[name].dtype, value.dtype)
     ]
     if lost:
         raise ParityError(

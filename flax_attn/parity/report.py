@@ -203,8 +203,8 @@ class Report:
         other = self.rewritten
         shown = (r for r in self.rows if r.verdict.shows)
         rows = (r for r in shown if r.kind != "tap" or r.name not in other)
-        found = [r.verdict.error for r in rows if r.dtype == dtype and r.kind in kinds]
-        return max(found, key=badness) if found else None
+        errors = [r.verdict.error for r in rows if r.dtype == dtype and r.kind in kinds]
+        return max(errors, key=badness) if errors else None
 
     def ratio(self, dtype: str) -> float | None:
         """The outputs' largest error over torch's own in one dtype; None if none was measured."""
@@ -236,8 +236,8 @@ class Report:
         parts = asdict(replace(self, maps={}))
         del parts["maps"]
         first = asdict(self.first) if self.first else None
-        told = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
-        return {**parts, "ok": self.ok, **told, "first": first}
+        properties = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
+        return {**parts, "ok": self.ok, **properties, "first": first}
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes everything to a JSON file; infinities as strings."""
@@ -299,7 +299,7 @@ def _text(report: Report) -> str:
         lines += [*_first(report), *_others(report), "  what it does:"]
         lines += [f"    {line}" for line in effects(report)]
     states = {row.name for row in report.rows if row.kind == "state"}
-    told = (
+    facts = (
         ("constant, not carried", tuple(x for x in report.constants if x not in states)),
         ("seen on one side only", report.unpaired),
         ("computed another way inside, with the same result", report.rewritten),
@@ -308,7 +308,7 @@ def _text(report: Report) -> str:
             report.unsure if report.ok else (),
         ),
     )
-    lines += [f"  {what}: {_few(names)}" for what, names in told if names]
+    lines += [f"  {what}: {_few(names)}" for what, names in facts if names]
     lines += [f"  {note}" for note in (*report.notes, report.replayed) if note]
     lines += _noise(report)
     if count and report.reproduce:
@@ -369,8 +369,8 @@ def _others(report: Report) -> list[str]:
     lines = []
     for place in report.divergences[1:MANY]:
         looks = f": looks like {place.hint}" if place.hint else ""
-        told = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
-        lines.append(f"  also {told}, {place.error:.1e}{looks}")
+        where = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
+        lines.append(f"  also {where}, {place.error:.1e}{looks}")
         lines += [f"    {place.advice}"] if place.advice else []
     rest = len(report.divergences) - MANY
     return lines + ([f"  and {rest} places more"] if rest > 0 else [])
@@ -411,8 +411,9 @@ def _noise(report: Report) -> list[str]:
 
 def _line(row: Row, wide: int) -> str:
     v = row.verdict
-    own = "" if v.own is None else f"  {v.own:.1e}"
-    return f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}  {v.error:.1e}  {v.noise:.1e}{own}"
+    torch_error = "" if v.own is None else f"  {v.own:.1e}"
+    what = f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}"
+    return f"{what}  {v.error:.1e}  {v.noise:.1e}{torch_error}"
 
 
 def _few(names: tuple[str, ...]) -> str:

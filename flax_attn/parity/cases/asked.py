@@ -35,11 +35,11 @@ class _Package(NamedTuple):
     failed: list[tuple[str, Failure]]
 
 
-def ask(own: str, names: Sequence[str], workers: Workers) -> Asked:
+def ask(library: str, names: Sequence[str], workers: Workers) -> Asked:
     """The cases that `names` ask for: of this library, or of packages that have cases.
 
     Args:
-      own: the package of this library's cases.
+      library: the package of this library's cases.
       names: variants, cases as a report prints them or by their own names, Flax classes, packages,
         modules and paths of files.
       workers: who imports the modules.
@@ -48,28 +48,28 @@ def ask(own: str, names: Sequence[str], workers: Workers) -> Asked:
       ValueError: if a name is none of all.
       ParityError: if this library's own cases cannot be listed.
     """
-    mine = workers.call(_own, own)
+    mine = workers.call(_cases_of_library, library)
     if isinstance(mine, Failure):
-        raise ParityError(f"The cases of {own} cannot be listed: {mine.text}")
+        raise ParityError(f"The cases of {library} cannot be listed: {mine.text}")
     if not names:
         return Asked(mine.cases, mine.cases, mine.failed)
     packages, wanted = _split(mine.cases, names, workers)
     lists = [*(package.cases for package in packages.values()), mine.cases]
     exact = [name for name in wanted if any(select(cases, [name]) for cases in lists)]
-    found: list[Listed] = []
+    selection: list[Listed] = []
     failed, left = [], list(wanted)
     for cases, failures in packages.values():
         some = [name for name in wanted if select(cases, [name], name not in exact)]
-        found += select(cases, some, loosely=True)
+        selection += select(cases, some, loosely=True)
         failed += [] if some else failures  # else all that is asked of it was found elsewhere
         left = [name for name in left if name not in some]
     unknown = [name for name in left if not select(mine.cases, [name], name not in exact)]
     if unknown and not any(package.failed for package in packages.values()):
         raise ValueError(unknown_name(unknown[0], list(packages), lists))
-    found += select(mine.cases, left, loosely=True) if left else []
+    selection += select(mine.cases, left, loosely=True) if left else []
     if unknown:  # a module that could not be read may hold it
         failed = [failure for package in packages.values() for failure in package.failed]
-    return Asked(found, [case for cases in lists for case in cases], failed)
+    return Asked(selection, [case for cases in lists for case in cases], failed)
 
 
 def _split(
@@ -90,7 +90,7 @@ def _split(
     return packages, wanted
 
 
-def _own(package: str) -> _Package:
+def _cases_of_library(package: str) -> _Package:
     names = modules(package)
     return _read(names, [attempt(listed, (package, name)) for name in names])
 
@@ -100,16 +100,16 @@ def _package(name: str, workers: Workers) -> _Package | None:
     file = file_of(name)
     if file is not None:
         workers.look_in(str(file.folder))
-        found = workers.call(_module_at, file)
+        names = workers.call(_module_at, file)
     else:
-        found = workers.call(_modules_of, name) if may_be_package(name) else None
-    if isinstance(found, Failure):
-        return _Package([], [(name if file is None else file.module, found)])
-    if found is None:
+        names = workers.call(_modules_of, name) if may_be_package(name) else None
+    if isinstance(names, Failure):
+        return _Package([], [(name if file is None else file.module, names)])
+    if names is None:
         return None
-    package = _read(found, list(workers.map(listed, [(name, module) for module in found])))
+    package = _read(names, list(workers.map(listed, [(name, module) for module in names])))
     if not package.cases and not package.failed:
-        empty = workers.call(_empty_lists, found)
+        empty = workers.call(_empty_lists, names)
         raise ValueError(nothing_in(name) if isinstance(empty, Failure) or not empty else empty)
     return package
 
@@ -126,10 +126,10 @@ def _modules_of(package: str) -> list[str] | None:
 def _module_at(file: File) -> list[str]:
     """The modules with cases of a file or a folder; another one of its name must not hide it."""
     spec = find_spec(file.module)
-    found = Path((spec and spec.origin) or "").resolve()
-    if found not in (file.path, file.path / "__init__.py"):
+    origin = Path((spec and spec.origin) or "").resolve()
+    if origin not in (file.path, file.path / "__init__.py"):
         raise ParityError(
-            f"{file.path} cannot be imported: {found}, which was found first, is a module of the "
+            f"{file.path} cannot be imported: {origin}, which was found first, is a module of the "
             f"same name, {file.module}."
         )
     return modules(file.module)

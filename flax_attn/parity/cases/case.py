@@ -112,8 +112,8 @@ class Case:
     @property
     def reproduce(self) -> str:
         """The command that runs this case alone, as a shell takes it."""
-        own = self.home.is_own(self.flax_class)
-        line = ["flax-attn", "parity", *([] if own else [shlex.quote(self.home.name)])]
+        is_library = self.home.is_own(self.flax_class)
+        line = ["flax-attn", "parity", *([] if is_library else [shlex.quote(self.home.name)])]
         seed = [] if self.seed == self._first_seed else ["--seed", str(self.seed)]
         return " ".join([*line, quoted(str(self)), *seed])
 
@@ -126,7 +126,7 @@ class Case:
         return self._title(self.tells_class)
 
     def _title(self, tells_class: bool) -> str:
-        parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _given(self.config).items())
+        parts = self.name or ",".join(f"{k}={_show(v)}" for k, v in _config(self.config).items())
         parts = ",".join(filter(None, (self.flax_class.__name__ * tells_class, parts)))
         inputs = ",".join(
             f"{k}={'x'.join(map(str, v if isinstance(v, tuple) else v.shape))}"
@@ -137,7 +137,7 @@ class Case:
 
     def flax_module(self) -> nnx.Module:
         """A new Flax module."""
-        config = dict(_given(self.config))
+        config = dict(_config(self.config))
         if "rngs" in inspect.signature(self.flax_class.__init__).parameters:
             config["rngs"] = nnx.Rngs(self.seed)
         return self.flax_class(**config)
@@ -145,10 +145,10 @@ class Case:
     def torch_module(self) -> Any:
         """A new torch module; a function as a witness is wrapped in one without parameters."""
         if self.made_by is not None:
-            return _is_module(_imported(self.made_by)(**_given(self.witness_config)), self.made_by)
+            return _is_module(_imported(self.made_by)(**_config(self.witness_config)), self.made_by)
         witness = _imported(self.witness)
         return (
-            witness(**_given(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
+            witness(**_config(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -215,7 +215,7 @@ def _call(module: Any, **inputs: Any) -> Any:
     return module(**inputs)
 
 
-def _given(config: Config) -> Mapping[str, Any]:
+def _config(config: Config) -> Mapping[str, Any]:
     return config() if callable(config) else config
 
 

@@ -40,7 +40,7 @@ class Line:
         return any(report.replayed for report in self.reports)
 
     @property
-    def told(self) -> str:
+    def shown_verdict(self) -> str:
         """The verdict as a table shows it."""
         return self.verdict + ", recorded" * self.replayed
 
@@ -56,53 +56,53 @@ class Line:
             self.error("decode"),
             self.ratio("float32"),
             self.ratio("bfloat16"),
-            self.told,
+            self.shown_verdict,
         )
 
     def error(self, *kinds: str) -> str:
         """The largest float64 error of rows of these kinds; "-" if there are none."""
-        found = [report.worst("float64", *kinds) for report in self.reports]
-        found = [error for error in found if error is not None]
-        return f"{max(found, key=badness):.1e}" if found else "-"
+        errors = [report.worst("float64", *kinds) for report in self.reports]
+        errors = [error for error in errors if error is not None]
+        return f"{max(errors, key=badness):.1e}" if errors else "-"
 
     def ratio(self, dtype: str) -> str:
         """The largest error over torch's own in one dtype; "-" if none was measured."""
-        found = [report.ratio(dtype) for report in self.reports]
-        found = [ratio for ratio in found if ratio is not None]
-        return times(max(found, key=badness)) if found else "-"
+        ratios = [report.ratio(dtype) for report in self.reports]
+        ratios = [ratio for ratio in ratios if ratio is not None]
+        return times(max(ratios, key=badness)) if ratios else "-"
 
 
 def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
     """One line for each variant and witness, in order of appearance."""
-    found: dict[tuple[str, str], Line] = {}
+    by_witness: dict[tuple[str, str], Line] = {}
     for variant, witness, report in reports:
-        found.setdefault((variant, witness), Line(variant, witness)).reports.append(report)
-    order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in found))}
-    return sorted(found.values(), key=lambda line: order[line.variant])
+        by_witness.setdefault((variant, witness), Line(variant, witness)).reports.append(report)
+    order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in by_witness))}
+    return sorted(by_witness.values(), key=lambda line: order[line.variant])
 
 
-def table(found: Sequence[Line], width: int, strict: bool = False) -> Table:
+def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
     """The certificate for a terminal; a variant's name stands once.
 
     Args:
-      found: the lines.
+      lines: the lines.
       width: columns there are. Where a line needs more, a variant has a line of its own and names
         are folded.
       strict: whether what is equal only as far as its input can tell is shown as different.
     """
-    headings, cells = columns(found)
+    headings, cells = columns(lines)
     spaces = 2 * (len(headings) - 1)
     needed = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    styles = [_style(line, strict) for line in found]
+    styles = [_style(line, strict) for line in lines]
     rows = list(zip(cells, styles, strict=True))
     if sum(needed) + spaces <= width:
         return _flat(headings, rows)
     return _stacked(headings, rows, width, needed[2:])
 
 
-def columns(found: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def columns(lines: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings, and the cells of each line; without those of `SOME` that no line has."""
-    cells = [line.cells() for line in found]
+    cells = [line.cells() for line in lines]
     filled = [any(cell != "-" for cell in column) for column in zip(*cells, strict=True)]
     shown = [i for i, name in enumerate(HEADINGS) if name not in SOME or (filled and filled[i])]
     headings, *cells = (tuple(row[i] for i in shown) for row in (HEADINGS, *cells))
@@ -172,7 +172,7 @@ def folded(name: str, width: int, indent: str = "") -> str:
 
 
 def footer(
-    found: list[Line],
+    lines: list[Line],
     versions: dict[str, str],
     seconds: float,
     strict: bool = False,
@@ -181,19 +181,19 @@ def footer(
     """How many variants and cases, how many not equal, by which versions, in what time.
 
     Args:
-      found: the lines.
+      lines: the lines.
       versions: by library.
       seconds: that it took.
       strict: as of `table`.
       of: what a variant is called, one and several.
     """
-    variants = len({line.variant for line in found})
-    cases = plural(sum(len(line.reports) for line in found), "case")
-    absent = dict.fromkeys(line.proven_equal_to for line in found if line.replayed)
-    told = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
+    variants = len({line.variant for line in lines})
+    cases = plural(sum(len(line.reports) for line in lines), "case")
+    absent = dict.fromkeys(line.proven_equal_to for line in lines if line.replayed)
+    note = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
     return (
-        f"{told * bool(absent)}{variants:,} {of[variants != 1]}, {cases}, "
-        f"{_count(found, strict)}; torch {versions.get('torch', 'missing')}, "
+        f"{note * bool(absent)}{variants:,} {of[variants != 1]}, {cases}, "
+        f"{_count(lines, strict)}; torch {versions.get('torch', 'missing')}, "
         f"jax {versions.get('jax')}, {seconds:.0f} s"
     )
 
@@ -219,9 +219,9 @@ def in_minutes(seconds: float) -> str:
     return "about a minute" if seconds < 90 else f"about {seconds / 60:.0f} minutes"
 
 
-def _count(found: list[Line], strict: bool) -> str:
+def _count(lines: list[Line], strict: bool) -> str:
     """How many reports are different and how many prove nothing, or that none proves anything."""
-    verdicts = [report.verdict for line in found for report in line.reports]
+    verdicts = [report.verdict for line in lines for report in line.reports]
     if verdicts.count(NOTHING) == len(verdicts):
         return NOTHING
     different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict

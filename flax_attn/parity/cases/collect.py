@@ -45,15 +45,15 @@ def collect(package: str) -> "list[Case]":
       ValueError: if it has no cases, or a list holds something else.
       ParityError: if two cases of a list have one name.
     """
-    found = [
+    cases = [
         case
         for name in modules(package)
         for case in cases_in(package, name)
         if case.home.module == name
     ]
-    if not found:
+    if not cases:
         raise ValueError(nothing_in(package))
-    return found
+    return cases
 
 
 def modules(package: str) -> list[str]:
@@ -77,13 +77,13 @@ def cases_in(package: str, module: str) -> "list[Case]":
     """
     from .case import Case
 
-    held = import_module(module)
-    cases = getattr(held, "CASES", [])
+    imported = import_module(module)
+    cases = getattr(imported, "CASES", [])
     if not isinstance(cases, list | tuple) or not all(isinstance(case, Case) for case in cases):
         raise ValueError(f"{module}.CASES must be a list of flax_attn.parity.Case objects only.")
     for case in cases:
         if case.home.package != package:
-            home = sys.modules[case.home.module] if _is_listed(case, package) else held
+            home = sys.modules[case.home.module] if _is_listed(case, package) else imported
             case.home = Home(home.__name__, getattr(home, "__file__", None) or "", package)
     _tell_apart(module, cases)
     return list(cases)
@@ -92,12 +92,12 @@ def cases_in(package: str, module: str) -> "list[Case]":
 def listed(place: tuple[str, str]) -> list[Listed]:
     """What is known of the cases of one module, by its package and its name."""
     package, module = place
-    found = []
+    entries = []
     for at, case in enumerate(cases_in(package, module)):
         if case.home.module == module:
             facts = case.variant, case.proven_equal_to, str(case), case.name
-            found.append(Listed(package, module, at, *facts, case.flax_class.__name__))
-    return found
+            entries.append(Listed(package, module, at, *facts, case.flax_class.__name__))
+    return entries
 
 
 def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False) -> list[Listed]:
@@ -141,26 +141,26 @@ def _meant(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
         lambda case: "[" in name and name in case.title,
         lambda case: loosely and letters(name) in (letters(case.variant), letters(case.of)),
     ]
-    found = ([case for case in cases if way(case)] for way in ways)
-    return next((some for some in found if some), [])
+    matches = ([case for case in cases if way(case)] for way in ways)
+    return next((some for some in matches if some), [])
 
 
 def _is_listed(case: "Case", package: str) -> bool:
     """Whether the module of the package that wrote a case has it in its own list."""
     name = case.home.module
-    own = getattr(sys.modules.get(name), "CASES", ())
-    return name.startswith(f"{package}.") and any(case is other for other in own)
+    cases = getattr(sys.modules.get(name), "CASES", ())
+    return name.startswith(f"{package}.") and any(case is other for other in cases)
 
 
 def _tell_apart(module: str, cases: "Sequence[Case]") -> None:
     """Of cases with one name the Flax classes are told, if they are different."""
-    for told in (False, True):
+    for second_pass in (False, True):
         by_title: dict[str, list[Case]] = {}
         for case in cases:
             by_title.setdefault(str(case), []).append(case)
         for title, same in by_title.items():
             names = [case.flax_class.__name__ for case in same]
-            if len(same) > 1 and (told or len({*names}) < len(names)):
+            if len(same) > 1 and (second_pass or len({*names}) < len(names)):
                 raise ParityError(
                     f"{module}.CASES holds {len(same)} cases with one name, {title} (of the Flax "
                     f"classes {', '.join(names)}): give each a name of its own, Case(name=...)."

@@ -86,8 +86,8 @@ def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
     part = groups(wide)
     rest = np.append(np.where(part == 0, wide, 0), places)
     huge = (np.where(part == i, wide, 0) for i in range(1, int(part.max(initial=0)) + 1))
-    found = [_sums(f"{name}/{i}", x) for i, x in enumerate(huge)]
-    return np.concatenate([_sums(name, rest), *found])
+    sums = [_sums(f"{name}/{i}", x) for i, x in enumerate(huge)]
+    return np.concatenate([_sums(name, rest), *sums])
 
 
 def _sums(name: str, flat: np.ndarray) -> np.ndarray:
@@ -96,8 +96,8 @@ def _sums(name: str, flat: np.ndarray) -> np.ndarray:
         return flat
     drawn = draw.normal(0, f"sketch/{name}", flat.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        found = _columns(flat * drawn)
-    return found if np.isfinite(found).all() else _columns(flat * SMALLER * drawn)
+        sums = _columns(flat * drawn)
+    return sums if np.isfinite(sums).all() else _columns(flat * SMALLER * drawn)
 
 
 def _columns(flat: np.ndarray) -> np.ndarray:
@@ -216,11 +216,11 @@ def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
             stored = dict(np.load(file, allow_pickle=False))
         meta = json.loads(zlib.decompress(stored["meta"].tobytes()))
         known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
-        told = meta.get("format", FORMAT)
+        file_format = meta.get("format", FORMAT)
     except DAMAGE as error:
         raise ParityError(_damaged(str(path), error, again)) from error
-    if told != FORMAT or not known:
-        what = f"of format {told!r}" if told != FORMAT else "of no known format"
+    if file_format != FORMAT or not known:
+        what = f"of format {file_format!r}" if file_format != FORMAT else "of no known format"
         raise ParityError(
             f"{path} is {what}, written by another version of flax_attn; this one reads format "
             f"{FORMAT}: run {again}."
@@ -235,12 +235,12 @@ def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
 
     Files of before have none.
     """
-    told = {key: value for key, value in meta.items() if key != "digest"}
-    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    facts = {key: value for key, value in meta.items() if key != "digest"}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays.keys() - {"meta"}):
-        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
-        found.update(arrays[name].tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
 
 
 def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -> list[Source]:
@@ -286,43 +286,44 @@ def _record(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     request = _request(case, "float64")
     pair = make_pair(torch_module, module, calls, request, "random", case.rules)
     for dtype in case.dtypes:
-        got, own, truth = pair.run(dtype, ["jit"])["jit"]
+        got, torchs, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []
-        found = _results(got, own, truth, pair.names, dtype)
+        entries = _results(got, torchs, truth, pair.names, dtype)
         if case.decode is not None and case.decode.torch and dtype == case.dtypes[0]:
-            found = itertools.chain(found, _steps(pair, case.decode, (got, own, truth), dtype))
-        for kind, name, want, scale, error in found:
+            runs = got, torchs, truth
+            entries = itertools.chain(entries, _steps(pair, case.decode, runs, dtype))
+        for kind, name, want, scale, error in entries:
             pieces.append(sketch(name, want, _filled(kind, dtype)))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
-        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(own)}
+        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(torchs)}
         arrays[dtype] = np.concatenate(pieces)
     sources = [source.to_json() for source in describe(torch_module)]
     return {"sources": sources, "results": results}, arrays
 
 
-def _results(got: Run, own: Run, truth: Run, names: Names, dtype: str):
+def _results(got: Run, torchs: Run, truth: Run, names: Names, dtype: str):
     """Kind, name, value, scale and torch's own error of all that is kept."""
     if dtype == "float64":
-        for _, there, match in matches(got, truth, names):
-            yield "tap", there, match.value, None, None
+        for _, flax_name, match in matches(got, truth, names):
+            yield "tap", flax_name, match.value, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
-            sketches = sketch(name, own.outputs[name], dtype), sketch(name, want, dtype)
+            sketches = sketch(name, torchs.outputs[name], dtype), sketch(name, want, dtype)
             yield "output", name, want, None, judge.error(*sketches)
         else:
-            yield "output", name, own.outputs[name], None, None
-    for name, want, scale, error in gradients(own, truth, names, dtype):
+            yield "output", name, torchs.outputs[name], None, None
+    for name, want, scale, error in gradients(torchs, truth, names, dtype):
         yield "gradient", name, want, scale, error
 
 
 def _steps(pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str):
     """What torch's own steps gave for each cut, in the form of `_results`."""
-    found = decoded(pair, decode, runs, dtype, "jit")
-    for cut in found.cuts:
-        own, want = (joined(x[cut].outputs, found.axis) for x in (found.own, found.truth))
-        assert own is not None and want is not None  # each step has the rows of its tokens
+    steps = decoded(pair, decode, runs, dtype, "jit")
+    for cut in steps.cuts:
+        torchs, want = (joined(x[cut].outputs, steps.axis) for x in (steps.torchs, steps.truth))
+        assert torchs is not None and want is not None  # each step has the rows of its tokens
         name = name_of(cut)
-        sketches = sketch(name, own, dtype), sketch(name, want, dtype)
+        sketches = sketch(name, torchs, dtype), sketch(name, want, dtype)
         yield "decode", name, want, None, judge.error(*sketches)
 
 
@@ -334,8 +335,8 @@ def _filled(kind: str, dtype: str) -> str:
 def _pieces(stored: dict[str, Any], numbers: np.ndarray):
     """Kind, name, scale, torch's own error and sketch of all that is kept."""
     at = 0
-    for kind, name, size, scale, own in stored["facts"]:
-        yield kind, name, scale, own, numbers[at : at + size]
+    for kind, name, size, scale, torch_error in stored["facts"]:
+        yield kind, name, scale, torch_error, numbers[at : at + size]
         at += size
 
 
@@ -349,11 +350,11 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         return
     yield same_structure(structure(run), stored["outputs"], dtype, mode)
     taps = {k: hidden(x) if run.point(k) == "scores" else x for k, x in run.taps.items()}
-    found = {"tap": taps, "output": run.outputs, "gradient": run.gradients}
-    for kind, name, scale, own, want in _pieces(stored, numbers):
+    values = {"tap": taps, "output": run.outputs, "gradient": run.gradients}
+    for kind, name, scale, torch_error, want in _pieces(stored, numbers):
         if kind == "decode":
             continue
-        value = found[kind].get(name)
+        value = values[kind].get(name)
         if value is None:
             got = np.full(want.size, np.nan)
         else:
@@ -364,7 +365,7 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         elif dtype == "float64":
             verdict = judge.same_function(got, want, scale, zero)
         else:
-            verdict = judge.within_precision(got, own, want, dtype, scale, zero)
+            verdict = judge.within_precision(got, torch_error, want, dtype, scale, zero)
         yield Row(name, kind, dtype, mode, verdict)
 
 
@@ -374,13 +375,13 @@ def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, again: st
     dtype, mode = steps.side.dtype, "jit" if steps.side.jit else "eager"
     axis = steps.axes[steps.first]
     output = output_of(run.outputs, steps.tokens, axis)
-    kept = {(kind, name): (own, want) for kind, name, _, own, want in pieces}
+    kept = {(kind, name): (torch_error, want) for kind, name, _, torch_error, want in pieces}
     for cut in steps.decode.checked(steps.request.arrays()):
         outputs = steps.run(cut).outputs
         kind, name = ("decode", name_of(cut)) if steps.decode.torch else ("output", output)
         if (kind, name) not in kept:
             raise ParityError(f"{what} is not recorded step by step ({cut}): run {again}.")
-        (own, want), value = kept[kind, name], joined(outputs, axis)
+        (torch_error, want), value = kept[kind, name], joined(outputs, axis)
         got = np.full(want.size, np.nan) if value is None else sketch(name, value, dtype)
         if dtype == "float64":
             verdict = judge.same_function(got, want)
@@ -388,7 +389,7 @@ def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, again: st
             own_whole, _ = stepwise(cut, axis, outputs, whole, whole, dtype)
             yield Row(f"{name_of(cut)}, Flax's whole", "decode", dtype, mode, own_whole)
         else:
-            verdict = judge.within_precision(got, own, want, dtype)
+            verdict = judge.within_precision(got, torch_error, want, dtype)
         yield Row(name_of(cut), "decode", dtype, mode, verdict)
 
 

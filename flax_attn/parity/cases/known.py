@@ -16,13 +16,13 @@ WORD = re.compile(r"[\w./\\-]+")
 LAYERS = LIBRARY / "flax_attn" / "layers"
 
 
-def check_names(own: str, names: Sequence[str]) -> None:
+def check_names(library: str, names: Sequence[str]) -> None:
     """Refuses names that surely mean nothing, before anything slow is imported.
 
     A name that may be a package, a file or a case's is left to who reads the cases.
 
     Args:
-      own: the package of this library's cases.
+      library: the package of this library's cases.
       names: what the command is asked for.
 
     Raises:
@@ -33,7 +33,7 @@ def check_names(own: str, names: Sequence[str]) -> None:
         return
     known = _variants()
     words = {letters(word) for case in known for word in (case.variant, case.of)}
-    if letters(names[0]) not in words and names[0] not in _strings(own):
+    if letters(names[0]) not in words and names[0] not in _strings(library):
         raise ValueError(unknown_name(names[0], [], [known]))
 
 
@@ -44,27 +44,27 @@ def may_be_package(name: str) -> bool:
     """
     pieces = name.split(".")
     try:
-        found = find_spec(pieces[0]) or PathFinder.find_spec(pieces[0], [os.getcwd()])
+        spec = find_spec(pieces[0]) or PathFinder.find_spec(pieces[0], [os.getcwd()])
     except ValueError:  # "__main__"
         return False
-    return all(map(str.isidentifier, pieces)) and found is not None
+    return all(map(str.isidentifier, pieces)) and spec is not None
 
 
 def _variants() -> list[Listed]:
     """A case in name only for each class of each variant."""
-    found = []
+    cases = []
     for path in sorted(LAYERS.glob("[!_]*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.append(Listed("", "", 0, path.stem, "", "", of=node.name))
-    return found
+                cases.append(Listed("", "", 0, path.stem, "", "", of=node.name))
+    return cases
 
 
 def _strings(package: str) -> set[str]:
     """All texts in the modules that hold a package's cases, and so the names of all cases."""
-    found = set()
+    constants = set()
     for module in modules(package):
         spec = find_spec(module)
         tree = ast.parse(Path((spec and spec.origin) or "").read_text("utf-8"))
-        found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-    return {text for text in found if isinstance(text, str)}
+        constants |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    return {text for text in constants if isinstance(text, str)}

@@ -48,7 +48,7 @@ def layers(cases: Iterable[Listed]) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for case in cases:
         names.setdefault(case.variant, []).append(case.of)
-    return {variant: ", ".join(dict.fromkeys(found)) for variant, found in names.items()}
+    return {variant: ", ".join(dict.fromkeys(classes)) for variant, classes in names.items()}
 
 
 def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
@@ -61,7 +61,7 @@ def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
     variants: dict[str, list[Line]] = {}
     for line in lines:
         variants.setdefault(line.variant, []).append(line)
-    return _written(HEADINGS, (_row(found, about) for found in variants.values()))
+    return _written(HEADINGS, (_row(group, about) for group in variants.values()))
 
 
 def short(table: str) -> str:
@@ -123,17 +123,17 @@ def check(path: Path, asked: Sequence[Listed], known: Sequence[Listed]) -> None:
         would speak for a layer of which only some cases are proven.
     """
     text = _text(path)
-    found = FULL_MARKS.search(text)
-    if found is None and SHORT_MARKS.search(text):
+    marks = FULL_MARKS.search(text)
+    if marks is None and SHORT_MARKS.search(text):
         raise ValueError(
             f"{path} holds only the short form of a certificate: give --markdown the page whose "
             f"first mark says '; short form in {path.name}', and both are written."
         )
-    if found is None:
+    if marks is None:
         return
-    if found["short"] and not SHORT_MARKS.search(_text(_beside(path, found["short"]))):
+    if marks["short"] and not SHORT_MARKS.search(_text(_beside(path, marks["short"]))):
         raise ValueError(
-            f"{path} says that {_beside(path, found['short'])} holds its short form, but that "
+            f"{path} says that {_beside(path, marks['short'])} holds its short form, but that "
             "page has no '<!-- short certificate -->' and '<!-- end of short certificate -->'."
         )
     wanted = Counter((case.package, case.variant) for case in asked)
@@ -159,15 +159,15 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
       The pages that were written.
     """
     text = _text(path)
-    found = FULL_MARKS.search(text)
-    if found is None:
+    marks = FULL_MARKS.search(text)
+    if marks is None:
         path.write_text(table, "utf-8")
         return [path]
-    table = table if whole else joined(found["table"], table)
+    table = table if whole else joined(marks["table"], table)
     path.write_text(_markdown.fill(text, FULL_MARKS, table), "utf-8")
-    if not found["short"]:
+    if not marks["short"]:
         return [path]
-    other = _beside(path, found["short"])
+    other = _beside(path, marks["short"])
     text = _text(other)
     if SHORT_MARKS.search(text):
         other.write_text(_markdown.fill(text, SHORT_MARKS, short(table)), "utf-8")
@@ -190,7 +190,7 @@ def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
         whole.error("decode"),
         whole.ratio("float32"),
         whole.ratio("bfloat16"),
-        whole.told,
+        whole.shown_verdict,
     ]
 
 

@@ -23,13 +23,13 @@ def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Li
         from ...weights.mapping import some  # late, since it brings jax
 
         has = some(quoted(case.title) for case in theirs)
-        told = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
-        return f"{told}: did you mean {near}?" if near else f"{told}; the cases are: {has}."
-    told = (
+        text = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
+        return f"{text}: did you mean {near}?" if near else f"{text}; the cases are: {has}."
+    text = (
         f"{name!r} is neither a package, nor a variant, nor a case of one that is named before it"
     )
     variants = ", ".join(dict.fromkeys(case.variant for case in mine))
-    return f"{told}: did you mean {near}?" if near else f"{told}; the variants are: {variants}."
+    return f"{text}: did you mean {near}?" if near else f"{text}; the variants are: {variants}."
 
 
 def _names(cases: Sequence[Listed]) -> list[str]:
@@ -40,13 +40,13 @@ def _names(cases: Sequence[Listed]) -> list[str]:
 
 def _modules_here() -> list[str]:
     """Modules and packages of the folder where one stands."""
-    found = [path.stem for path in Path.cwd().glob("*.py")]
-    return found + [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
+    names = [path.stem for path in Path.cwd().glob("*.py")]
+    return names + [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     """The name that is most alike, as a shell takes it; "" if none is."""
     alike = {letters(known): known for known in reversed(names)}
-    found = get_close_matches(letters(name), list(alike), 1, cutoff=0.7)
-    near = alike[found[0]] if found else ""
+    matches = get_close_matches(letters(name), list(alike), 1, cutoff=0.7)
+    near = alike[matches[0]] if matches else ""
     return quoted(near) if "[" in near else near

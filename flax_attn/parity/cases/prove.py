@@ -87,12 +87,12 @@ class Job(NamedTuple):
 
 def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[Job]:
     """One job a case; the first of each variant and witness runs eagerly too."""
-    found, lines = [], set()
+    queue, lines = [], set()
     for case in cases:
         line = (case.variant, case.witness)
-        found.append(Job(case, live, line not in lines, seed))
+        queue.append(Job(case, live, line not in lines, seed))
         lines.add(line)
-    return found
+    return queue
 
 
 def short(wanted: Sequence[Job]) -> list[Job]:

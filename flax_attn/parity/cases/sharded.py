@@ -83,10 +83,10 @@ def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bo
     specs = {name: _spec(x, split, _entries(arrays)) for name, x in arrays.items()}
 
     def call(module: Any, **inputs: Any) -> Any:
-        given = {
+        arguments = {
             name: jax.reshard(x, specs[name]) if name in specs else x for name, x in inputs.items()
         }
-        return jax.tree.map(_whole, case.flax_call(module, **given))
+        return jax.tree.map(_whole, case.flax_call(module, **arguments))
 
     spread = copy(case)
     spread.flax_call, spread.decode, spread.dtypes = call, None, ("float64",)

@@ -90,8 +90,8 @@ def _files(star: ast.ImportFrom, path: Path) -> list[Path]:
     else:
         roots = _roots(parts.pop(0))
     places = [root.joinpath(*parts) for root in roots]
-    found = [f for place in places for f in (place.with_suffix(".py"), place / "__init__.py")]
-    return [file for file in found if file.is_file()]
+    files = [f for place in places for f in (place.with_suffix(".py"), place / "__init__.py")]
+    return [file for file in files if file.is_file()]
 
 
 def _roots(package: str) -> list[Path]:

@@ -44,7 +44,7 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     except ParityError as error:
         return Failure(str(error))
     except BaseException as error:
-        return Failure(_told(error))
+        return Failure(_error_text(error))
 
 
 class Workers:
@@ -227,13 +227,13 @@ def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, st
             work, item = pipe.recv()
         except (EOFError, OSError):
             return
-        result = attempt(lambda given: given[0](given[1]), (work, item))
+        result = attempt(lambda request: request[0](request[1]), (work, item))
         try:
             pipe.send((result, _size()))
         except (EOFError, OSError):
             return
         except Exception as error:
-            pipe.send((Failure(f"its result cannot be sent: {_told(error)}"), _size()))
+            pipe.send((Failure(f"its result cannot be sent: {_error_text(error)}"), _size()))
 
 
 def _size() -> int:
@@ -259,7 +259,7 @@ def _one_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """What was raised and where, in one line: the last place that is not of this library."""
     said = " ".join(str(error).split())
     if isinstance(error, SyntaxError) and error.filename:  # which is no place of a traceback

@@ -14,7 +14,7 @@ def unused(local: Local) -> set[str]:
     Torch has one such call, and its gradient put behind the wrong one of Flax's would go on from
     both.
     """
-    found = set()
+    names = set()
     forced = local.force.keys()
     for name, force in local.force.items():
         arrives = local.run.tap_gradients.get(name)
@@ -23,8 +23,8 @@ def unused(local: Local) -> set[str]:
         base, value = name.partition("#")[0], local.run.taps[name]
         twins = (x for x in local.run.taps if x.partition("#")[0] == base and x not in forced)
         if any(np.array_equal(local.run.taps[x], value) for x in twins):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def cleared(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
@@ -38,8 +38,8 @@ def cleared(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
     passed = {row.name for row in whole} - failed
     wrong = [row.name for row in late if row.verdict.differs]
     taps = [name for name in wrong if name not in passed | failed]
-    found = {name for name in wrong if name in passed}
-    return found | {name for name in taps if not _explains(name, failed, local)}
+    replay_only = {name for name in wrong if name in passed}
+    return replay_only | {name for name in taps if not _explains(name, failed, local)}
 
 
 def _explains(tap: str, failed: Iterable[str], local: Local) -> bool:

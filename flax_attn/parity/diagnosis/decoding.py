@@ -16,51 +16,51 @@ INNOCENT = "each cut is what Flax's own full forward pass is: mend the layer, no
 
 
 def with_steps(
-    report: Report, found: Decoded, held: Sequence[Held], runs: tuple[Run, Run, Run]
+    report: Report, steps: Decoded, comparisons: Sequence[Held], runs: tuple[Run, Run, Run]
 ) -> Report:
     """The report with the first step that differs.
 
     Where the full forward pass differs too, the cache is blamed only for what it adds to that.
     """
-    wrong = [each for each in held if each.row.verdict.differs]
+    wrong = [each for each in comparisons if each.row.verdict.differs]
     elsewhere = any(row.kind != "decode" for row in report.failed)
     against = "whole" if elsewhere else "torch"
     wrong = [each for each in wrong if each.against == against] or ([] if elsewhere else wrong)
     if not wrong:
-        told = (INNOCENT,) if elsewhere and any(each.against == "whole" for each in held) else ()
-        return replace(report, notes=(*report.notes, *told))
+        innocent = elsewhere and any(each.against == "whole" for each in comparisons)
+        return replace(report, notes=(*report.notes, *((INNOCENT,) if innocent else ())))
     first = min(wrong, key=lambda each: each.place.step if each.place else 0)
-    place = _place(first, wrong, found, runs)
-    maps = {**report.maps, **_map(first, found, runs)}
+    place = _place(first, wrong, steps, runs)
+    maps = {**report.maps, **_map(first, steps, runs)}
     return replace(report, divergences=(*report.divergences, place), maps=maps)
 
 
 def _place(
-    first: Held, wrong: Sequence[Held], found: Decoded, runs: tuple[Run, Run, Run]
+    first: Held, wrong: Sequence[Held], steps: Decoded, runs: tuple[Run, Run, Run]
 ) -> Divergence:
     looks = ""
     if first.place is not None and first.row.dtype == "float64":
-        stepped = Stepped(found, first.place, wrong, len(found.cuts), runs[0], runs[2])
+        stepped = Stepped(steps, first.place, wrong, len(steps.cuts), runs[0], runs[2])
         looks = attempt(lambda: decode_hint(stepped), "")
     place = Divergence.of(first.row, "decode", looks)
     where = str(first.place) if first.place else first.row.name
     where += ", against Flax's own full forward pass" if first.against == "whole" else ""
-    return replace(place, tap=where, advice=_told(wrong, found))
+    return replace(place, tap=where, advice=_cuts_that_differ(wrong, steps))
 
 
-def _told(wrong: Sequence[Held], found: Decoded) -> str:
+def _cuts_that_differ(wrong: Sequence[Held], steps: Decoded) -> str:
     """Which cuts differ from which token on, and which do not."""
     off = {each.cut: each.place for each in wrong}
     parts = [f"{cut} from token {place.token}" if place else f"{cut}" for cut, place in off.items()]
-    right = ", ".join(str(cut) for cut in found.cuts if cut not in off)
+    right = ", ".join(str(cut) for cut in steps.cuts if cut not in off)
     return f"cuts that differ: {', '.join(parts)}; cuts that agree: {right or 'none'}"
 
 
-def _map(first: Held, found: Decoded, runs: tuple[Run, Run, Run]) -> dict[str, np.ndarray]:
-    got, _, truth = (run.outputs[found.output] for run in runs)
-    own = found.truth[first.cut].outputs if found.truth else None
-    mine = joined(found.got[first.cut].outputs, found.axis)
-    torchs = truth if own is None else joined(own, found.axis)
+def _map(first: Held, steps: Decoded, runs: tuple[Run, Run, Run]) -> dict[str, np.ndarray]:
+    got, _, truth = (run.outputs[steps.output] for run in runs)
+    torch_steps = steps.truth[first.cut].outputs if steps.truth else None
+    mine = joined(steps.got[first.cut].outputs, steps.axis)
+    torchs = truth if torch_steps is None else joined(torch_steps, steps.axis)
     want = got if first.against == "whole" else torchs
     if mine is None or want is None or mine.shape != want.shape:
         return {}

@@ -42,12 +42,13 @@ def diagnosed(
         placed = _diagnosed(pair, report, rows, runs) if rows and pair.request.taps else report
         if decoding is None:
             return placed
-        found, held = decoding
-        return with_steps(placed, found, held, runs[held[0].row.dtype, held[0].row.mode])
+        steps, comparisons = decoding
+        row = comparisons[0].row
+        return with_steps(placed, steps, comparisons, runs[row.dtype, row.mode])
     except Exception as error:
         first = str(error).strip().split("\n")[0]
-        told = f"no place was found: the diagnosis itself failed, {type(error).__name__}: {first}"
-        return replace(report, notes=(*report.notes, told))
+        note = f"no place was found: the diagnosis itself failed, {type(error).__name__}: {first}"
+        return replace(report, notes=(*report.notes, note))
 
 
 def _diagnosed(pair: Pair, report: Report, rows: list[Row], runs: Runs) -> Report:
@@ -70,20 +71,22 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     local = local.without(away) if away else local
     wrong = [row for row in local.wrong() if row.name not in other] if valued else []
     odd = [row for row in failed if row.name == STRUCTURE]
-    found = _values(local, [row for row in wrong if not odd or row.name not in truth.outputs])
-    places = [place for _, place in found]
+    value_places = _values(
+        local, [row for row in wrong if not odd or row.name not in truth.outputs]
+    )
+    places = [place for _, place in value_places]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
     arrived = [a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other]
     innocent = cleared([a.row for a in arrived], local, report.rows)
     backward = [a for a in arrived if a.row.name not in innocent]
     late = [arrived for arrived in backward if arrived.row.verdict.differs]
-    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_told(other))
+    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_rewritten_note(other))
     if not places:
         places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
     elif late:
         also = plural(len(late), "place")
         notes += (f"gradients are also off at {also}: mend the values first",)
-    rows = [*_with_places(local, other, found), *(arrived.row for arrived in backward)]
+    rows = [*_with_places(local, other, value_places), *(arrived.row for arrived in backward)]
     return replace(
         report,
         local=tuple(rows),
@@ -98,43 +101,43 @@ def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Diverg
 
     What is given to several steps is told once, before the first of them.
     """
-    found: list[tuple[Between | None, Divergence]] = []
+    places: list[tuple[Between | None, Divergence]] = []
     seen: list[np.ndarray] = []
     for row in wrong:
         lies = between(local, row)
         if lies is None:
             looks = hint(row, local.run, local.truth, local.pair.names)
-            found.append((None, Divergence.of(row, "value", looks)))
+            places.append((None, Divergence.of(row, "value", looks)))
         elif not any(np.array_equal(lies.got, x) for x in seen):
             seen.append(lies.got)
             place = Divergence.of(lies.row, "between", _looks(local, row, lies))
-            found.append((lies, replace(place, advice=lies.advice)))
-        if lies is not None and (own := own_fault(local, row)):
-            odd, out = own
+            places.append((lies, replace(place, advice=lies.advice)))
+        if lies is not None and (fault := own_fault(local, row)):
+            odd, out = fault
             run = replace(local.run, taps={**local.run.taps, row.name: out})
             looks = hint(odd, run, local.truth, local.pair.names)
-            found.append((None, Divergence.of(odd, "value", looks)))
-    return found
+            places.append((None, Divergence.of(odd, "value", looks)))
+    return places
 
 
 def _looks(local: Local, row: Row, lies: Between) -> str:
     """What arrives between two taps looks like: a tap that torch alone has there, or the next."""
     truth, names = local.truth, local.pair.names
-    given = truth.calls[local.theirs[row.name]].inputs if row.name in local.theirs else {}
-    want = given.get("0")
+    inputs = truth.calls[local.theirs[row.name]].inputs if row.name in local.theirs else {}
+    want = inputs.get("0")
     if lies.alone and (want is None or np.array_equal(truth.taps[lies.alone[-1]], want)):
-        told = names.tap(lies.alone[-1])
-        run = replace(local.run, taps={**local.run.taps, told: lies.got})
-        if looks := hint(replace(row, name=told), run, truth, names):
+        flax_name = names.tap(lies.alone[-1])
+        run = replace(local.run, taps={**local.run.taps, flax_name: lies.got})
+        if looks := hint(replace(row, name=flax_name), run, truth, names):
             return looks
     return hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
 
 
 def _with_places(
-    local: Local, other: set[str], found: list[tuple[Between | None, Divergence]]
+    local: Local, other: set[str], places: list[tuple[Between | None, Divergence]]
 ) -> Iterator[Row]:
     """The local rows, those of places between taps before the step behind them."""
-    lies = {between.step: between.row for between, _ in found if between is not None}
+    lies = {between.step: between.row for between, _ in places if between is not None}
     for row in local.rows:
         if row.name in lies:
             yield lies[row.name]
@@ -142,7 +145,7 @@ def _with_places(
             yield row
 
 
-def _told(other: set[str]) -> Iterator[str]:
+def _rewritten_note(other: set[str]) -> Iterator[str]:
     if other:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
@@ -157,19 +160,19 @@ def _result(row: Row, names: Names, plain: Run, truth: Run) -> Divergence:
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
     """Where precision is lost: the first tap, in torch's call order, that is worse than torch's."""
     dtype, mode = failed.dtype, failed.mode
-    got, own, truth = runs[dtype, mode]
+    got, torchs, truth = runs[dtype, mode]
     rows, other = [], _other_in_float64(pair, runs)
     wide = [
-        found
+        each
         for (dtype_, _), (run, _, want) in runs.items()
         if dtype_ == "float64"
-        for found in matches(run, want, pair.names)
+        for each in matches(run, want, pair.names)
     ]
-    for name, there, match in as_in(wide, got, truth) or matches(got, truth, pair.names, True):
-        if name in own.taps and there not in other:
-            theirs = match.layout.value(own.taps[name]) * match.factor
-            verdict = judge.same_precision(got.taps[there], theirs, match.value, dtype)
-            rows.append(Row(there, "local", dtype, mode, verdict))
+    for name, flax_name, match in as_in(wide, got, truth) or matches(got, truth, pair.names, True):
+        if name in torchs.taps and flax_name not in other:
+            theirs = match.layout.value(torchs.taps[name]) * match.factor
+            verdict = judge.same_precision(got.taps[flax_name], theirs, match.value, dtype)
+            rows.append(Row(flax_name, "local", dtype, mode, verdict))
     wrong = [row for row in rows if row.verdict.differs] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
     notes = (*report.notes, *dict.fromkeys(got.findings["casts"]))
@@ -178,24 +181,24 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
 
 def _other_in_float64(pair: Pair, runs: Runs) -> set[str]:
     """The taps that are another way to compute the same: in float64 they differ, no output does."""
-    found: set[str] = set()
+    names: set[str] = set()
     for (dtype, _), (got, _, truth) in runs.items():
         if dtype == "float64":
-            found |= rewritten(got, truth, pair.names, got.taps)
-    return found
+            names |= rewritten(got, truth, pair.names, got.taps)
+    return names
 
 
 def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
     """Torch's values and gradients at every tap that both sides have, in Flax's layout."""
-    found = {}
-    for name, there, match in matches(plain, truth, names):
+    by_tap = {}
+    for name, flax_name, match in matches(plain, truth, names):
         if is_floating(truth.taps[name]):
-            own = _is_own_gradient(truth, name)
-            behind = match.gradient(truth.tap_gradients[name]) if own else None
+            has_gradient = _is_own_gradient(truth, name)
+            behind = match.gradient(truth.tap_gradients[name]) if has_gradient else None
             scores = truth.point(name) == "scores"
-            value = _with_own_fills(plain.taps[there], match.value) if scores else match.value
-            found[there] = Force(value, behind)
-    return found
+            value = _with_own_fills(plain.taps[flax_name], match.value) if scores else match.value
+            by_tap[flax_name] = Force(value, behind)
+    return by_tap
 
 
 def _with_own_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
@@ -224,12 +227,13 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     if not run.gradients:
         return
     at_taps = {
-        there: match.gradient(truth.tap_gradients[name])
-        for name, there, match in matches(run, truth, names)
-        if there in run.tap_gradients and _is_own_gradient(truth, name)
+        flax_name: match.gradient(truth.tap_gradients[name])
+        for name, flax_name, match in matches(run, truth, names)
+        if flax_name in run.tap_gradients and _is_own_gradient(truth, name)
     }
-    own = names.gradients(truth.gradients)
-    wanted, near = {**at_taps, **own}, [own[name] for name in judge.of_one_size(own)]
+    at_leaves = names.gradients(truth.gradients)
+    wanted = {**at_taps, **at_leaves}
+    near = [at_leaves[name] for name in judge.of_one_size(at_leaves)]
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         if name in at_taps and run.point(name) == "weights":
@@ -241,7 +245,7 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
 
 def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tuple[str, np.ndarray]]:
     """How far apart the two sides are, element by element; -inf against -inf is nothing."""
-    wants = {there: match.value for _, there, match in matches(run, truth, names)}
+    wants = {flax_name: match.value for _, flax_name, match in matches(run, truth, names)}
     for row in wrong:
         got = run.taps.get(row.name, run.outputs.get(row.name))
         want = wants.get(row.name, truth.outputs.get(row.name))

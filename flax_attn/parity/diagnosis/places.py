@@ -62,13 +62,13 @@ class Local:
     @cached_property
     def rows(self) -> list[Row]:
         """Every tap and every output, in torch's call order."""
-        found = taps(self.run, self.truth, self.pair.names, "float64", self.mode, "local")
-        return [*found, *self._outputs()]
+        tap_rows = taps(self.run, self.truth, self.pair.names, "float64", self.mode, "local")
+        return [*tap_rows, *self._outputs()]
 
     @cached_property
     def theirs(self) -> dict[str, str]:
         """Torch's name of each tap of Flax that has one."""
-        return {there: name for name, there in self._counterparts[0].items()}
+        return {flax_name: name for name, flax_name in self._counterparts[0].items()}
 
     @cached_property
     def shapes(self) -> frozenset[str]:
@@ -103,17 +103,17 @@ def another_way(local: Local) -> set[str]:
     if not suspects or len(wrong) < 2:
         return set()
     free = alone.without(set(suspects))
-    found = {name for name in suspects if _harmless(name, local, free)}
-    found |= _scaled(suspects, local, free)
-    clusters = _clusters([name for name in suspects if name not in found], local.feeds)
+    harmless = {name for name in suspects if _harmless(name, local, free)}
+    harmless |= _scaled(suspects, local, free)
+    clusters = _clusters([name for name in suspects if name not in harmless], local.feeds)
     clusters = [cluster for cluster in clusters if len(cluster) > 1]
     for members in list(_rounds(clusters))[:ROUNDS]:
-        free = alone.without(found | members)
-        found |= {name for name in members if _harmless(name, local, free)}
-    if found >= {*wrong}:
+        free = alone.without(harmless | members)
+        harmless |= {name for name in members if _harmless(name, local, free)}
+    if harmless >= {*wrong}:
         return set()
-    after = {row.name for row in alone.without(found).wrong()} if found else set()
-    return found & after
+    after = {row.name for row in alone.without(harmless).wrong()} if harmless else set()
+    return harmless & after
 
 
 def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
@@ -122,7 +122,7 @@ def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
     They are torch's times a number for each head, or one for all: either the number that torch
     multiplies their product with, or one without which the scores miss what it makes of them.
     """
-    found = set()
+    names = set()
     for name in suspects:
         after = [x for x in _following(name, local) if local.run.point(x) == "scores"]
         if local.run.point(name) not in SCALED or not after:
@@ -131,8 +131,8 @@ def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
         if by_head is not None and all(
             _multiplied(by_head, local, x) or _missed(local, free, x) for x in after
         ):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
@@ -164,11 +164,11 @@ def _missed(local: Local, free: Local, scores: str) -> bool:
     want = local.force[scores].value if scores in local.force else None
     if want is None:
         return False
-    forced, own = (hidden(x.run.taps[scores]) for x in (local, free))
-    if judge.same_function(own, forced, fill=True).ok:
+    forced, unforced = (hidden(x.run.taps[scores]) for x in (local, free))
+    if judge.same_function(unforced, forced, fill=True).ok:
         return False
-    seen = np.isfinite(forced) & np.isfinite(own) & np.isfinite(want)
-    made, lacks = own[seen] - forced[seen], want[seen] - forced[seen]
+    seen = np.isfinite(forced) & np.isfinite(unforced) & np.isfinite(want)
+    made, lacks = unforced[seen] - forced[seen], want[seen] - forced[seen]
     return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
 
 
@@ -186,13 +186,13 @@ def _harmless(name: str, local: Local, free: Local) -> bool:
 def _following(name: str, local: Local) -> list[str]:
     """What is computed from a tap; of one that nothing takes up, what its inputs go on to."""
     feeds = local.feeds
-    found = [step for step, fed in feeds.items() if name in fed]
-    if found:
-        return found
+    steps = [step for step, fed in feeds.items() if name in fed]
+    if steps:
+        return steps
     order = [row.name for row in local.rows]
     later = order[order.index(name) + 1 :]
-    own = feeds.get(name, frozenset())
-    return [step for step in later if own and own <= feeds.get(step, frozenset())][:1]
+    sources = feeds.get(name, frozenset())
+    return [step for step in later if sources and sources <= feeds.get(step, frozenset())][:1]
 
 
 def _clusters(names: list[str], feeds: Mapping[str, frozenset[str]]) -> list[list[str]]:
@@ -239,13 +239,13 @@ def between(local: Local, row: Row) -> Between | None:
     if theirs is None or row.name not in local.run.inputs:
         return None
     wants = [x for x in local.truth.calls[theirs].inputs.values() if is_floating(x)]
-    given = [x for x in local.run.inputs[row.name] if is_floating(x)]
+    inputs = [x for x in local.run.inputs[row.name] if is_floating(x)]
     for place, want in enumerate(wants):
-        tried = given[place : place + 1] + given
+        tried = inputs[place : place + 1] + inputs
         met = [(x, match) for x in tried if (match := paired("", x, want)) is not None]
         if met and not any(judge.same_function(x, m.value, zero=True).ok for x, m in met):
             got, match = met[0]
-            return _found(local, row, got, match.value, _alone(local, row.name, theirs))
+            return _make_between(local, row, got, match.value, _alone(local, row.name, theirs))
     return None
 
 
@@ -255,21 +255,21 @@ def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
     It is called alone with what torch gave its counterpart, in each layout that may be meant.
     """
     pair, theirs = local.pair, local.theirs.get(row.name, "")
-    held = held_at(pair.flax_module, row.name.partition("#")[0])
-    given = [x for x in local.run.inputs.get(row.name, ()) if is_floating(x)]
+    layer = held_at(pair.flax_module, row.name.partition("#")[0])
+    inputs = [x for x in local.run.inputs.get(row.name, ()) if is_floating(x)]
     call, force = local.truth.calls.get(theirs), local.force.get(row.name)
     wants = [x for x in call.inputs.values() if is_floating(x)] if call else []
-    alone = isinstance(held, LAYERS) and not pair.request.train and len(given) == len(wants) == 1
+    alone = isinstance(layer, LAYERS) and not pair.request.train and len(inputs) == len(wants) == 1
     if not alone or force is None:
         return None
-    found = []
-    for layout in islice(layouts("", given[0].shape, wants[0].shape), LAID):
+    faults = []
+    for layout in islice(layouts("", inputs[0].shape, wants[0].shape), LAID):
         out = _called_alone(pair, row.name.partition("#")[0], layout.value(wants[0]))
         verdict = judge.same_function(out, force.value)
         if not verdict.differs:
             return None
-        found.append((replace(row, verdict=verdict), out))
-    return min(found, key=lambda one: one[0].verdict.error, default=None)
+        faults.append((replace(row, verdict=verdict), out))
+    return min(faults, key=lambda one: one[0].verdict.error, default=None)
 
 
 def _called_alone(pair: Pair, path: str, x: np.ndarray) -> np.ndarray:
@@ -281,9 +281,9 @@ def _called_alone(pair: Pair, path: str, x: np.ndarray) -> np.ndarray:
     ):
         copy = nnx.clone(pair.flax_module)
         copy.eval()
-        held = flax_state(copy)
+        variables = flax_state(copy)
         for name, value in pair.weights(pair.narrow("float64")).items():
-            held[name].set_value(jnp.asarray(value))
+            variables[name].set_value(jnp.asarray(value))
         layer = held_at(copy, path)
         if isinstance(layer, nnx.Embed):
             layer.dtype = None
@@ -296,10 +296,10 @@ def _before_output(local: Local, row: Row) -> Between | None:
     want = local.truth.outputs[row.name]
     if not alone or not np.array_equal(local.truth.taps[alone[-1]], want):
         return None
-    return _found(local, row, local.run.outputs[row.name], want, alone)
+    return _make_between(local, row, local.run.outputs[row.name], want, alone)
 
 
-def _found(
+def _make_between(
     local: Local, row: Row, got: np.ndarray, want: np.ndarray, alone: tuple[str, ...]
 ) -> Between:
     first = _before(local, row.name) or "the input"
@@ -335,20 +335,22 @@ def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
     owner = step.rpartition(".")[0]
     while owner and not _called(pair.flax_module, owner):
         owner = owner.rpartition(".")[0]
-    told = pair.names.tap(alone[-1])
-    inside = bool(owner) and told.startswith(f"{owner}.")
+    flax_name = pair.names.tap(alone[-1])
+    inside = bool(owner) and flax_name.startswith(f"{owner}.")
     where = f" in {type(held_at(pair.flax_module, owner)).__name__}" if inside else ""
-    told = told.removeprefix(f"{owner}.") if inside else told
-    return f"torch also has {', '.join(alone[-3:])} there: tap('{told}', ...){where} would tell"
+    flax_name = flax_name.removeprefix(f"{owner}.") if inside else flax_name
+    return (
+        f"torch also has {', '.join(alone[-3:])} there: tap('{flax_name}', ...){where} would tell"
+    )
 
 
 def _called(module: nnx.Module, path: str) -> bool:
     """Whether a module lies at a path that is itself called, as no list or dict of modules is."""
-    held = held_at(module, path)
-    return isinstance(held, nnx.Module) and callable(held)
+    part = held_at(module, path)
+    return isinstance(part, nnx.Module) and callable(part)
 
 
 def rewritten(plain: Run, truth: Run, names: Names, force: Collection[str]) -> set[str]:
     """The taps that differ where no output does: each is another way to compute the same."""
-    found = taps(plain, truth, names, "float64", "")
-    return {row.name for row in found if row.verdict.differs and row.name in force}
+    rows = taps(plain, truth, names, "float64", "")
+    return {row.name for row in rows if row.verdict.differs and row.name in force}

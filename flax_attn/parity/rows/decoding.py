@@ -53,8 +53,8 @@ class Held:
     place: Place | None
 
 
-def held(
-    found: Decoded,
+def comparisons(
+    steps: Decoded,
     runs: tuple[Run, Run, Run],
     dtype: str,
     mode: str,
@@ -65,17 +65,17 @@ def held(
     `noisy` are torch's full forward passes with every operation moved by its rounding. A cut in
     which torch's own steps are not its full forward pass is held against the steps alone.
     """
-    got, own, truth = (run.outputs[found.output] for run in runs)
-    moved, axis, kept = [run.outputs[found.output] for run in noisy], found.axis, []
-    for cut in found.cuts:
-        mine = found.got[cut].outputs
-        whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, own, truth))
-        owns = found.own[cut].outputs if found.own else owns
-        wants = found.truth[cut].outputs if found.own else wants
+    got, torchs, truth = (run.outputs[steps.output] for run in runs)
+    moved, axis, kept = [run.outputs[steps.output] for run in noisy], steps.axis, []
+    for cut in steps.cuts:
+        mine = steps.got[cut].outputs
+        whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, torchs, truth))
+        owns = steps.torchs[cut].outputs if steps.torchs else owns
+        wants = steps.truth[cut].outputs if steps.torchs else wants
         near = [[*cut.pieces(x, axis)] for x in moved]
         verdict, place = stepwise(cut, axis, mine, owns, wants, dtype, near)
         kept.append(Held(cut, "torch", Row(name_of(cut), "decode", dtype, mode, verdict), place))
-        if dtype == "float64" and apart(found, cut, truth) is None:
+        if dtype == "float64" and apart(steps, cut, truth) is None:
             near = [[*cut.pieces(got + (x - truth), axis)] for x in moved]
             verdict, place = stepwise(cut, axis, mine, whole, whole, dtype, near)
             row = Row(f"{name_of(cut)}, Flax's whole", "decode", dtype, mode, verdict)
@@ -88,18 +88,18 @@ def name_of(cut: Cut) -> str:
     return f"decoded {cut}"
 
 
-def notes(found: Decoded, truth: Run) -> list[str]:
+def notes(steps: Decoded, truth: Run) -> list[str]:
     """A sentence for each cut in which torch's own steps are not its full forward pass."""
-    errors = {cut: apart(found, cut, truth.outputs[found.output]) for cut in found.cuts}
+    errors = {cut: apart(steps, cut, truth.outputs[steps.output]) for cut in steps.cuts}
     return [OWN_STEPS.format(c, error) for c, error in errors.items() if error is not None]
 
 
-def apart(found: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
+def apart(steps: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
     """By how much torch's own steps differ from its full forward pass, where they do."""
-    steps = joined(found.truth[cut].outputs, found.axis) if found.truth else whole
-    if steps is None:
+    outputs = joined(steps.truth[cut].outputs, steps.axis) if steps.truth else whole
+    if outputs is None:
         return judge.INF
-    verdict = judge.same_function(steps, whole, fill=True)
+    verdict = judge.same_function(outputs, whole, fill=True)
     return verdict.error if verdict.differs else None
 
 
@@ -107,21 +107,21 @@ def stepwise(
     cut: Cut,
     axis: int,
     got: Sequence[np.ndarray],
-    own: Sequence[np.ndarray],
+    torchs: Sequence[np.ndarray],
     want: Sequence[np.ndarray],
     dtype: str,
     moved: Sequence[Sequence[np.ndarray]] = (),
 ) -> tuple[judge.Verdict, Place | None]:
     """The verdict on the first step that differs, and its place; else that on the worst step."""
     verdicts = []
-    for i, parts in enumerate(zip(got, own, want, strict=True)):
+    for i, parts in enumerate(zip(got, torchs, want, strict=True)):
         verdict = value_of(*parts, dtype, [x[i] for x in moved])
         if verdict.differs:
             place, at = _first(cut, i, axis, parts, dtype)
             index = _in_whole(at or verdict.index, axis, cut.spans[i][0])
-            told = f"first in {place}" + (f"; {verdict.note}" if verdict.note else "")
+            note = f"first in {place}" + (f"; {verdict.note}" if verdict.note else "")
             values = {} if at is None else {"got": float(parts[0][at]), "want": float(parts[2][at])}
-            return replace(verdict, index=index, note=told, **values), place
+            return replace(verdict, index=index, note=note, **values), place
         verdicts.append(verdict)
     shown = [verdict for verdict in verdicts if verdict.shows] or verdicts
     return max(shown, key=lambda verdict: verdict.error), None

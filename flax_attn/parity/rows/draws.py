@@ -20,17 +20,17 @@ SHARED = (
 INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
 
 
-def draws(got: Run, own: Run, rows: list[Row], notes: dict) -> None:
+def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
     """Adds a row for every mask that torch repeated: that Flax drew it as torch would have."""
     if not got.redrawn:
         return
     seen: dict[str, None] = {}
-    for i, (keep, rate) in enumerate(zip(got.keeps, own.rates, strict=False)):
+    for i, (keep, rate) in enumerate(zip(got.keeps, torchs.rates, strict=False)):
         name = counted(seen, got.places[i] or "dropout mask")
         seen[name] = None
         what = f"the dropout mask of {name}" if got.places[i] else name
         others = [masks[i] for masks in got.redrawn if i < len(masks)]
-        said = told(what, keep, others, rate, got.rates[i])
+        said = drawing_fault(what, keep, others, rate, got.rates[i])
         if not said and 0 < rate < 1 and _chance(keep, others, rate) >= judge.CHANCE:
             notes[FEW.format(what, keep.size, len(others) + 1)] = None
         if not any(row.name == name and row.kind == "exact" for row in rows):
@@ -38,7 +38,9 @@ def draws(got: Run, own: Run, rows: list[Row], notes: dict) -> None:
             rows.append(Row(name, "exact", "", "", verdict))
 
 
-def told(what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float) -> str:
+def drawing_fault(
+    what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float
+) -> str:
     """What is wrong with the way a mask is drawn, in a sentence, or "".
 
     Args:

@@ -127,14 +127,14 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Optimizer:
     [-0.25 -0.75]
     """
     _check_name(name)
-    given = dict(options or {})
-    unknown = [option for option in given if option not in DEFAULTS[name]]
+    settings = dict(options or {})
+    unknown = [option for option in settings if option not in DEFAULTS[name]]
     if unknown:
         raise ValueError(
             f"{name} has no option {', '.join(map(repr, unknown))}; "
             f"it has {', '.join(DEFAULTS[name])}."
         )
-    full = DEFAULTS[name] | given
+    full = DEFAULTS[name] | settings
     _check_values(name, full)
     return Optimizer(name, full, _in_torch(name, full), _in_optax(name, full), _notes(name, full))
 
@@ -179,12 +179,12 @@ def _is_number(value: Any) -> bool:
 def _in_torch(name: str, options: Mapping[str, Any]) -> Callable[[Any], Any]:
     # Not in every torch; where it is asked for, an old one says so itself.
     late = "decoupled_weight_decay"
-    given = {k: v for k, v in options.items() if k != late or v}
+    settings = {k: v for k, v in options.items() if k != late or v}
 
     def build(params: Any) -> Any:
         import torch
 
-        return getattr(torch.optim, CLASSES[name])(params, **given)
+        return getattr(torch.optim, CLASSES[name])(params, **settings)
 
     return build
 

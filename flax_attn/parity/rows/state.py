@@ -14,29 +14,29 @@ UNTOLD = ("num_batches_tracked",)
 
 
 def states(
-    pair: Pair, got: Run, own: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+    pair: Pair, got: Run, torchs: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
     """Adds what both sides' state is after the call, where it is carried or a call changes it.
 
     In float64; what only one side holds and changes is noted.
     """
-    carried = pair.names.carried({**pair.narrow("float64"), **own.state})
-    there = {pair.names.tap(name): name for name in own.state if name not in carried}
-    for path, name in there.items():
+    carried = pair.names.carried({**pair.narrow("float64"), **torchs.state})
+    uncarried = {pair.names.tap(name): name for name in torchs.state if name not in carried}
+    for path, name in uncarried.items():
         if path in carried or path not in got.state:
             continue
-        if dtype == "float64" and (path in got.changed or name in own.changed):
-            verdict = _alike(got.state[path], own.state[name])
+        if dtype == "float64" and (path in got.changed or name in torchs.changed):
+            verdict = _alike(got.state[path], torchs.state[name])
             rows.append(Row(path, "state", dtype, mode, verdict))
     moves = pair.plan.moves if pair.plan else ()
-    changed = any(name in own.changed for move in moves for name in move.sources)
+    changed = any(name in torchs.changed for move in moves for name in move.sources)
     changed = changed or not set(carried).isdisjoint(got.changed)
     if dtype == "float64" and (pair.request.train or changed):
-        statistics(pair, got, own, dtype, mode, rows, notes)
-    told = {path for path in got.changed if path not in carried and path not in there}
-    notes |= {ALONE.format(path, "Flax", "torch"): None for path in sorted(told)}
+        statistics(pair, got, torchs, dtype, mode, rows, notes)
+    alone = {path for path in got.changed if path not in carried and path not in uncarried}
+    notes |= {ALONE.format(path, "Flax", "torch"): None for path in sorted(alone)}
     mapped = {name for move in moves for name in move.sources}
-    for name in (name for name in own.changed if name not in mapped):
+    for name in (name for name in torchs.changed if name not in mapped):
         path = pair.names.tap(name)
         if path not in got.state and name.rpartition(".")[2] not in UNTOLD:
             if path not in carried:
@@ -51,7 +51,7 @@ def _alike(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
 
 
 def statistics(
-    pair: Pair, got: Run, own: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+    pair: Pair, got: Run, torchs: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
     """Adds what both sides' running statistics are after the call.
 
@@ -59,13 +59,13 @@ def statistics(
     nnx the biased one.
     """
     old = pair.weights(pair.narrow("float64"))
-    new = pair.names.carried({**pair.narrow("float64"), **own.state})
+    new = pair.names.carried({**pair.narrow("float64"), **torchs.state})
     for path, value in got.state.items():
         if path not in new:
             continue
         verdict = judge.same_function(value, new[path])
         if verdict.differs and path.endswith("var"):
-            for count, momentum in _updates(pair, own, path):
+            for count, momentum in _updates(pair, torchs, path):
                 share = new[path] - (1 - momentum) * old[path]
                 biased = (1 - momentum) * old[path] + share * (count - 1) / count
                 other = judge.same_function(value, biased)
@@ -75,9 +75,9 @@ def statistics(
         rows.append(Row(path, "state", dtype, mode, verdict))
 
 
-def _updates(pair: Pair, own: Run, path: str):
+def _updates(pair: Pair, torchs: Run, path: str):
     """How many elements torch averaged for a running variance, and its momentum."""
-    for name, call in own.calls.items():
+    for name, call in torchs.calls.items():
         momentum = call.facts.get("momentum")
         if "running_var" not in call.params or momentum is None:
             continue

@@ -42,11 +42,11 @@ def trained(pair: Pair) -> list[Row]:
     one side and real on the other."""
     rows = []
     tensors = dict(pair.torch_module.named_parameters(remove_duplicate=False))
-    held = flax_state(pair.flax_module)
+    variables = flax_state(pair.flax_module)
     for move in pair.plan.moves if pair.plan else ():
         for source, target in product(move.sources, move.targets):
-            is_param, tensor = isinstance(held[target], nnx.Param), tensors.get(source)
-            kinds = [_kind(pair.values[source]), _kind(held[target].get_value())]
+            is_param, tensor = isinstance(variables[target], nnx.Param), tensors.get(source)
+            kinds = [_kind(pair.values[source]), _kind(variables[target].get_value())]
             if kinds[0] != kinds[1]:
                 said = KIND.format(source, kinds[0], target, kinds[1])
             elif tensor is None:
@@ -56,7 +56,7 @@ def trained(pair: Pair) -> list[Row]:
             elif is_param:
                 said = FROZEN.format(source, target)
             else:
-                said = FREE.format(source, target, type(held[target]).__name__)
+                said = FREE.format(source, target, type(variables[target]).__name__)
             if said:
                 rows.append(Row(f"{target} is trained", "exact", "", "", judge.unlike(said)))
     return rows
@@ -88,9 +88,9 @@ def stepped(
     ours, state, quiet = pair.weights(values), None, {}
     for step in range(1, steps + 1):
         got = pair.run_flax(side, ours)
-        own = pair.torch("float64", values, got.keeps)
-        quiet = _quiet(quiet, pair.names.gradients(own.gradients), got)
-        values = _torch_step(torchs, params, own, values)
+        torch_run = pair.torch("float64", values, got.keeps)
+        quiet = _quiet(quiet, pair.names.gradients(torch_run.gradients), got)
+        values = _torch_step(torchs, params, torch_run, values)
         values |= {second: values[first] for second, first in pair.ties.items()}
         ours, state = _flax_step(made.optax, state, ours, got)
         for path, want in pair.weights(values).items():
@@ -118,9 +118,9 @@ def _names_of_gradients(got: Run) -> list[str]:
     return [path for path in got.gradients if not path.startswith("input ")]
 
 
-def _torch_step(torchs: Any, params: Mapping[str, Any], own: Run, values: dict) -> dict:
+def _torch_step(torchs: Any, params: Mapping[str, Any], torch_run: Run, values: dict) -> dict:
     for name, param in params.items():
-        param.grad = to_torch(own.gradients[name]) if name in own.gradients else None
+        param.grad = to_torch(torch_run.gradients[name]) if name in torch_run.gradients else None
     torchs.step()
     return {**values, **{name: to_numpy(param) for name, param in params.items()}}
 
@@ -129,9 +129,9 @@ def _flax_step(
     chain: optax.GradientTransformation, state: Any, params: dict, got: Run
 ) -> tuple[dict, Any]:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        held = {path: jnp.asarray(params[path]) for path in _names_of_gradients(got)}
-        grads = {path: jnp.asarray(got.gradients[path]) for path in held}
-        state = chain.init(held) if state is None else state
-        updates, state = chain.update(grads, state, held)
-        moved: Any = optax.apply_updates(held, updates)
+        weights = {path: jnp.asarray(params[path]) for path in _names_of_gradients(got)}
+        grads = {path: jnp.asarray(got.gradients[path]) for path in weights}
+        state = chain.init(weights) if state is None else state
+        updates, state = chain.update(grads, state, weights)
+        moved: Any = optax.apply_updates(weights, updates)
         return {**params, **{path: np.array(x) for path, x in moved.items()}}, state

@@ -21,7 +21,7 @@ Met = tuple[dict[str, str], dict[str, str]]  # what `counterparts` found
 
 def judged(
     got: Run,
-    own: Run,
+    torchs: Run,
     truth: Run,
     names: Names,
     dtype: str,
@@ -35,17 +35,17 @@ def judged(
     rows = list(_sound(truth, dtype, mode))
     if dtype == "float64":
         rows += taps(got, truth, names, dtype, mode, noisy=noisy)
-    rows.append(same_structure(structure(got), structure(own), dtype, mode))
+    rows.append(same_structure(structure(got), structure(torchs), dtype, mode))
     for name, want in truth.outputs.items():
         if name in got.outputs:
             moved = [run.outputs[name] for run in noisy]
-            verdict = value_of(got.outputs[name], own.outputs[name], want, dtype, moved)
+            verdict = value_of(got.outputs[name], torchs.outputs[name], want, dtype, moved)
             rows.append(Row(name, "output", dtype, mode, verdict))
     if got.gradients:
-        rows += _judged_gradients(got, own, truth, names, dtype, mode, noisy)
+        rows += _judged_gradients(got, torchs, truth, names, dtype, mode, noisy)
     rows += [
-        Row("matmul precision", "exact", dtype, mode, judge.unlike(found))
-        for found in got.findings.get("products", ())
+        Row("matmul precision", "exact", dtype, mode, judge.unlike(sentence))
+        for sentence in got.findings.get("products", ())
     ]
     return rows
 
@@ -55,11 +55,11 @@ def _sound(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
     for name, value in {**truth.outputs, **truth.gradients}.items():
         if is_floating(value) and np.isnan(value).any():
             where = [int(i) for i in np.argwhere(np.isnan(value))[0]]
-            told = (
+            sentence = (
                 f"torch itself gives NaN in {name} at {where}, which proves nothing: choose inputs "
                 "and masks for which it gives numbers"
             )
-            yield Row(name, "exact", dtype, mode, judge.unlike(told))
+            yield Row(name, "exact", dtype, mode, judge.unlike(sentence))
 
 
 def taps(
@@ -74,19 +74,19 @@ def taps(
     """Every tap that both sides have, in torch's call order."""
     rows, known = [], list(matches(got, truth, names))
     laid = [{name: m.value for name, _, m in as_in(known, got, run)} for run in noisy]
-    for name, there, match in known:
+    for name, flax_name, match in known:
         moved = [values[name] for values in laid if name in values]
         verdict = judge.same_function(match.got, match.value, fill=True, noisy=moved)
-        rows.append(Row(there, kind, dtype, mode, verdict))
+        rows.append(Row(flax_name, kind, dtype, mode, verdict))
     return rows
 
 
 def unpaired(got: Run, truth: Run, met: Met) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
     pairs, shapes = met
-    told = {*pairs.values(), *shapes.values()}
-    own = [n for n in got.taps if got.point(n) not in TURNED]
-    return [f"{n} (Flax)" for n in own if n not in told] + [
+    met_names = {*pairs.values(), *shapes.values()}
+    flax_taps = [n for n in got.taps if got.point(n) not in TURNED]
+    return [f"{n} (Flax)" for n in flax_taps if n not in met_names] + [
         f"{n} (torch)"
         for n in truth.taps
         if n not in pairs and n not in shapes and truth.point(n) not in TURNED
@@ -96,11 +96,11 @@ def unpaired(got: Run, truth: Run, met: Met) -> list[str]:
 def other_shapes(got: Run, truth: Run, met: Met) -> list[str]:
     """A sentence for taps that both sides have, but in shapes that no layout brings together."""
     _, shapes = met
-    told = [
-        f"{there} (Flax {list(got.taps[there].shape)}, torch {list(truth.taps[name].shape)})"
-        for name, there in shapes.items()
+    pairs = {flax: (got.taps[flax].shape, truth.taps[name].shape) for name, flax in shapes.items()}
+    parts = [
+        f"{x} (Flax {list(ours)}, torch {list(theirs)})" for x, (ours, theirs) in pairs.items()
     ]
-    return [f"seen on both sides in other shapes: {', '.join(told)}"] if told else []
+    return [f"seen on both sides in other shapes: {', '.join(parts)}"] if parts else []
 
 
 def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
@@ -111,14 +111,16 @@ def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
     theirs = list(dict.fromkeys(name.partition("#")[0] for name in truth.taps))
     ours = {name.partition("#")[0] for name in got.taps}
     for rule in names.rules if theirs else ():
-        targets = {there for _, (there, *_) in rule.groups(theirs)}
+        targets = {flax_name for _, (flax_name, *_) in rule.groups(theirs)}
         if rule.groups(carried) or {flax_path(names.module, name) for name in targets} & ours:
             continue
-        here, there = rule.sides
+        torch_name, flax_name = rule.sides
         if targets:
-            yield f"{rule} pairs no tap: Flax has no {there}; nearest: {nearest(there, ours)}"
+            near = nearest(flax_name, ours)
+            yield f"{rule} pairs no tap: Flax has no {flax_name}; nearest: {near}"
         else:
-            yield f"{rule} pairs no tap: torch has no {here}; nearest: {nearest(here, theirs)}"
+            near = nearest(torch_name, theirs)
+            yield f"{rule} pairs no tap: torch has no {torch_name}; nearest: {near}"
 
 
 def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
@@ -137,31 +139,36 @@ def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
 
 
 def value_of(
-    got: np.ndarray, own: np.ndarray, want: np.ndarray, dtype: str, moved: Sequence[np.ndarray] = ()
+    got: np.ndarray,
+    torchs: np.ndarray,
+    want: np.ndarray,
+    dtype: str,
+    moved: Sequence[np.ndarray] = (),
 ) -> judge.Verdict:
     """The judgement on one value of Flax beside torch's own in this dtype and in float64."""
     if not is_floating(want):
-        return judge.same_values(got, own)
+        return judge.same_values(got, torchs)
     if dtype == "float64":
         return judge.same_function(got, want, fill=True, noisy=moved)
-    return _with_noise(judge.same_precision(got, own, want, dtype, fill=True), own, None, moved)
+    verdict = judge.same_precision(got, torchs, want, dtype, fill=True)
+    return _with_noise(verdict, torchs, None, moved)
 
 
 def _with_noise(
-    verdict: judge.Verdict, own: np.ndarray, scale: float | None, moved: Sequence[np.ndarray]
+    verdict: judge.Verdict, torchs: np.ndarray, scale: float | None, moved: Sequence[np.ndarray]
 ) -> judge.Verdict:
     """The verdict beside torch's own rounding noise, which limits nothing in a narrow dtype."""
-    found = [judge.error(x, own, scale) for x in moved]
-    return replace(verdict, noise=max(found)) if found else verdict
+    errors = [judge.error(x, torchs, scale) for x in moved]
+    return replace(verdict, noise=max(errors)) if errors else verdict
 
 
-def gradients(own: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
+def gradients(torchs: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
     """Each wanted gradient, what its error is measured against, and torch's own error.
 
     None for its own norm, and in float64 for torch's error. In narrow dtypes both are those of all
     gradients together. Gradients of inputs that dwarf those of the parameters are judged alone.
     """
-    wanted, owns = names.gradients(truth.gradients), names.gradients(own.gradients)
+    wanted, owns = names.gradients(truth.gradients), names.gradients(torchs.gradients)
     near = {name: wanted[name] for name in judge.of_one_size(wanted)}
     if dtype == "float64":
         floor = judge.gradient_floor(list(near.values()))
@@ -180,16 +187,16 @@ def gradients(own: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]
 
 
 def _judged_gradients(
-    got: Run, own: Run, truth: Run, names: Names, dtype: str, mode: str, noisy: Sequence[Run]
+    got: Run, torchs: Run, truth: Run, names: Names, dtype: str, mode: str, noisy: Sequence[Run]
 ) -> list[Row]:
-    rows, owns = [], names.gradients(own.gradients)
+    rows, owns = [], names.gradients(torchs.gradients)
     runs = [names.gradients(run.gradients) for run in noisy]
-    for name, want, scale, error in gradients(own, truth, names, dtype):
-        moved, found = [run[name] for run in runs], got.gradients[name]
+    for name, want, scale, error in gradients(torchs, truth, names, dtype):
+        moved, value = [run[name] for run in runs], got.gradients[name]
         if error is None:
-            verdict = judge.same_function(found, want, scale, zero=True, noisy=moved)
+            verdict = judge.same_function(value, want, scale, zero=True, noisy=moved)
         else:
-            verdict = judge.within_precision(found, error, want, dtype, scale, zero=True)
+            verdict = judge.within_precision(value, error, want, dtype, scale, zero=True)
             verdict = _with_noise(verdict, owns[name], scale, moved)
         rows.append(Row(name, "gradient", dtype, mode, verdict))
     return rows
@@ -209,8 +216,8 @@ def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, 
     verdict: Any = judge.Verdict("exact", 0.0, 0.0)
     ours, torchs = _plain(got, want, dtype), _plain(want, got, dtype)
     if ours != torchs:
-        told = f"Flax returns {dict(got)}, torch {dict(want)}"
-        verdict = judge.unlike(told + _advice(ours, torchs))
+        sentence = f"Flax returns {dict(got)}, torch {dict(want)}"
+        verdict = judge.unlike(sentence + _advice(ours, torchs))
     return Row(STRUCTURE, "exact", dtype, mode, verdict)
 
 

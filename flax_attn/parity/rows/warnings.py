@@ -50,6 +50,8 @@ def _low(ratio: float | None) -> bool:
 
 def _together(gradients: Sequence[Row]) -> float | None:
     """The error of all gradients over torch's own, where each is measured against all."""
-    own = gradients[0].verdict.own
+    torch_error = gradients[0].verdict.own
     errors = [row.verdict.error for row in gradients]
-    return float(np.linalg.norm(errors)) / own if own and np.isfinite(errors).all() else None
+    if not torch_error or not np.isfinite(errors).all():
+        return None
+    return float(np.linalg.norm(errors)) / torch_error

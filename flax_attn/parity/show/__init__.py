@@ -42,21 +42,21 @@ def pages(reports: Iterable[Report]) -> str:
 
     Those that differ are shown whole while there is room, the others by the worst of each kind.
     """
-    found = [(*_variant(report.title), report) for report in reports]
-    lines = sorted(certificate.lines(found), key=lambda line: line.ok)
+    titled = [(*_variant(report.title), report) for report in reports]
+    lines = sorted(certificate.lines(titled), key=lambda line: line.ok)
     whole = _whole([report for line in lines for report in line.reports])
-    short = len(whole) < len(found)
+    short = len(whole) < len(titled)
     return _document(
         "Parity",
         el("h1", "Parity of Flax with PyTorch"),
-        _verdict_of_many([report for *_, report in found]),
+        _verdict_of_many([report for *_, report in titled]),
         _contents(lines) if lines else None,
         el("p", "One case alone is shown with every comparison.", class_="quiet")
         if short
         else None,
         *(_section(line, f"v{i}", whole) for i, line in enumerate(lines)),
         el("h2", "Made by"),
-        *(_versions(dict(v)) for v in dict.fromkeys(tuple(r.versions.items()) for *_, r in found)),
+        *(_versions(dict(v)) for v in dict.fromkeys(tuple(r.versions.items()) for *_, r in titled)),
     )
 
 
@@ -94,8 +94,8 @@ def _equal(report: Report) -> str:
     also = f"; {inside} computed another way inside" if report.rewritten else ""
     if report.unsure:
         names = ", ".join(report.unsure)
-        told = f"{names} differ by no more than torch's own rounding changes them"
-        return f"Equal as far as this input can tell: {count}; {told}{also}."
+        sentence = f"{names} differ by no more than torch's own rounding changes them"
+        return f"Equal as far as this input can tell: {count}; {sentence}{also}."
     return f"Equal: {count}, all results within their limits{also}."
 
 
@@ -135,11 +135,11 @@ def _differs(report: Report, heading: str) -> list[Html]:
     parts = [_place(place) for place in places[:PLACES] if place]
     left = len(places) - PLACES
     parts += [el("li", f"and {plural(left, 'place')} more", class_="quiet")] if left > 0 else []
-    found = [el(heading, "What differs"), el("ol", *parts, class_="places")] if parts else []
+    elements = [el(heading, "What differs"), el("ol", *parts, class_="places")] if parts else []
     effect = [] if report.ok else effects(report)
-    found += [el(heading, "What it does"), el("pre", "\n".join(effect))] if effect else []
+    elements += [el(heading, "What it does"), el("pre", "\n".join(effect))] if effect else []
     again = [el(heading, "See it again"), el("pre", report.reproduce)] if report.reproduce else []
-    return found + again
+    return elements + again
 
 
 def _place(place: Divergence) -> Html:
@@ -183,12 +183,12 @@ def _maps(report: Report, heading: str, most: int) -> list[Html]:
 
 def _facts(report: Report, heading: str) -> list[Html]:
     """What else a reader must know."""
-    told = [
+    facts = [
         ("Computed another way inside, with the same result", report.rewritten),
         ("Constant, not carried", report.constants),
         ("Seen on one side only", report.unpaired),
     ]
-    lines = [el("p", f"{what}: ", code(", ".join(names))) for what, names in told if names]
+    lines = [el("p", f"{what}: ", code(", ".join(names))) for what, names in facts if names]
     lines += [el("p", note, class_="wrap") for note in report.notes]
     if report.params:
         lines.insert(0, el("p", plural(report.params, "weight tensor"), " carried."))
@@ -196,8 +196,8 @@ def _facts(report: Report, heading: str) -> list[Html]:
 
 
 def _versions(versions: dict[str, str]) -> Html:
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return el("p", code(told or "unknown versions"))
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return el("p", code(text or "unknown versions"))
 
 
 def _variant(title: str) -> tuple[str, str]:
@@ -208,8 +208,8 @@ def _variant(title: str) -> tuple[str, str]:
 
 
 def _verdict_of_many(reports: Sequence[Report]) -> Html:
-    told, cases = [report.verdict for report in reports], plural(len(reports), "case")
-    bad, empty, unsure = (told.count(verdict) for verdict in (DIFFERENT, NOTHING, UNSURE))
+    verdicts, cases = [report.verdict for report in reports], plural(len(reports), "case")
+    bad, empty, unsure = (verdicts.count(verdict) for verdict in (DIFFERENT, NOTHING, UNSURE))
     if not reports:
         return _answer(False, "Nothing was compared, so nothing is proven.")
     if bad:
@@ -237,7 +237,7 @@ def _contents(lines: Sequence[certificate.Line]) -> Html:
 
 def _whole(reports: Sequence[Report]) -> dict[int, Html]:
     """All that is to say of the reports that are shown whole, by their identity."""
-    found, left = {}, ROOM
+    bodies, left = {}, ROOM
     for report in sorted(reports, key=lambda report: report.ok):
         if report.ok and len(reports) > FEW:
             break
@@ -245,8 +245,8 @@ def _whole(reports: Sequence[Report]) -> dict[int, Html]:
         left -= len(body)
         if left < 0:
             break
-        found[id(report)] = body
-    return found
+        bodies[id(report)] = body
+    return bodies
 
 
 def _section(line: certificate.Line, name: str, whole: dict[int, Html]) -> Html:

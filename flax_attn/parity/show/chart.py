@@ -52,14 +52,14 @@ class Axis(NamedTuple):
 
 def values(report: Report) -> list[Depth]:
     """Taps and outputs in torch's call order, in the first dtype that has taps."""
-    found = [row for row in report.rows if row.kind in ("tap", "output")]
-    return _depths(found, [row for row in report.local if row.kind == "local"])
+    rows = [row for row in report.rows if row.kind in ("tap", "output")]
+    return _depths(rows, [row for row in report.local if row.kind == "local"])
 
 
 def gradients(report: Report) -> list[Depth]:
     """Gradients of inputs, parameters and, where something differs, of taps."""
-    found = [row for row in report.rows if row.kind == "gradient"]
-    return _depths(found, [row for row in report.local if row.kind == "local gradient"])
+    rows = [row for row in report.rows if row.kind == "gradient"]
+    return _depths(rows, [row for row in report.local if row.kind == "local gradient"])
 
 
 def _depths(rows: list[Row], local: list[Row]) -> list[Depth]:
@@ -71,12 +71,12 @@ def _depths(rows: list[Row], local: list[Row]) -> list[Depth]:
 
 def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
     """The worst verdict of each name, over the modes it ran in."""
-    found: dict[str, Verdict] = {}
+    worst: dict[str, Verdict] = {}
     for row in rows:
-        before = found.get(row.name)
+        before = worst.get(row.name)
         if before is None or badness(row.verdict.error) > badness(before.error):
-            found[row.name] = row.verdict
-    return found
+            worst[row.name] = row.verdict
+    return worst
 
 
 def _merged(names: list[str], more: list[str]) -> list[str]:
@@ -144,7 +144,7 @@ def _scale(axis: Axis, limit: float, local: bool) -> Html:
 
 def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
     seen = _marks(depth)
-    told = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in seen.items()]
+    labels = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in seen.items()]
     lines = [_line(axis.at(10.0**i), None) for i in axis.ticks()]
     lines += [_line(axis.at(limit), "limit")] if isfinite(limit) else []
     shown = depth.made_here or depth.so_far
@@ -154,7 +154,7 @@ def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
         el("span", depth.name, class_="label", title=depth.name),
         el(
             "svg",
-            el("title", f"{depth.name}: {', '.join(told)}"),
+            el("title", f"{depth.name}: {', '.join(labels)}"),
             *lines,
             *(_mark(kind, v, axis) for kind, v in seen.items()),
             class_="strip",

@@ -30,8 +30,8 @@ class Scale(NamedTuple):
         finite = np.isfinite(values)
         logs = np.log10(np.where(finite & (values > 0), values, 1.0))
         share = np.clip((logs - self.low) / (self.high - self.low), 0, 1)
-        found = 1 + np.round(share * (LEVELS - 1))
-        return np.where(finite, np.where(values > 0, found, 0), LEVELS + 1).astype(np.uint8)
+        indices = 1 + np.round(share * (LEVELS - 1))
+        return np.where(finite, np.where(values > 0, indices, 0), LEVELS + 1).astype(np.uint8)
 
 
 def scale_of(values: np.ndarray) -> Scale:
@@ -184,8 +184,8 @@ class Drawing(NamedTuple):
 
 def _image(values: np.ndarray, drawing: Drawing, place: dict[str, int]) -> Html:
     cells = pooled(values, COARSE if drawing.small else FINE)
-    given = {**place, "preserveAspectRatio": "none", "href": data_uri(cells, drawing.scale)}
-    return el("image", **given)
+    attributes = {**place, "preserveAspectRatio": "none", "href": data_uri(cells, drawing.scale)}
+    return el("image", **attributes)
 
 
 def _size(value: float) -> str:

@@ -19,13 +19,13 @@ def el(name: str, /, *children: Any, **attributes: Any) -> Html:
     >>> el("p", "a < b", el("b", 3), class_="note", id=None)
     '<p class="note">a &lt; b<b>3</b></p>'
     """
-    given = "".join(
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     end = "" if name in VOID else f"{join(children)}</{name}>"
-    return Html(f"<{name}{given}>{end}")
+    return Html(f"<{name}{text}>{end}")
 
 
 def join(children: Any) -> Html:

@@ -45,18 +45,18 @@ def _fold(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> H
     over = [row for row in rows if row.verdict.differs]
     off = _off(rows, rewritten)
     worst = max(rows, key=_rank).verdict
-    told = [plural(len(rows), "comparison")]
+    facts = [plural(len(rows), "comparison")]
     if worst.statement != "exact":
-        told += [f"worst {number(worst.error)}", f"limit {number(worst.limit)}"]
+        facts += [f"worst {number(worst.error)}", f"limit {number(worst.limit)}"]
     elif not over:
-        told.append("bit-equal")
-    told += [f"{len(over)} computed another way"] if len(over) > len(off) else []
+        facts.append("bit-equal")
+    facts += [f"{len(over)} computed another way"] if len(over) > len(off) else []
     return el(
         "details",
         el(
             "summary",
             el("b", " ".join(part for part in (dtype, kind) if part)),
-            el("span", ", ".join(told), class_="quiet"),
+            el("span", ", ".join(facts), class_="quiet"),
             el("span", f"✕ {len(off)} over the limit", class_="off") if off else None,
         ),
         _names(rows) if worst.statement == "exact" and not over else _table(rows),
@@ -74,10 +74,10 @@ def _names(rows: list[Row]) -> Html:
 
 def _table(rows: list[Row]) -> Html:
     modes = len({row.mode for row in rows}) > 1
-    own = any(row.verdict.own is not None for row in rows)
+    torch_errors = any(row.verdict.own is not None for row in rows)
     heads = ["name", *(["mode"] if modes else []), "error", "limit"]
-    heads += ["torch's own", "error / own"] if own else []
-    body = [_line(row, modes, own) for row in rows]
+    heads += ["torch's own", "error / own"] if torch_errors else []
+    body = [_line(row, modes, torch_errors) for row in rows]
     return el(
         "div",
         el(
@@ -89,12 +89,12 @@ def _table(rows: list[Row]) -> Html:
     )
 
 
-def _line(row: Row, modes: bool, own: bool) -> Html:
+def _line(row: Row, modes: bool, torch_errors: bool) -> Html:
     v = row.verdict
     cells = [el("td", "✕ " if v.differs else None, row.name, _more(row))]
     cells += [el("td", row.mode)] if modes else []
     cells += [el("td", number(v.error)), el("td", number(v.limit))]
-    if own:
+    if torch_errors:
         cells.append(el("td", "" if v.own is None else number(v.own)))
         cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.3g}x"))
     return el("tr", *cells, class_="bad" if v.differs else None)

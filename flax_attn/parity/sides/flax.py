@@ -59,13 +59,13 @@ class Flax:
 
         A key that a module keeps and splits by itself goes on from call to call.
         """
-        found = []
+        masks = []
         with self.precise():
             for turn in range(1, times + 1):
                 *others, rest = self.args
                 self.args = *others, {**rest, "random": self.random, "turn": turn}
-                found.append(self._noted(self._program(*self.args)(*self.args)).keeps)
-        return found
+                masks.append(self._noted(self._program(*self.args)(*self.args)).keeps)
+        return masks
 
     def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
         """The forward program, never run: its jaxpr, the shapes it returns, and its arguments."""
@@ -81,12 +81,12 @@ class Flax:
             state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
             return self._merged(graph, state, params | rest["weights"])
 
-    def _merged(self, graph: Any, state: Any, held: Mapping[str, Any]) -> nnx.Module:
+    def _merged(self, graph: Any, state: Any, weights: Mapping[str, Any]) -> nnx.Module:
         copy = nnx.merge(graph, state, copy=True)
         _unpin(copy)
         copy.train() if self.request.train else copy.eval()
         variables = flax_state(copy)
-        for path, value in held.items():
+        for path, value in weights.items():
             variables[path].set_value(value)
         return copy
 
@@ -107,11 +107,11 @@ class Flax:
         fixed = {k: v for k, v in floats.items() if self.request.is_constant(k)}
         self.inputs = {k: v for k, v in inputs.items() if k not in floats}
         probes = {k: jnp.asarray(np.zeros_like(f.value)) for k, f in self.force.items()}
-        held = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
-        held = held or _unique(self.module, self.dtype)
+        variables = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
+        variables = variables or _unique(self.module, self.dtype)
         trained = unique_params(self.module)
-        params = {k: v for k, v in held.items() if k in trained}
-        rest = {"weights": {k: v for k, v in held.items() if k not in params}, "inputs": fixed}
+        params = {k: v for k, v in variables.items() if k in trained}
+        rest = {"weights": {k: v for k, v in variables.items() if k not in params}, "inputs": fixed}
         if self.request.train:
             random = {k: v.get_value() for k, v in random_state(self.module).items()}
             rest |= {"random": random, "turn": 0}
@@ -144,19 +144,19 @@ class Flax:
             args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})
             with hearing(copy, self.force, probes, rest.get("turn")) as heard:
                 out = self.call(copy, *args, **kwargs)
-            found = sort_leaves(out, is_array)
-            refuse_unknown(found.unknown, "Flax")
-            named = {k: v for k, v in found.arrays.items() if _is_inexact(v)}
-            exact = {k: v for k, v in found.arrays.items() if k not in named}
+            outputs = sort_leaves(out, is_array)
+            refuse_unknown(outputs.unknown, "Flax")
+            named = {k: v for k, v in outputs.arrays.items() if _is_inexact(v)}
+            exact = {k: v for k, v in outputs.arrays.items() if k not in named}
             named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
             after = _States(copy)
             self.static = Static(
-                found.numbers,
-                found.others,
+                outputs.numbers,
+                outputs.others,
                 heard.numbers if request.taps else {},
                 heard.places,
                 after.unlike(before),
-                {k: np.asarray(v) for k, v in after.held.items() if isinstance(v, int | float)},
+                {k: np.asarray(v) for k, v in after.entries.items() if isinstance(v, int | float)},
                 list(heard.notes),
             )
             aux = {"exact": exact, "keeps": heard.keeps, "rates": heard.rates}
@@ -172,8 +172,8 @@ class Flax:
         of_params, of_inputs, of_taps, *_ = grads
         static, self.random = self.static, aux["random"]
         numbers, fixed = (
-            {k: rounded(x, self.dtype) for k, x in found.items()}
-            for found in (static.numbers, static.taps)
+            {k: rounded(x, self.dtype) for k, x in constants.items()}
+            for constants in (static.numbers, static.taps)
         )
         named = {k: v for k, v in named.items() if k != ANCHOR}
         gradients = {**{f"input {k}": v for k, v in of_inputs.items()}, **of_params}
@@ -211,19 +211,19 @@ class _States:
 
     def __init__(self, module: nnx.Module):
         params = flax_params(module)
-        self.held = {path: x.get_value() for path, x in flax_state(module).items()}
+        self.entries = {path: x.get_value() for path, x in flax_state(module).items()}
         for path, node in nnx.iter_graph(module):
             name = ".".join(map(str, path))
             if isinstance(node, nnx.Variable) and name not in params:
                 if not isinstance(node, nnx.RngState | nnx.Intermediate):
-                    self.held.setdefault(name, node.get_value())
+                    self.entries.setdefault(name, node.get_value())
             elif isinstance(node, int | float | str) and "_pytree__nodes" not in path:
-                self.held[name] = node
-        self.values = {k: v for k, v in self.held.items() if is_array(v)}
+                self.entries[name] = node
+        self.values = {k: v for k, v in self.entries.items() if is_array(v)}
 
     def unlike(self, before: "_States") -> list[str]:
         """The paths of all that is no longer what it was."""
-        return [path for path, x in self.held.items() if _is_other(x, before.held.get(path))]
+        return [path for path, x in self.entries.items() if _is_other(x, before.entries.get(path))]
 
 
 def _is_other(x: Any, before: Any) -> bool:
@@ -235,9 +235,11 @@ def _is_other(x: Any, before: Any) -> bool:
 
 def _set_random(module: nnx.Module, rest: Mapping[str, Any]) -> None:
     """Gives a module the random state it is to have in this turn, if there are turns."""
-    for path, held in random_state(module).items() if "random" in rest else ():
+    for path, variable in random_state(module).items() if "random" in rest else ():
         value = rest["random"][path]
-        held.set_value(at_turn(value, rest["turn"]) if isinstance(held, nnx.RngKey) else value)
+        variable.set_value(
+            at_turn(value, rest["turn"]) if isinstance(variable, nnx.RngKey) else value
+        )
 
 
 def random_state(module: nnx.Module) -> dict[str, nnx.Variable]:
@@ -272,9 +274,9 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
 def _findings(jaxpr: Any) -> dict[str, list[str]]:
     """Hidden casts, and products below the highest precision, as sentences."""
     return {
-        "casts": [str(found) for found in precision.casts(jaxpr)],
-        "products": [str(found) for found in precision.products(jaxpr)],
-        "widened": [str(found) for found in precision.widened(jaxpr)],
+        "casts": [str(finding) for finding in precision.casts(jaxpr)],
+        "products": [str(finding) for finding in precision.products(jaxpr)],
+        "widened": [str(finding) for finding in precision.widened(jaxpr)],
     }
 
 
@@ -285,9 +287,9 @@ def unique_params(module: nnx.Module) -> dict[str, str]:
 
 
 def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
-    held = flax_params(module)
+    params = flax_params(module)
     return {
-        path: _cast(held[path].get_value(), dtype)
+        path: _cast(params[path].get_value(), dtype)
         for path in dict.fromkeys(unique_params(module).values())
     }
 

@@ -70,17 +70,17 @@ class Heard:
         self.anchors.append(anchor)
         return value
 
-    def output(self, path: str, given: tuple[Any, ...], out: Any) -> Any:
+    def output(self, path: str, inputs: tuple[Any, ...], out: Any) -> Any:
         """Notes every leaf of a submodule's output; what goes on holds torch's values."""
-        found = sort_leaves(out, is_array, path)
-        called = one_or(path, found)
-        for name, value in found.numbers.items():
-            self.note(called(name), value, given)
-        for name, value in found.unknown.items():
+        outputs = sort_leaves(out, is_array, path)
+        called = one_or(path, outputs)
+        for name, value in outputs.numbers.items():
+            self.note(called(name), value, inputs)
+        for name, value in outputs.unknown.items():
             self.notes[f"{name} of Flax is {a(type(value))}, which is not compared there"] = None
 
         def change(name: str, leaf: Any) -> Any:
-            return self.note(called(name), leaf, given) if is_array(leaf) else leaf
+            return self.note(called(name), leaf, inputs) if is_array(leaf) else leaf
 
         return rebuilt(out, change, path)
 
@@ -138,8 +138,8 @@ def _wrapped(original: Callable[..., Any], heard: Heard, paths: Mapping[int, str
             heard.path.pop()
         if not path:
             return out
-        given = (x for _, x in leaves((*args, *kwargs.values())))
-        arrays = tuple(x for x in given if is_array(x) or isinstance(x, np.ndarray))
+        arguments = (x for _, x in leaves((*args, *kwargs.values())))
+        arrays = tuple(x for x in arguments if is_array(x) or isinstance(x, np.ndarray))
         return heard.output(path, arrays, out)
 
     return call
@@ -168,11 +168,11 @@ def hearing(
         with taps.listen(heard.tap), _draws_heard(heard):
             yield heard
     finally:
-        for kind, own in plain.items():
-            if own is None:
+        for kind, original in plain.items():
+            if original is None:
                 del kind.__call__
             else:
-                kind.__call__ = own
+                kind.__call__ = original
 
 
 @contextmanager

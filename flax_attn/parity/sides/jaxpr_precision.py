@@ -66,7 +66,7 @@ def casts(jaxpr: Any) -> list[Finding]:
     casts float32 to bfloat16
     """
     run = max(map(_bits, (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars)), default=0)
-    return _found(jaxpr, lambda eqn: _narrowing(eqn, run))
+    return _unique_findings(jaxpr, lambda eqn: _narrowing(eqn, run))
 
 
 def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
@@ -92,7 +92,7 @@ def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
     """
     if asked not in LEVELS:
         raise ValueError(f"asked must be one of {', '.join(LEVELS)}; got {asked!r}.")
-    return _found(jaxpr, lambda eqn: _cheap(eqn, asked))
+    return _unique_findings(jaxpr, lambda eqn: _cheap(eqn, asked))
 
 
 def widened(jaxpr: Any) -> list[Finding]:
@@ -111,21 +111,22 @@ def widened(jaxpr: Any) -> list[Finding]:
     run = max(map(_bits, ins), default=0)
     names = _dtypes([x for x in ins if _bits(x) == run][:1])
 
-    def told(eqn: Any) -> str:
+    def describe(eqn: Any) -> str:
         product = eqn.primitive.name == "dot_general" and min(map(_bits, eqn.invars[:2])) > run > 0
         return f"multiplies in {_dtypes(eqn.invars[:1])} amid {names}" if product else ""
 
-    return [found for found in _found(jaxpr, told) if found.file and _is_persons(found.file)]
+    findings = _unique_findings(jaxpr, describe)
+    return [x for x in findings if x.file and _is_persons(x.file)]
 
 
-def _found(jaxpr: Any, told: Callable[[Any], str]) -> list[Finding]:
+def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:
     """What is told of the equations, once; of the backward pass only what is not true forward."""
-    found = {}
+    findings = {}
     for eqn, place in _equations(jaxpr, _Place()):
-        what = told(eqn)
-        if what and place.finding(what) not in found:
-            found[place.finding(what, place.backward)] = None
-    return list(found)
+        what = describe(eqn)
+        if what and place.finding(what) not in findings:
+            findings[place.finding(what, place.backward)] = None
+    return list(findings)
 
 
 def _cheap(eqn: Any, asked: str) -> str:
@@ -133,9 +134,9 @@ def _cheap(eqn: Any, asked: str) -> str:
     wide = max(map(_bits, eqn.invars[:2]), default=0)
     if "precision" not in eqn.params or not wide:
         return ""
-    name, given = eqn.primitive.name, eqn.params["precision"]
-    if _level(given, wide) < LEVELS[asked]:
-        return f"multiplies ({name}) {_told(given)}, where {asked} is asked"
+    name, precision = eqn.primitive.name, eqn.params["precision"]
+    if _level(precision, wide) < LEVELS[asked]:
+        return f"multiplies ({name}) {_precision_text(precision)}, where {asked} is asked"
     if 0 < _bits(eqn.outvars[0]) < wide:
         return f"multiplies ({name}) {_dtypes(eqn.invars[:2])} into {_dtypes(eqn.outvars)}"
     return ""
@@ -167,22 +168,22 @@ def _dtypes(variables: Any) -> str:
     return " x ".join(dict.fromkeys(str(v.aval.dtype) for v in variables))
 
 
-def _level(given: Any, wide: int) -> int:
+def _level(precision: Any, wide: int) -> int:
     """How precise a product is, in the terms of `LEVELS`."""
-    if given is None:
+    if precision is None:
         return 0
-    if isinstance(given, DotAlgorithmPreset):
-        return 2 if given.name == f"F{wide}_F{wide}_F{wide}" else 0
-    pair = given if isinstance(given, tuple) else (given, given)
+    if isinstance(precision, DotAlgorithmPreset):
+        return 2 if precision.name == f"F{wide}_F{wide}_F{wide}" else 0
+    pair = precision if isinstance(precision, tuple) else (precision, precision)
     return min(LEVELS[Precision(p).name.lower()] for p in pair)
 
 
-def _told(given: Any) -> str:
-    if given is None:
+def _precision_text(precision: Any) -> str:
+    if precision is None:
         return "with no precision set"
-    if isinstance(given, DotAlgorithmPreset):
-        return f"by the algorithm {given.name}"
-    pair = given if isinstance(given, tuple) else (given,)
+    if isinstance(precision, DotAlgorithmPreset):
+        return f"by the algorithm {precision.name}"
+    pair = precision if isinstance(precision, tuple) else (precision,)
     return f"at precision {' x '.join(dict.fromkeys(Precision(p).name.lower() for p in pair))}"
 
 
@@ -243,8 +244,8 @@ def _after(file: str, package: str) -> str:
 @cache
 def _is_persons(file: str) -> bool:
     """Whether a file is neither of this library nor of another."""
-    own = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    return not _owner(file) and not file.startswith(own + os.sep)
+    library = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    return not _owner(file) and not file.startswith(library + os.sep)
 
 
 def _owner(file: str) -> str:
@@ -260,10 +261,10 @@ def _owner(file: str) -> str:
 @cache
 def _roots() -> tuple[tuple[str, str], ...]:
     """Folders with their owners."""
-    found = [("parity", os.path.dirname(os.path.dirname(__file__)))]
+    roots = [("parity", os.path.dirname(os.path.dirname(__file__)))]
     for name in ("jax", "jaxlib", *LIBRARIES):
         spec = find_spec(name)
         folders = spec.submodule_search_locations if spec else None
-        found += [("jax" if name == "jaxlib" else name, folder) for folder in folders or ()]
+        roots += [("jax" if name == "jaxlib" else name, folder) for folder in folders or ()]
     paths = sysconfig.get_paths()
-    return (*found, *(("python", paths[key]) for key in ("stdlib", "platstdlib")))
+    return (*roots, *(("python", paths[key]) for key in ("stdlib", "platstdlib")))

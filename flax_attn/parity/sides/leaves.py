@@ -40,8 +40,8 @@ def parts(value: Any) -> Parts | None:
         return [(f".{field.name}", _read(value, field.name)) for field in fields(value)]
     if isinstance(value, SimpleNamespace | nnx.Pytree):
         return [(f".{key}", x) for key, x in vars(value).items() if not key.startswith("_pytree__")]
-    found = _jax_parts(value)
-    return _torch_parts(value) if found is None else found
+    children = _jax_parts(value)
+    return _torch_parts(value) if children is None else children
 
 
 def _read(value: Any, name: str) -> Any:
@@ -54,19 +54,19 @@ def _read(value: Any, name: str) -> Any:
 
 def _jax_parts(value: Any) -> Parts | None:
     """The children of a pytree that is registered with JAX, by its own keys."""
-    found = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
-    if found is None:
+    flattened = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    if flattened is None:
         return None
-    keys = [getattr(key, "name", None) or key for key, _ in found[0]]
+    keys = [getattr(key, "name", None) or key for key, _ in flattened[0]]
     names = [f".{key}" if isinstance(key, str) else _bracket(key) for key in keys]
-    return [(name, part) for name, (_, part) in zip(names, found[0], strict=True)]
+    return [(name, part) for name, (_, part) in zip(names, flattened[0], strict=True)]
 
 
 def _bracket(key: Any) -> str:
     for field in ("idx", "key"):
         if hasattr(key, field):
-            held = getattr(key, field)
-            return f"[{held}]" if isinstance(held, int) else f".{held}"
+            value = getattr(key, field)
+            return f"[{value}]" if isinstance(value, int) else f".{value}"
     return str(key)
 
 
@@ -158,21 +158,21 @@ class Sorted(NamedTuple):
 
 def sort_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "output") -> Sorted:
     """Every leaf of what a module returned in its place; one name is never given twice."""
-    found, seen = Sorted({}, {}, {}, {}), {}
+    outputs, seen = Sorted({}, {}, {}, {}), {}
     for path, leaf in leaves(value, name):
         path = counted(seen, path)
         seen[path] = None
         if is_array(leaf):
-            found.arrays[path] = leaf
+            outputs.arrays[path] = leaf
         elif (number := as_number(leaf)) is not None:
-            found.numbers[path] = number
+            outputs.numbers[path] = number
         elif leaf is None or isinstance(leaf, str | int):
-            found.others[path] = repr(leaf)
+            outputs.others[path] = repr(leaf)
         elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US":
-            found.others[path] = repr(leaf.tolist())
+            outputs.others[path] = repr(leaf.tolist())
         else:
-            found.unknown[path] = leaf
-    return found
+            outputs.unknown[path] = leaf
+    return outputs
 
 
 def as_number(leaf: Any) -> np.ndarray | None:
@@ -196,9 +196,9 @@ def refuse_unknown(unknown: Mapping[str, Any], side: str) -> None:
         )
 
 
-def one_or(path: str, found: Sorted) -> Callable[[str], str]:
+def one_or(path: str, outputs: Sorted) -> Callable[[str], str]:
     """How the arrays of a submodule's output are called: a single one by the submodule's path."""
-    several = len(found.arrays) + len(found.numbers) != 1
+    several = len(outputs.arrays) + len(outputs.numbers) != 1
     return lambda name: name if several else path
 
 

@@ -54,9 +54,9 @@ class Match(NamedTuple):
     value: np.ndarray
     got: np.ndarray
 
-    def gradient(self, found: np.ndarray) -> np.ndarray:
+    def gradient(self, gradient: np.ndarray) -> np.ndarray:
         """Torch's gradient at its value, as it arrives at Flax's."""
-        return self.layout.gradient(found) / self.factor
+        return self.layout.gradient(gradient) / self.factor
 
 
 def point_of(tap: str) -> str:
@@ -104,29 +104,29 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     """
     if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
         return ()
-    here, there = (tuple(n for n in x if n != 1) for x in (shape, want))
-    found: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
-    for fine in sorted(_cut(here, there), key=lambda fine: fine != there):
+    here, theirs = (tuple(n for n in x if n != 1) for x in (shape, want))
+    costs: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
+    for fine in sorted(_cut(here, theirs), key=lambda fine: fine != theirs):
         for order in permutations(range(len(fine))):
             turned = tuple(fine[i] for i in order)
             if _merges(turned, here):
                 moved = sum(a > b for i, a in enumerate(order) for b in order[i + 1 :])
-                whole = fine == there and turned == here
-                found.setdefault(_joined(fine, order), (not whole, moved))
-    return tuple(islice(sorted(found, key=lambda way: (found[way], len(way[0]))), WAYS))
+                whole = fine == theirs and turned == here
+                costs.setdefault(_joined(fine, order), (not whole, moved))
+    return tuple(islice(sorted(costs, key=lambda way: (costs[way], len(way[0]))), WAYS))
 
 
-def _cut(here: Shape, there: Shape) -> set[Shape]:
+def _cut(here: Shape, theirs: Shape) -> set[Shape]:
     """Torch's axes as they are, cut into Flax's, and with one of them cut where Flax has a part."""
-    found: set[Shape] = {there} if len(there) <= 6 else set()
+    shapes: set[Shape] = {theirs} if len(theirs) <= 6 else set()
     if len(here) <= 6:
-        found |= {fine for fine in permutations(here) if _merges(fine, there)}
-    if len(there) <= 5:
-        for i, size in enumerate(there):
+        shapes |= {fine for fine in permutations(here) if _merges(fine, theirs)}
+    if len(theirs) <= 5:
+        for i, size in enumerate(theirs):
             for part in {n for n in here if 1 < n < size and size % n == 0}:
                 for pieces in ((part, size // part), (size // part, part)):
-                    found.add((*there[:i], *pieces, *there[i + 1 :]))
-    return found
+                    shapes.add((*theirs[:i], *pieces, *theirs[i + 1 :]))
+    return shapes
 
 
 def _merges(fine: Shape, coarse: Shape) -> bool:
@@ -242,39 +242,39 @@ def agreed(
     may look like another order of axes, and where a fault is no layout makes anything equal.
     """
     pairs, _ = counterparts(got, truth, tap)
-    found: dict[str, Match] = {}
+    by_name: dict[str, Match] = {}
     votes: dict[Any, Counter] = {}
     kinds, ways = {}, {}
-    for name, there in pairs.items():
-        match = _fit(got, truth, there, name, nearest)
+    for name, flax_name in pairs.items():
+        match = _fit(got, truth, flax_name, name, nearest)
         if match is None:
             continue
-        found[name] = match
-        shapes = got.taps[there].shape, truth.taps[name].shape
-        kinds[name] = (*shapes, got.point(there) in TURNED)
+        by_name[name] = match
+        shapes = got.taps[flax_name].shape, truth.taps[name].shape
+        kinds[name] = (*shapes, got.point(flax_name) in TURNED)
         ways[kinds[name], match.layout.way] = match.layout
         if _equal(match.got, match.value):
             votes.setdefault(kinds[name], Counter())[match.layout.way] += 1
-    for name, match in found.items():
-        there, voted = pairs[name], votes.get(kinds[name], Counter())
+    for name, match in by_name.items():
+        flax_name, voted = pairs[name], votes.get(kinds[name], Counter())
         way = voted.most_common(1)[0][0] if voted else match.layout.way
         if voted[match.layout.way] < voted[way]:
             only = [ways[kinds[name], way]]
-            match = _fit(got, truth, there, name, nearest, only) or match
-        yield name, there, match
+            match = _fit(got, truth, flax_name, name, nearest, only) or match
+        yield name, flax_name, match
 
 
 def _fit(
     got: Run,
     truth: Run,
-    there: str,
+    flax_name: str,
     name: str,
     nearest: bool = False,
     only: Sequence[Layout] | None = None,
 ) -> Match | None:
     """A tap of torch's beside one of Flax's."""
-    point = truth.point(name) or got.point(there)
-    mine, theirs = got.taps[there], truth.taps[name]
+    point = truth.point(name) or got.point(flax_name)
+    mine, theirs = got.taps[flax_name], truth.taps[name]
     return paired(point, mine, theirs, shifts(truth, name), nearest, only)
 
 
@@ -282,15 +282,15 @@ def as_in(
     known: Iterable[tuple[str, str, Match]], got: Run, truth: Run
 ) -> list[tuple[str, str, Match]]:
     """Every tap of other runs, laid out as it was in those before: narrow values tell no layout."""
-    found = []
-    for name, there, match in known:
-        if name not in truth.taps or there not in got.taps:
+    pairs = []
+    for name, flax_name, match in known:
+        if name not in truth.taps or flax_name not in got.taps:
             continue
-        mine, value = got.taps[there], match.layout.value(truth.taps[name]) * match.factor
-        if (truth.point(name) or got.point(there)) == "scores":
+        mine, value = got.taps[flax_name], match.layout.value(truth.taps[name]) * match.factor
+        if (truth.point(name) or got.point(flax_name)) == "scores":
             mine, value = hidden(mine), hidden(value)
-        found.append((name, there, Match(match.layout, match.factor, value, mine)))
-    return found
+        pairs.append((name, flax_name, Match(match.layout, match.factor, value, mine)))
+    return pairs
 
 
 def _equal(got: np.ndarray, want: np.ndarray) -> bool:
@@ -333,76 +333,76 @@ def counterparts(
     pairs: dict[str, str] = {}
     shapes: dict[str, str] = {}
     theirs, ours = _by_base({name: tap(name) for name in truth.taps}), _by_base(got.taps)
-    for base, here in theirs.items():
-        there = ours.get(base, [])
-        fits = {(a, b): _fit(got, truth, b, a) for a in here for b in there}
+    for base, torch_names in theirs.items():
+        flax_names = ours.get(base, [])
+        fits = {(a, b): _fit(got, truth, b, a) for a in torch_names for b in flax_names}
         kinds = [
             (
-                [a for a in here if bool(truth.point(a)) is is_point],
-                [b for b in there if bool(got.point(b)) is is_point],
+                [a for a in torch_names if bool(truth.point(a)) is is_point],
+                [b for b in flax_names if bool(got.point(b)) is is_point],
             )
             for is_point in (False, True)
         ]
-        found: dict[str, str] = {}
+        partners: dict[str, str] = {}
         for one, other in kinds:
-            found |= _told_apart(one, other, fits)
-        left = [[x for x in kind if x not in found.values()] for _, kind in kinds]
-        odd = [[x for x in kind if x not in found] for kind, _ in kinds]
+            partners |= _told_apart(one, other, fits)
+        left = [[x for x in kind if x not in partners.values()] for _, kind in kinds]
+        odd = [[x for x in kind if x not in partners] for kind, _ in kinds]
         for one, other in zip(odd, left[::-1], strict=True):
             meant = {ab: fits[ab] for ab in fits if _meant(got, truth, *ab, fits[ab])}
-            found |= _told_apart(one, other, dict.fromkeys(fits) | meant)
-        pairs |= found
+            partners |= _told_apart(one, other, dict.fromkeys(fits) | meant)
+        pairs |= partners
         for one, other in zip(odd, left, strict=True):
             rest = (
-                [a for a in one if a not in found],
-                [b for b in other if b not in found.values()],
+                [a for a in one if a not in partners],
+                [b for b in other if b not in partners.values()],
             )
             shapes |= {a: b for a, b in zip(*rest, strict=False) if fits[a, b] is None}
     order = [name for name in truth.taps if name in pairs]
     return {name: pairs[name] for name in order}, shapes
 
 
-def _meant(got: Run, truth: Run, name: str, there: str, match: Match | None) -> bool:
+def _meant(got: Run, truth: Run, name: str, flax_name: str, match: Match | None) -> bool:
     """Whether a submodule's output on one side can be a point inside attention on the other.
 
     What is called as projections often are must be equal: a query is not its projection's output
     where it is turned in between.
     """
-    if match is None or truth.point(name) not in PROJECTED or got.point(there):
+    if match is None or truth.point(name) not in PROJECTED or got.point(flax_name):
         return match is not None
     return _equal(match.got, match.value)
 
 
 def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[str]]:
     """Names by what they are without their count, in order."""
-    found: dict[str, list[str]] = {}
-    for name, told in names.items():
-        base = (told if isinstance(told, str) else name).partition("#")[0]
-        found.setdefault(base, []).append(name)
-    return found
+    groups: dict[str, list[str]] = {}
+    for name, value in names.items():
+        base = (value if isinstance(value, str) else name).partition("#")[0]
+        groups.setdefault(base, []).append(name)
+    return groups
 
 
 def _told_apart(
-    here: list[str], there: list[str], fits: dict[tuple[str, str], Match | None]
+    torch_names: list[str], flax_names: list[str], fits: dict[tuple[str, str], Match | None]
 ) -> dict[str, str]:
     """Of several taps of one name which is which; what nothing tells is left out."""
     pairs: dict[str, str] = {}
 
     def free(a: str) -> list[str]:
-        return [b for b in there if b not in pairs.values() and fits[a, b] is not None]
+        return [b for b in flax_names if b not in pairs.values() and fits[a, b] is not None]
 
     def equal(a: str, b: str) -> bool:
         match = fits[a, b]
         return match is not None and _equal(match.got, match.value)
 
-    places = list(zip(here, there, strict=False))
+    places = list(zip(torch_names, flax_names, strict=False))
     pairs |= {a: b for a, b in places if equal(a, b)}
-    for a in here:
+    for a in torch_names:
         if a not in pairs:
             pairs |= dict([(a, b) for b in free(a) if equal(a, b)][:1])
-    if len(here) == len(there):
+    if len(torch_names) == len(flax_names):
         pairs |= {a: b for a, b in places if a not in pairs and b in free(a)}
-    left = [a for a in here if a not in pairs]
+    left = [a for a in torch_names if a not in pairs]
     for a in left:
         alone = [b for b in free(a) if [c for c in left if fits[c, b]] == [a]]
         if len(alone) == 1 == len(free(a)):

@@ -32,23 +32,23 @@ class Names:
         """Where Flax has what torch calls `name`, counts of repeated calls left as they are."""
         base, mark, count = name.partition("#")
         for rule in self.rules:
-            for (here, *_), (there, *_) in rule.groups([base]):
-                if here == base:
-                    return there + mark + count
+            for (torch_name, *_), (flax_name, *_) in rule.groups([base]):
+                if torch_name == base:
+                    return flax_name + mark + count
         return flax_path(self.module, base) + mark + count
 
-    def gradients(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""
-        inputs = {k: v for k, v in found.items() if k.startswith("input ")}
+        inputs = {k: v for k, v in gradients.items() if k.startswith("input ")}
         trained = unique_params(self.module)
-        return inputs | {k: v for k, v in self.carried(found).items() if k in trained}
+        return inputs | {k: v for k, v in self.carried(gradients).items() if k in trained}
 
-    def carried(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def carried(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Those of torch's arrays that the plan carries, laid out as Flax has them."""
         if self.plan is None:
             return {}
-        moves = [m for m in self.plan.moves if all(name in found for name in m.sources)]
-        laid = {k: v for move in moves for k, v in move.forward(dict(found)).items()}
+        moves = [m for m in self.plan.moves if all(name in arrays for name in m.sources)]
+        laid = {k: v for move in moves for k, v in move.forward(dict(arrays)).items()}
         return canonical(laid, self.module)
 
 
@@ -119,7 +119,7 @@ class Pair:
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
         """One run of Flax's side with its own weights, by path."""
-        with self._told("Flax", side.dtype):
+        with self._errors_of("Flax", side.dtype):
             return side.run(weights)
 
     def torch(
@@ -131,7 +131,7 @@ class Pair:
         moved: Moved | None = None,
     ) -> Run:
         """One run of torch in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
-        with self._told("torch", at or dtype):
+        with self._errors_of("torch", at or dtype):
             call, request = self.calls[0], self.asked(dtype)
             return run_torch(
                 self.torch_module, call, request, values, at or dtype, keeps, bool(at), moved
@@ -145,7 +145,7 @@ class Pair:
         return [self.torch(dtype, values, keeps, moved=moved) for moved in moves]
 
     @contextmanager
-    def _told(self, side: str, dtype: str) -> Iterator[None]:
+    def _errors_of(self, side: str, dtype: str) -> Iterator[None]:
         """An exception of a module, told as what it is: its own, in this dtype."""
         module = self.torch_module if side == "torch" else self.flax_module
         try:
@@ -172,12 +172,12 @@ class Pair:
         sides = {mode: self.flax(dtype, mode) for mode in modes}
         got = {mode: self.run_flax(side, weights) for mode, side in sides.items()}
         keeps = got[modes[0]].keeps
-        own = self.torch(dtype, values, keeps)
+        torchs = self.torch(dtype, values, keeps)
         if keeps and self.request.train:
-            with self._told("Flax", dtype):
+            with self._errors_of("Flax", dtype):
                 got[modes[-1]].redrawn = sides[modes[-1]].again(_times(keeps, modes[-1]))
-        truth = own if dtype == "float64" else self.torch(dtype, values, keeps, "float64")
-        return {mode: (run, own, truth) for mode, run in got.items()}
+        truth = torchs if dtype == "float64" else self.torch(dtype, values, keeps, "float64")
+        return {mode: (run, torchs, truth) for mode, run in got.items()}
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,8 +198,8 @@ def _advice(side: str, module: Any, dtype: str, first: str, is_plain: bool) -> s
         return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
     named = {NAMES[word] for word in re.findall("|".join(NAMES), first.lower())}
     if len(named) > 1 and dtype in named:
-        held = stiff(module, dtype) if side == "torch" else []
-        what = f"{', '.join(held[:3])} of it" if held else "its constants"
+        constants = stiff(module, dtype) if side == "torch" else []
+        what = f"{', '.join(constants[:3])} of it" if constants else "its constants"
         advice = f"Make {what} follow the dtype of its input"
     else:
         advice = "Call it with these inputs by itself"

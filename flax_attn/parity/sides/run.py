@@ -122,8 +122,8 @@ class Request:
     def arrays(self) -> dict[str, np.ndarray]:
         """The input arrays by name: a keyword or a position, and where they lie below it."""
         named = {**{str(i): arg for i, arg in enumerate(self.args)}, **self.kwargs}
-        found = (leaf for name, value in named.items() for leaf in leaves(value, name))
-        return {name: value for name, value in found if is_input(value)}
+        pairs = (leaf for name, value in named.items() for leaf in leaves(value, name))
+        return {name: value for name, value in pairs if is_input(value)}
 
     def fill(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with `values` in the arrays' places."""

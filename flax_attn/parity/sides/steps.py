@@ -46,7 +46,7 @@ class Decoded:
       axis: along which the tokens of an output lie.
       output: which of the outputs of a full forward pass the steps return.
       got: Flax's steps by cut.
-      own, truth: torch's steps by cut, in the dtype of the run and in float64; empty if its full
+      torchs, truth: torch's steps by cut, in the dtype of the run and in float64; empty if its full
         forward pass stands for them.
       side: Flax's side, which can take more steps.
     """
@@ -55,7 +55,7 @@ class Decoded:
     axis: int
     output: str
     got: dict[Cut, Steps]
-    own: dict[Cut, Steps]
+    torchs: dict[Cut, Steps]
     truth: dict[Cut, Steps]
     side: "FlaxSteps"
 
@@ -74,7 +74,7 @@ class FlaxSteps:
 
     def __init__(self, side: Flax, weights: Mapping[str, np.ndarray], decode: Decode):
         self.side, self.decode, self.request = side, decode, side.request
-        self.held = nnx.split(side.copy(weights))
+        self.module_state = nnx.split(side.copy(weights))
         arrays = {k: rounded(x, side.dtype) for k, x in self.request.arrays().items()}
         self.axes = decode.along(arrays)
         self.arrays = {k: jnp_array(x, side) for k, x in arrays.items()}
@@ -94,19 +94,21 @@ class FlaxSteps:
     ) -> tuple[list[Any], list[Any]]:
         """The outputs and caches of the first `count` steps; all of it can be differentiated."""
         pieces = {name: [*cut.pieces(arrays[name], axis)] for name, axis in self.axes.items()}
-        held, cache, outputs, caches = self.held, None, [], []
+        module_state, cache, outputs, caches = self.module_state, None, [], []
         for i in range(len(cut.lengths) if count is None else count):
-            with _told(f"Step {i + 1} of {cut} of Flax"):
+            with _errors_at(f"Step {i + 1} of {cut} of Flax"):
                 if cache is None and self.decode.flax is None:
                     cache = self._empty()
-                now = {name: found[i] for name, found in pieces.items()}
-                y, cache, held = self.program(held, cache, now)
+                now = {name: parts[i] for name, parts in pieces.items()}
+                y, cache, module_state = self.program(module_state, cache, now)
             outputs.append(y)
             caches.append(cache)
         return outputs, caches
 
-    def _step(self, held: Any, cache: Any, pieces: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        module = nnx.merge(*held)
+    def _step(
+        self, module_state: Any, cache: Any, pieces: Mapping[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        module = nnx.merge(*module_state)
         fixed = {k: x for k, x in self.arrays.items() if k not in pieces}
         args, kwargs = self.request.fill({**fixed, **pieces})
         y, cache = two(self.call(module, *args, cache=cache, **kwargs), "Flax")
@@ -117,7 +119,7 @@ class FlaxSteps:
         shape = self.arrays[self.first].shape
         batch = shape[: self.axes[self.first] % len(shape)]
         length = self.tokens if self.decode.length is None else self.decode.length
-        make: Any = nnx.merge(*self.held)
+        make: Any = nnx.merge(*self.module_state)
         return make.init_cache(batch[0] if len(batch) == 1 else batch, length)
 
 
@@ -155,8 +157,8 @@ def check_decode(
             f"{type(module).__name__} has no init_cache(batch, length), by which Decode makes a "
             f"cache; a step of your own, {step}."
         )
-    given = inspect.signature(decode.flax or call).parameters.values()
-    if not any(x.name == "cache" or x.kind is x.VAR_KEYWORD for x in given):
+    parameters = inspect.signature(decode.flax or call).parameters.values()
+    if not any(x.name == "cache" or x.kind is x.VAR_KEYWORD for x in parameters):
         what = "flax_call" if decode.flax is None else "Decode.flax"
         raise ValueError(
             f"{what} takes no cache=, which Decode gives it; a step of your own, {step}."
@@ -179,15 +181,15 @@ def decoded(
     got, _, truth = (run.outputs for run in runs)
     both = {k: x for k, x in truth.items() if k in got and got[k].shape == x.shape}
     output = output_of(both, side.tokens, axis)
-    own: dict[Cut, Steps] = {}
+    torchs: dict[Cut, Steps] = {}
     want: dict[Cut, Steps] = {}
     if decode.torch is not None:
         torch_side = TorchSteps(pair.torch_module, request, values, decode)
-        own = {cut: torch_side.run(cut, dtype) for cut in cuts}
+        torchs = {cut: torch_side.run(cut, dtype) for cut in cuts}
         narrow = dtype != "float64"
-        want = {cut: torch_side.run(cut, "float64", True) for cut in cuts} if narrow else own
+        want = {cut: torch_side.run(cut, "float64", True) for cut in cuts} if narrow else torchs
     mine = {cut: side.run(cut) for cut in cuts}
-    return Decoded(cuts, axis, output, mine, own, want, side)
+    return Decoded(cuts, axis, output, mine, torchs, want, side)
 
 
 def output_of(outputs: Mapping[str, np.ndarray], tokens: int, axis: int) -> str:
@@ -235,8 +237,8 @@ class TorchSteps:
             pieces = {name: [*cut.pieces(inputs[name], axis)] for name, axis in axes.items()}
             cache, outputs = None, []
             for i, length in enumerate(cut.lengths):
-                with _told(f"Step {i + 1} of {cut} of torch"):
-                    now = {name: found[i].clone() for name, found in pieces.items()}
+                with _errors_at(f"Step {i + 1} of {cut} of torch"):
+                    now = {name: parts[i].clone() for name, parts in pieces.items()}
                     y, cache = self._step(module, {**inputs, **now}, cache)
                 outputs.append(to_numpy(y))
                 _check_count(outputs[-1], length, next(iter(axes.values())), i, cut)
@@ -252,10 +254,10 @@ class TorchSteps:
 
 
 def _check_count(y: np.ndarray, length: int, axis: int, i: int, cut: Cut) -> None:
-    found = y.shape[axis] if -y.ndim <= axis < y.ndim else "no axis of"
-    if found != length:
+    count = y.shape[axis] if -y.ndim <= axis < y.ndim else "no axis of"
+    if count != length:
         raise ParityError(
-            f"Step {i + 1} of {cut} of torch was given {length} tokens and returned {found} "
+            f"Step {i + 1} of {cut} of torch was given {length} tokens and returned {count} "
             f"(axis {axis} of shape {list(y.shape)}): a step returns the rows of its own tokens."
         )
 
@@ -278,16 +280,16 @@ def one_array(y: Any, is_one: Callable[[Any], bool], side: str) -> Any:
     Raises:
       ParityError: if there are none or several.
     """
-    found = [leaf for _, leaf in leaves(y) if is_one(leaf)]
-    if len(found) != 1:
+    arrays = [leaf for _, leaf in leaves(y) if is_one(leaf)]
+    if len(arrays) != 1:
         raise ParityError(
-            f"A step of {side} must return one array beside its cache; it returned {len(found)}."
+            f"A step of {side} must return one array beside its cache; it returned {len(arrays)}."
         )
-    return found[0]
+    return arrays[0]
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _errors_at(what: str) -> Iterator[None]:
     """An exception of a step, told with its place."""
     try:
         yield

@@ -51,20 +51,20 @@ def run_torch(
             for name, x in inputs.items()
             if is_inexact(x) and not request.is_constant(name)
         }
-        given = {name: x.clone() for name, x in inputs.items()}
-        args, kwargs = request.fill(given)
+        copies = {name: x.clone() for name, x in inputs.items()}
+        args, kwargs = request.fill(copies)
         recorder = _Recorder(module, keeps, request.taps, dtype)
         with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
-            _check_unchanged(inputs, given)
-            found = sort_leaves(out, torch.is_tensor)
-            refuse_unknown(found.unknown, "torch")
+            _check_unchanged(inputs, copies)
+            outputs = sort_leaves(out, torch.is_tensor)
+            refuse_unknown(outputs.unknown, "torch")
             recorder.points.backward = True
             wanted = {**{f"input {k}": v for k, v in floats.items()}, **_trained(module)}
             if request.grads:
-                recorder.run.gradients = _gradients(found.arrays, wanted, request, dtype)
-    return _finished(recorder, found, before)
+                recorder.run.gradients = _gradients(outputs.arrays, wanted, request, dtype)
+    return _finished(recorder, outputs, before)
 
 
 def ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
@@ -76,13 +76,13 @@ def ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtyp
     return module
 
 
-def _finished(recorder: "_Recorder", found: Any, before: Mapping[str, Any]) -> Run:
+def _finished(recorder: "_Recorder", outputs: Any, before: Mapping[str, Any]) -> Run:
     """What was recorded, with what the module returned and what the call left behind."""
     module, dtype = recorder.module, recorder.dtype
     run, after = recorder.run, _states(module)
-    run.outputs = {name: to_numpy(x) for name, x in found.arrays.items()}
-    run.outputs |= {name: rounded(x, dtype) for name, x in found.numbers.items()}
-    run.others, run.keeps = found.others, list(recorder.keeps)
+    run.outputs = {name: to_numpy(x) for name, x in outputs.arrays.items()}
+    run.outputs |= {name: rounded(x, dtype) for name, x in outputs.numbers.items()}
+    run.others, run.keeps = outputs.others, list(recorder.keeps)
     run.state = {name: np.asarray(x) for name, x in after.items() if not isinstance(x, str)}
     run.changed = [name for name, x in after.items() if not _same(x, before.get(name))]
     run.notes += _stiff(module, dtype)
@@ -122,15 +122,15 @@ def _states(module: Any) -> dict[str, Any]:
     """Everything a module holds that a call may change: buffers, plain tensors and numbers."""
     import torch
 
-    found: dict[str, Any] = {name: to_numpy(x) for name, x in module.named_buffers()}
+    states: dict[str, Any] = {name: to_numpy(x) for name, x in module.named_buffers()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             name = f"{path}.{name}" if path else name
             if torch.is_tensor(value):
-                found[name] = to_numpy(value)
+                states[name] = to_numpy(value)
             elif isinstance(value, int | float | str | np.ndarray):
-                found[name] = value
-    return found
+                states[name] = value
+    return states
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -141,11 +141,11 @@ def _same(one: Any, other: Any) -> bool:
 
 def _stiff(module: Any, dtype: str) -> list[str]:
     """A sentence about numbers a module holds that do not follow its dtype."""
-    found = stiff(module, dtype)
-    if not found:
+    names = stiff(module, dtype)
+    if not names:
         return []
     return [
-        f"{', '.join(found[:3])} of torch does not follow the dtype of the module, "
+        f"{', '.join(names[:3])} of torch does not follow the dtype of the module, "
         f"which runs in {dtype}: register it as a buffer"
     ]
 
@@ -199,12 +199,12 @@ def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
         to_torch(rounded(request.cotangent(name, x), dtype)).to(x.dtype)
         for name, x in outputs.items()
     ]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         list(outputs.values()), list(wanted.values()), cotangents, allow_unused=True
     )
     return {
         name: to_numpy(torch.zeros_like(x) if g is None else g)
-        for (name, x), g in zip(wanted.items(), found, strict=True)
+        for (name, x), g in zip(wanted.items(), gradients, strict=True)
     }
 
 
@@ -251,8 +251,8 @@ class _Recorder:
 
         def enter(module, args, kwargs):
             self.path.append(path)
-            found = (x for _, x in leaves((*args, *kwargs.values())))
-            self.inputs.append(tuple(x.detach().clone() for x in found if torch.is_tensor(x)))
+            arguments = (x for _, x in leaves((*args, *kwargs.values())))
+            self.inputs.append(tuple(x.detach().clone() for x in arguments if torch.is_tensor(x)))
 
         def leave(module, args, kwargs, out):
             self.path.pop()
@@ -270,17 +270,17 @@ class _Recorder:
         """Notes every leaf of a submodule's output."""
         import torch
 
-        found = sort_leaves(out, torch.is_tensor, path)
-        called = one_or(path, found)
-        for name, value in found.unknown.items():
+        outputs = sort_leaves(out, torch.is_tensor, path)
+        called = one_or(path, outputs)
+        for name, value in outputs.unknown.items():
             self.run.notes.append(
                 f"{name} of torch is {a(type(value))}, which is not compared there"
             )
 
         def change(name: str, leaf: Any) -> Any:
-            if name in found.numbers:
+            if name in outputs.numbers:
                 unique = counted(self.run.taps, called(name))
-                self.run.taps[unique] = rounded(found.numbers[name], self.dtype)
+                self.run.taps[unique] = rounded(outputs.numbers[name], self.dtype)
                 self.run.calls[unique] = call
             return self._note(called(name), leaf, call) if torch.is_tensor(leaf) else leaf
 
@@ -355,7 +355,10 @@ def _step(name: str, place: int, others: Sequence[Any], shape: tuple[int, ...]) 
 
 def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:
     """What one call of a submodule was computed from."""
-    held = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+    tensors = {
+        **dict(part.named_parameters(recurse=False)),
+        **dict(part.named_buffers(recurse=False)),
+    }
     facts = {
         name: float(value)
         for name, value in vars(part).items()
@@ -364,7 +367,7 @@ def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:
     return Call(
         type(part).__name__,
         {str(i): to_numpy(x) for i, x in enumerate(inputs)},
-        {role: to_numpy(x) for role, x in held.items()},
+        {role: to_numpy(x) for role, x in tensors.items()},
         facts,
     )
 

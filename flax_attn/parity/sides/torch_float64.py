@@ -163,11 +163,11 @@ def _wide(all_narrow: bool) -> dict[Any, Any]:
     """What each dtype that is lifted becomes."""
     import torch
 
-    found = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    dtypes = {torch.float32: torch.float64, torch.complex64: torch.complex128}
     if all_narrow:
-        found |= dict.fromkeys((torch.bfloat16, torch.float16), torch.float64)
-        found[torch.complex32] = torch.complex128
-    return found
+        dtypes |= dict.fromkeys((torch.bfloat16, torch.float16), torch.float64)
+        dtypes[torch.complex32] = torch.complex128
+    return dtypes
 
 
 def _place() -> str:
@@ -185,6 +185,6 @@ def _is_plumbing(code: CodeType) -> bool:
     if code.co_name in ("__torch_dispatch__", "__torch_function__"):
         return True
     paths = sysconfig.get_paths()
-    own = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0], paths["stdlib"])
-    inside = next((root for root in own if code.co_filename.startswith(root + os.sep)), None)
+    roots = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0], paths["stdlib"])
+    inside = next((root for root in roots if code.co_filename.startswith(root + os.sep)), None)
     return inside is not None and "site-packages" not in code.co_filename.removeprefix(inside)

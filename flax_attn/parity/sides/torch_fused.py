@@ -76,11 +76,11 @@ def _noted(points: Points, original: Callable, query, key, value, *args: Any, **
         asked = _Asked(*args, **kwargs)
         keep = points.drawn
         with torch.no_grad():
-            given = _broadcast(*(x.detach() for x in (query, key, value)))
-            made = _steps(given, asked, keep)._replace(context=out.detach())
+            operands = _broadcast(*(x.detach() for x in (query, key, value)))
+            made = _steps(operands, asked, keep)._replace(context=out.detach())
     names = _note(points, made)
     if out.requires_grad:
-        out.register_hook(lambda behind: _behind(points, names, given, asked, keep, behind))
+        out.register_hook(lambda behind: _behind(points, names, operands, asked, keep, behind))
     return out
 
 
@@ -105,11 +105,11 @@ def _broadcast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
     return query, key, value
 
 
-def _steps(given: tuple[Any, Any, Any], asked: _Asked, keep: Any) -> Steps:
+def _steps(operands: tuple[Any, Any, Any], asked: _Asked, keep: Any) -> Steps:
     """The formula, step by step; a row that sees nothing has weights of zero."""
     import torch
 
-    query, key, value = given
+    query, key, value = operands
     scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
     scores = query @ key.mT * scale
     shape = tuple(scores.shape)
@@ -150,7 +150,7 @@ def _note(points: Points, made: Steps) -> dict[str, str]:
 def _behind(
     points: Points,
     names: dict[str, str],
-    given: tuple[Any, Any, Any],
+    operands: tuple[Any, Any, Any],
     asked: _Asked,
     keep: Any,
     behind: Any,
@@ -159,11 +159,11 @@ def _behind(
     import torch
 
     with _muted(points), torch.enable_grad():
-        leaves = tuple(x.detach().requires_grad_() for x in given)
+        leaves = tuple(x.detach().requires_grad_() for x in operands)
         made = _steps(leaves, asked, keep)
         wanted = ("query", "key", "scores", "weights", "value")
         inner = [getattr(made, name) for name in wanted]
-        found = torch.autograd.grad(made.context, inner, behind.detach())
-    for name, gradient in zip(wanted, found, strict=True):
+        gradients = torch.autograd.grad(made.context, inner, behind.detach())
+    for name, gradient in zip(wanted, gradients, strict=True):
         points.note_gradient(names[name], _flat(gradient) if name in FLAT else gradient)
     points.note_gradient(names["context"], _flat(behind))

@@ -81,9 +81,9 @@ def noise(how: Moved, dtype: str) -> Any:
         out = func(*args, **kwargs)
         if func.is_view:
             return out
-        given = () if func._schema.is_mutable else _memory(args)
+        pointers = () if func._schema.is_mutable else _memory(args)
         for x in out if isinstance(out, tuple | list) else (out,):
-            if not torch.is_tensor(x) or x.untyped_storage().data_ptr() in given:
+            if not torch.is_tensor(x) or x.untyped_storage().data_ptr() in pointers:
                 continue
             if name in STEPS or (not _rounds(x) and any(map(_rounds, args))):
                 decide(x)

@@ -85,7 +85,7 @@ class Points:
         self.fixed = {_memory(x) for x in fixed}
         self.noise: set[int] = set()
         self.drawn: Any = None
-        self.held: list[Any] = []  # so that no memory is given out a second time
+        self.kept_alive: list[Any] = []  # so that no memory is given out a second time
         self.operands: dict[int, Operand] = {}
         self.backward = False
         self.muted = False
@@ -100,7 +100,7 @@ class Points:
     def drew(self, keep: Any) -> None:
         """A mask of dropout, while it is still zeros and ones."""
         self.noise.add(_memory(keep))
-        self.held.append(keep)
+        self.kept_alive.append(keep)
         self.drawn = keep.clone()
 
     def saw(self, name: str, args: tuple[Any, ...], out: Any) -> None:
@@ -123,43 +123,44 @@ class Points:
 
     def _other(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """What is neither product nor softmax: a step on every element, or a normaliser's part."""
-        given, made = list(_tensors(args)), list(_tensors((out,)))
-        if given and all(_memory(x) in self.fixed for x in given):
+        inputs, made = list(_tensors(args)), list(_tensors((out,)))
+        if inputs and all(_memory(x) in self.fixed for x in inputs):
             self.fixed.update(map(_memory, made))
-            self.held += made
+            self.kept_alive += made
             return
-        known = [(x, found) for x in given if (found := self._of(x)) is not None]
+        known = [(x, record) for x in inputs if (record := self._of(x)) is not None]
         if not known:
             return
         if name in ELEMENTWISE and len(made) == 1 and self._step(name, args, made[0], known):
             return
-        _, found = next((k for k in known if not isinstance(k[1], Weights)), (None, None))
-        views = {_memory(x) for x in given} if not name.endswith("_") else set()
-        if isinstance(found, Product):
-            found = Normalised(found, found.value)
-        for x in made if isinstance(found, Normalised) else ():
+        _, record = next((k for k in known if not isinstance(k[1], Weights)), (None, None))
+        views = {_memory(x) for x in inputs} if not name.endswith("_") else set()
+        if isinstance(record, Product):
+            record = Normalised(record, record.value)
+        for x in made if isinstance(record, Normalised) else ():
             if _memory(x) not in views:
-                self._remember(x, found)
+                self._remember(x, record)
 
     def _step(self, name: str, args: tuple[Any, ...], out: Any, known: list[Any]) -> bool:
         """Whether a step keeps the value's place; then its result is remembered."""
         import torch
 
         for place, x in enumerate(args):
-            found = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
-            if found is None:
+            record = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
+            if record is None:
                 continue
-            others = [y for y in known if y[0] is not x and _origin(y[1]) is _origin(found)]
-            if isinstance(found, Product):
+            others = [y for y in known if y[0] is not x and _origin(y[1]) is _origin(record)]
+            if isinstance(record, Product):
                 if others:
                     return False
                 operands = tuple(None if i == place else y for i, y in enumerate(args))
                 step = (name, place, operands, tuple(out.shape))
-                found = found._replace(steps=(*found.steps, step), before=found.value, value=out)
-            elif isinstance(found, Normalised) and found.weights is None:
+                steps = (*record.steps, step)
+                record = record._replace(steps=steps, before=record.value, value=out)
+            elif isinstance(record, Normalised) and record.weights is None:
                 dropped = any(_memory(y) in self.noise for y in _tensors(args) if y is not x)
-                found = found._replace(weights=x) if dropped else found
-            self._remember(out, found)
+                record = record._replace(weights=x) if dropped else record
+            self._remember(out, record)
             return True
         return False
 
@@ -169,7 +170,7 @@ class Points:
     def _remember(self, tensor: Any, what: Any) -> None:
         if tensor.numel():
             self.known[_memory(tensor)] = what
-            self.held.append(tensor)
+            self.kept_alive.append(tensor)
 
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
         """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
@@ -234,7 +235,7 @@ class Points:
         if keys[0] != keys[1] and left.numel() and right.numel():
             self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
             self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
-            self.held += [left, right]
+            self.kept_alive += [left, right]
 
     def _product_behind(self, one: Any, two: Any, out: Any) -> None:
         """A product of the backward pass: with an operand of attention it is a gradient."""
@@ -268,9 +269,9 @@ def _with_sink(made: Normalised, scores: Any) -> bool:
     return after == (*before[:-1], before[-1] + 1)
 
 
-def _origin(found: Any) -> Any:
+def _origin(record: Any) -> Any:
     """The first operand of the product that something came of."""
-    product = found.product if isinstance(found, Normalised) else found
+    product = record.product if isinstance(record, Normalised) else record
     return product.left if isinstance(product, Product) else product
 
 

@@ -77,13 +77,13 @@ def explained(evidence: Evidence) -> str:
     for explains in (throughout, where_it_differs):
         for guess in _guesses(evidence):
             if attempt(lambda e=explains, g=guess: e(evidence, g), False):
-                return _told(guess[0], 1.0)
+                return _with_share(guess[0], 1.0)
         if nothing := zeros(evidence):
             return nothing
     for guess in _guesses(evidence):
         share = attempt(lambda g=guess: partly(evidence, g), None)
         if share is not None:
-            return _told(guess[0], share)
+            return _with_share(guess[0], share)
     return ""
 
 
@@ -100,7 +100,7 @@ def _centred(evidence: Evidence) -> Evidence:
     return replace(evidence, got=got, want=want, layout=layout)
 
 
-def _told(what: str | Callable[[float], str], share: float) -> str:
+def _with_share(what: str | Callable[[float], str], share: float) -> str:
     if callable(what):
         return what(share)
     return what if round(share, 6) == 1 else f"{what}, {share:.2g} of it"
@@ -141,7 +141,7 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
 
 def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
     if tap.startswith("between "):
-        return _given(tap.rpartition(" and ")[2], run, truth, names)
+        return _input_evidence(tap.rpartition(" and ")[2], run, truth, names)
     for name, want in {**truth.taps, **truth.outputs}.items():
         got = run.taps.get(tap, run.outputs.get(tap))
         if names.tap(name) != tap or got is None:
@@ -157,14 +157,14 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
     return None
 
 
-def _given(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
+def _input_evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
     """What a submodule was given, if Flax's inputs were recorded."""
     for name, call in truth.calls.items():
-        given = getattr(run, "inputs", {}).get(names.tap(name))
+        inputs = getattr(run, "inputs", {}).get(names.tap(name))
         want = call.inputs.get("0")
-        if tap not in (name, names.tap(name)) or not given or want is None:
+        if tap not in (name, names.tap(name)) or not inputs or want is None:
             continue
-        match = paired("input", given[0], want)
+        match = paired("input", inputs[0], want)
         if match is None:
             return None
         owner, _, last = name.rpartition(".")
@@ -172,7 +172,7 @@ def _given(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
         more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
         facts = (match.value, want, match.layout, Call("input"), truth, *more)
-        return Evidence(here, given[0], *facts)
+        return Evidence(here, inputs[0], *facts)
     return None
 
 

@@ -115,10 +115,10 @@ Reach = Callable[[Changed], np.ndarray]
 
 def _linear(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None]:
     """What the tap's linear layer was given, and its kernel; without one, the tap itself."""
-    weight, given = evidence.call.params.get("weight"), evidence.call.inputs.get("0")
-    if weight is None or weight.ndim != 2 or given is None:
+    weight, x = evidence.call.params.get("weight"), evidence.call.inputs.get("0")
+    if weight is None or weight.ndim != 2 or x is None:
         return evidence.plain, None
-    return given, weight if evidence.call.kind == "Conv1D" else weight.T
+    return x, weight if evidence.call.kind == "Conv1D" else weight.T
 
 
 def reach(evidence: Evidence, attention: Attention) -> Reach | None:
@@ -143,15 +143,15 @@ def reach(evidence: Evidence, attention: Attention) -> Reach | None:
 def unheard(evidence: Evidence) -> list[str]:
     """The points that reach the differing tap through none at which Flax has a tap."""
     heard = {point for point in ORDER if evidence.name(point) in evidence.heard}
-    found = []
+    points = []
     for point in ORDER:
         at: str | None = point
         while at is not None and at != evidence.point and at not in heard:
             at = NEXT.get(at)
         arrives = at == evidence.point if evidence.point in ORDER else at is None
         if arrives and point != evidence.point:
-            found.append(point)
-    return found
+            points.append(point)
+    return points
 
 
 def earlier(evidence: Evidence, points: Mapping[str, Callable[[Evidence], Guesses]]) -> Guesses:
@@ -172,12 +172,12 @@ def carried(attention: Attention, arrive: Reach, point: str, value: Any) -> Call
     def family(share: float) -> np.ndarray | None:
         plain = attention.parts[point]
         if callable(value):
-            found: Any = value(share)
+            guess: Any = value(share)
         else:
-            found = value if share == 1.0 else plain + share * (value - plain)
-        if found is None or found.size != plain.size:
+            guess = value if share == 1.0 else plain + share * (value - plain)
+        if guess is None or guess.size != plain.size:
             return None
-        return arrive(attention.again({point: found.reshape(plain.shape)}))
+        return arrive(attention.again({point: guess.reshape(plain.shape)}))
 
     return family
 

@@ -34,9 +34,9 @@ def _other_rates(evidence: Evidence) -> Guesses:
     """What a dropout keeps divided by another share than torch's, as far as float32 tells it."""
     factor = _median_ratio(evidence)
     for flax, torch in dict.fromkeys(evidence.kept):
-        told, other = f"{1 - flax:.4g}", f"{1 - torch:.4g}"
-        if told != other and abs(factor * flax - torch) <= SINGLE * torch:
-            yield f"another dropout rate: {told}, torch {other}", evidence.plain * factor
+        flax_rate, torch_rate = f"{1 - flax:.4g}", f"{1 - torch:.4g}"
+        if flax_rate != torch_rate and abs(factor * flax - torch) <= SINGLE * torch:
+            yield f"another dropout rate: {flax_rate}, torch {torch_rate}", evidence.plain * factor
 
 
 def _rates(evidence: Evidence) -> Guesses:
@@ -48,10 +48,12 @@ def _rates(evidence: Evidence) -> Guesses:
     factor = _median_ratio(evidence)
     kept = [float(np.mean(keep)) for keep in evidence.truth.keeps]
     sizes = [keep.size for keep in evidence.truth.keeps]
-    for found in (1 - factor, 1 / (1 + factor)) if factor > 0 else ():
-        sigmas = [(found * (1 - found) / size) ** 0.5 for size in sizes if 0 < found < 1]
-        near = (abs(1 - found - x) < 6 * sigma for x, sigma in zip(kept, sigmas, strict=False))
-        rates |= {float(f"{found:.4g}")} if any(near) else set()
+    for candidate in (1 - factor, 1 / (1 + factor)) if factor > 0 else ():
+        sigmas = [
+            (candidate * (1 - candidate) / size) ** 0.5 for size in sizes if 0 < candidate < 1
+        ]
+        near = (abs(1 - candidate - x) < 6 * sigma for x, sigma in zip(kept, sigmas, strict=False))
+        rates |= {float(f"{candidate:.4g}")} if any(near) else set()
     for rate in sorted(rate for rate in rates if 0 < rate < 1):
         what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
         yield f"{what} {1 - rate:.6g}, which it keeps", evidence.plain * (1 - rate) / rate

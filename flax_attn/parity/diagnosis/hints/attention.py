@@ -211,10 +211,10 @@ def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
     for back in range(1, score.ndim + 1):
         axes = {1: "keys", 2: "queries", 3: "heads", 4: "the batch"}
         made[axes.get(back, f"axis -{back}")] = softmax(finite, -back)
-    own = next((what for what, x in made.items() if judge.same_function(x, plain).ok), "keys")
+    torchs = next((what for what, x in made.items() if judge.same_function(x, plain).ok), "keys")
     for what, value in made.items():
-        if what != own:
-            yield f"a softmax over the wrong axis, {what}, torch's over {own}", value
+        if what != torchs:
+            yield f"a softmax over the wrong axis, {what}, torch's over {torchs}", value
 
 
 def context(evidence: Evidence) -> Guesses:

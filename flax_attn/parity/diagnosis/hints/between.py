@@ -43,12 +43,12 @@ def _one(evidence: Evidence) -> Guesses:
             continue
         x = x.reshape(plain.shape)
         with np.errstate(all="ignore"):
-            own = next((a for a, f in ACTIVATIONS.items() if _same(f(x), plain)), "")
-            own = own or (NOTHING if _same(x, plain) else "")
+            torchs = next((a for a, f in ACTIVATIONS.items() if _same(f(x), plain)), "")
+            torchs = torchs or (NOTHING if _same(x, plain) else "")
             for act, function in TRIED.items():
-                if own and act != own:
-                    yield f"{act} of {name}, where torch has {own}", function(x)
-        if own:
+                if torchs and act != torchs:
+                    yield f"{act} of {name}, where torch has {torchs}", function(x)
+        if torchs:
             return
 
 
@@ -63,10 +63,10 @@ def _another(evidence: Evidence) -> Guesses:
         if name in evidence.before and "0" in call.inputs:
             had.setdefault(f"what {name} is given", call.inputs["0"])
     alike = _of_its_size(had, plain)
-    own = next((name for name, x in alike.items() if _same(x, plain)), "")
-    for name, x in alike.items() if own else ():
-        if name != own and not _same(x, plain):
-            yield f"{name}, where torch takes {own}", x
+    torchs = next((name for name, x in alike.items() if _same(x, plain)), "")
+    for name, x in alike.items() if torchs else ():
+        if name != torchs and not _same(x, plain):
+            yield f"{name}, where torch takes {torchs}", x
 
 
 def _parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -95,9 +95,9 @@ def _gated(evidence: Evidence) -> Guesses:
                 if not _same(function(gate) * up, evidence.plain):
                     continue
                 torchs = f"{act} of {what}"
-                for other, found in TRIED.items():
+                for other, activation in TRIED.items():
                     if other != act:
-                        yield f"{other} of {what}, where torch has {act}", found(gate) * up
+                        yield f"{other} of {what}, where torch has {act}", activation(gate) * up
                 for said, one, two in parts:
                     if said != what:
                         yield f"{said}, where torch takes {torchs}", function(one) * two

@@ -34,14 +34,15 @@ def conditioning(evidence: Evidence) -> str:
     got, plain, exact, moved = (x[~filled[0]] for x in arrays)
     if np.linalg.norm(plain - exact) > np.linalg.norm(moved - exact):
         return ""
-    own, theirs = judge.error(plain, exact), judge.error(got, exact)
-    if not judge.SAME_FUNCTION < own * 2 or not theirs <= min(judge.NO_WORSE * own, LARGEST):
+    torch_error, flax_error = judge.error(plain, exact), judge.error(got, exact)
+    limit = min(judge.NO_WORSE * torch_error, LARGEST)
+    if not judge.SAME_FUNCTION < torch_error * 2 or not flax_error <= limit:
         return ""
-    number = own / float(np.finfo(np.float64).eps)
+    number = torch_error / float(np.finfo(np.float64).eps)
     return (
         f"rounding alone, this input cannot tell: against the same step in extended precision "
-        f"torch itself is off by {own:.1e}, Flax by {theirs:.1e}; its condition number is about "
-        f"{number:.0e}, so choose inputs for which less cancels"
+        f"torch itself is off by {torch_error:.1e}, Flax by {flax_error:.1e}; its condition number "
+        f"is about {number:.0e}, so choose inputs for which less cancels"
     )
 
 
@@ -51,24 +52,24 @@ def _extended(evidence: Evidence, terms: float = 0.0) -> np.ndarray | None:
     With `terms`, all that is summed up is that much of its size larger.
     """
     call, wide = evidence.call, np.longdouble
-    given = {name: x.astype(wide) for name, x in call.inputs.items() if x.dtype.kind == "f"}
-    if evidence.point == "scores" and {"query", "key"} <= given.keys():
-        query, key = given["query"], np.swapaxes(given["key"], -1, -2)
+    inputs = {name: x.astype(wide) for name, x in call.inputs.items() if x.dtype.kind == "f"}
+    if evidence.point == "scores" and {"query", "key"} <= inputs.keys():
+        query, key = inputs["query"], np.swapaxes(inputs["key"], -1, -2)
         if query.size * key.shape[-1] > MANY:
             return None
         steps = steps_of(evidence, call.inputs["query"] @ np.swapaxes(call.inputs["key"], -1, -2))
         made = replay(steps, _sum(query, key, terms))
         return made.reshape(evidence.plain.shape)
-    if evidence.point == "weights" and "scores" in given:
-        score = given["scores"]
+    if evidence.point == "weights" and "scores" in inputs:
+        score = inputs["scores"]
         seen = np.where(np.isfinite(score), score, 0.0)
         made = softmax(score + terms * _alternating(np.abs(seen) + 1))
         return made.reshape(evidence.plain.shape)
-    if evidence.point == "context" and {"weights", "value"} <= given.keys():
-        if given["weights"].size * given["value"].shape[-1] > MANY:
+    if evidence.point == "context" and {"weights", "value"} <= inputs.keys():
+        if inputs["weights"].size * inputs["value"].shape[-1] > MANY:
             return None
-        return _sum(given["weights"], given["value"], terms)
-    return _module(evidence, given, terms)
+        return _sum(inputs["weights"], inputs["value"], terms)
+    return _module(evidence, inputs, terms)
 
 
 def _sum(left: np.ndarray, right: np.ndarray, terms: float) -> np.ndarray:
@@ -82,9 +83,9 @@ def _alternating(x: np.ndarray) -> np.ndarray:
     return x * (-1.0) ** np.arange(x.shape[-1])
 
 
-def _module(evidence: Evidence, given: dict[str, np.ndarray], terms: float) -> np.ndarray | None:
+def _module(evidence: Evidence, inputs: dict[str, np.ndarray], terms: float) -> np.ndarray | None:
     """A linear layer or a norm."""
-    x, weight = given.get("0"), evidence.call.params.get("weight")
+    x, weight = inputs.get("0"), evidence.call.params.get("weight")
     if x is None or weight is None or weight.dtype.kind != "f":
         return None
     bias = evidence.call.params.get("bias", np.zeros(1)).astype(np.longdouble)
@@ -99,5 +100,5 @@ def _module(evidence: Evidence, given: dict[str, np.ndarray], terms: float) -> n
         if form is None:
             return None
         x = x + terms * _alternating(np.abs(x)) if terms else x
-        return form(x, weight, bias, given.get("1"))
+        return form(x, weight, bias, inputs.get("1"))
     return None

@@ -13,21 +13,21 @@ class Contents(NamedTuple):
     """What a cache holds of one attention's keys, or of its values.
 
     Attributes:
-      held: the row of the cache, and the row and token that what lies there belongs to.
+      entries: the row of the cache, and the row and token that what lies there belongs to.
       strangers: rows of the cache in which something else lies beside them.
     """
 
-    held: frozenset[tuple[int, int, int]]
+    entries: frozenset[tuple[int, int, int]]
     strangers: frozenset[int]
 
     def lacks(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Those of a row's tokens that lie nowhere in the cache."""
-        return [t for t in tokens if not any(found[1:] == (row, t) for found in self.held)]
+        return [t for t in tokens if not any(entry[1:] == (row, t) for entry in self.entries)]
 
     @property
     def in_other_rows(self) -> bool:
         """Whether a token's numbers lie in another row than its own."""
-        return any(row != of for row, of, _ in self.held)
+        return any(row != of for row, of, _ in self.entries)
 
 
 def contents(
@@ -45,9 +45,11 @@ def contents(
         wants = _by_token(tap, rows, tokens) if point_of(name) == kind else None
         if wants is None:
             continue
-        found = [c for c in caches if c.ndim > 2 and (len(c), c.shape[-1]) == (rows, tap.shape[-1])]
-        if found:
-            yield _contents(found, wants)
+        arrays = [
+            c for c in caches if c.ndim > 2 and (len(c), c.shape[-1]) == (rows, tap.shape[-1])
+        ]
+        if arrays:
+            yield _contents(arrays, wants)
 
 
 def _by_token(tap: np.ndarray, rows: int, tokens: int) -> np.ndarray | None:
@@ -64,12 +66,12 @@ def _contents(caches: Sequence[np.ndarray], wants: np.ndarray) -> Contents:
     known = wants.reshape(-1, wants.shape[-1])
     tokens, heads = wants.shape[1:3]
     near = judge.LIKENESS * np.abs(known).max()
-    held, strangers = set(), set()
+    entries, strangers = set(), set()
     for cache in caches:
         for row, numbers in enumerate(cache.reshape(len(cache), -1, cache.shape[-1])):
             numbers = numbers[numbers.any(-1)]
             alike = np.abs(numbers[:, None] - known[None]).max(-1) <= near
-            found = np.flatnonzero(alike.any(0)).tolist()
-            held |= {(row, *divmod(i // heads, tokens)) for i in found}
-            strangers |= {row} if found and not alike.any(1).all() else set()
-    return Contents(frozenset(held), frozenset(strangers))
+            matches = np.flatnonzero(alike.any(0)).tolist()
+            entries |= {(row, *divmod(i // heads, tokens)) for i in matches}
+            strangers |= {row} if matches and not alike.any(1).all() else set()
+    return Contents(frozenset(entries), frozenset(strangers))

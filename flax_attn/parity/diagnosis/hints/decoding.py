@@ -35,14 +35,14 @@ class Stepped:
     """A cut that differs, and all that may be looked at.
 
     Attributes:
-      found: both sides' steps.
+      steps: both sides' steps.
       place: where the cut differs first.
       wrong: every cut that differs from the same thing, with its place.
       count: how many cuts there are.
       whole, truth: the full forward passes of Flax and torch.
     """
 
-    found: Decoded
+    steps: Decoded
     place: Place
     wrong: Sequence[Held]
     count: int
@@ -57,14 +57,14 @@ class Stepped:
     @property
     def before(self) -> list[tuple[str, np.ndarray]]:
         """The floating arrays of the cache that the wrong step was given, by name."""
-        caches = self.found.got[self.place.cut].caches[: self.place.step]
+        caches = self.steps.got[self.place.cut].caches[: self.place.step]
         named = leaves(caches[-1], "cache") if caches else ()
         arrays = ((name, np.asarray(x)) for name, x in named if isinstance(x, jax.Array))
         return [(name, x) for name, x in arrays if is_floating(x)]
 
     def contents(self, kind: str) -> list[Contents]:
         """What the cache that the wrong step was given holds of each attention's keys or values."""
-        side, caches = self.found.side, [x for _, x in self.before]
+        side, caches = self.steps.side, [x for _, x in self.before]
         if len(self.place.row) != 1:
             return []
         sizes = side.arrays[side.first].shape[0], side.tokens
@@ -78,16 +78,16 @@ class Stepped:
     @property
     def singles(self) -> bool:
         """Whether only steps of one token are wrong."""
-        steps = (held.place for held in self.wrong if held.place is not None)
+        steps = (each.place for each in self.wrong if each.place is not None)
         return all(place.cut.lengths[place.step] == 1 for place in steps)
 
     @cached_property
     def first_row_is_right(self) -> bool:
         """Whether all that differs lies in other rows than the first."""
-        want, axis = self.whole.outputs[self.found.output], self.found.axis
+        want, axis = self.whole.outputs[self.steps.output], self.steps.axis
         if not self.place.row or len(want) < 2:
             return False
-        steps = [joined(self.found.got[held.cut].outputs, axis) for held in self.wrong]
+        steps = [joined(self.steps.got[each.cut].outputs, axis) for each in self.wrong]
         return all(
             x is not None and judge.same_function(x[0], want[0], fill=True).ok for x in steps
         )
@@ -133,7 +133,7 @@ class Sight:
 
     @classmethod
     def of(cls, stepped: Stepped) -> "Sight":
-        place, steps = stepped.place, stepped.found.side
+        place, steps = stepped.place, stepped.steps.side
         axis = steps.axes[steps.first]
         with steps.side.precise():
             x = steps.arrays[steps.first]
@@ -144,14 +144,14 @@ class Sight:
 
             def at_once(x: Any) -> Any:
                 args, kwargs = steps.request.fill({**steps.arrays, steps.first: x})
-                out = steps.side.call(nnx.merge(*steps.held), *args, **kwargs)
+                out = steps.side.call(nnx.merge(*steps.module_state), *args, **kwargs)
                 named = dict(leaves(out))
-                return _row(named[stepped.found.output], place, axis, place.token)
+                return _row(named[stepped.steps.output], place, axis, place.token)
 
             seen, whole = (_depends(f, x, axis) for f in (by_steps, at_once))
         batch = [tuple(map(int, at)) for at in np.argwhere(seen.any(-1))]
         others = [at for at in batch if at != place.row and not whole[at].any()]
-        mine, wanted = (np.flatnonzero(found[place.row]).tolist() for found in (seen, whole))
+        mine, wanted = (np.flatnonzero(tokens[place.row]).tolist() for tokens in (seen, whole))
         return cls(place.row, place.token, mine, wanted, others)
 
     @property
@@ -194,7 +194,7 @@ def _moved(stepped: Stepped) -> str:
     """Keys or values alone that lie in other rows than their tokens."""
     keys, values = (stepped.contents(kind) for kind in ("key", "value"))
     keys, values = (
-        any(x.in_other_rows for x in found) if found else None for found in (keys, values)
+        any(x.in_other_rows for x in caches) if caches else None for caches in (keys, values)
     )
     if keys is None or values is None or keys == values:
         return "rows of the cache in another order"
@@ -208,20 +208,20 @@ def lost(stepped: Stepped) -> str:
     if not sight.missing:
         return ""
     itself = sight.missing == [sight.token]
-    told = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
+    text = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
     if start and sight.cut and sight.cut[-1] == sight.token - start:
-        return f"{told}: the mask is asked at its place in the step, {sight.token - start}"
+        return f"{text}: the mask is asked at its place in the step, {sight.token - start}"
     if sight.extra:
-        return f"{told}, and sees {_these(sight.extra)} in their place: places shifted"
+        return f"{text}, and sees {_these(sight.extra)} in their place: places shifted"
     if sight.token in sight.missing:
-        return f"{told}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
+        return f"{text}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
     if stepped.first_row_is_right:
-        return f"{told}; {OF_ROW_0}"
+        return f"{text}; {OF_ROW_0}"
     if min(sight.missing) >= start:
-        return f"{told} of its own step: {OVER}"
+        return f"{text} of its own step: {OVER}"
     if sight.missing == [start - 1]:
-        return f"{told}, the last of the step before: a length that is short"
-    return f"{told}: overwritten, dropped or hidden"
+        return f"{text}, the last of the step before: a length that is short"
+    return f"{text}: overwritten, dropped or hidden"
 
 
 def hidden(stepped: Stepped) -> str:
@@ -229,10 +229,10 @@ def hidden(stepped: Stepped) -> str:
     sight = stepped.sight
     if not sight.extra:
         return ""
-    told = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
+    text = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
     if stepped.singles:
-        return f"{told}: a window or mask left out in steps of one token"
-    return f"{told}: a mask left out, or asked at slots and not at positions"
+        return f"{text}: a window or mask left out in steps of one token"
+    return f"{text}: a mask left out, or asked at slots and not at positions"
 
 
 def same(stepped: Stepped) -> str:
@@ -240,25 +240,25 @@ def same(stepped: Stepped) -> str:
     sight = stepped.sight
     if not sight.whole or stepped.place.step == 0:
         return _at_once(stepped) if sight.whole else ""
-    told = "the same tokens seen with other"
+    text = "the same tokens seen with other"
     keys, values = (stepped.contents(kind) for kind in ("key", "value"))
     if not keys or not values:
-        return f"{told} weights or values: positions of another step, or other contents"
+        return f"{text} weights or values: positions of another step, or other contents"
     row, before = sight.row[0], [token for token in sight.whole if token < stepped.start]
-    lacks = [sorted({t for x in found for t in x.lacks(row, before)}) for found in (keys, values)]
+    lacks = [sorted({t for x in caches for t in x.lacks(row, before)}) for caches in (keys, values)]
     if all(lacks):
-        return f"{told} keys and values: the cache of another layer, or other contents"
+        return f"{text} keys and values: the cache of another layer, or other contents"
     if lacks[1]:
-        return f"{told} values: of {_these(lacks[1])} the cache holds others than were computed"
+        return f"{text} values: of {_these(lacks[1])} the cache holds others than were computed"
     if lacks[0]:
-        return f"{told} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
-    told += " weights, though their keys and values are right"
+        return f"{text} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
+    text += " weights, though their keys and values are right"
     if stepped.first_row_is_right:
-        return f"{told}; {OF_ROW_0}"
+        return f"{text}; {OF_ROW_0}"
     if any(row in x.strangers for x in keys):
-        return f"{told}: keys of no token are in the cache too, as of a truncate that keeps them"
+        return f"{text}: keys of no token are in the cache too, as of a truncate that keeps them"
     other = ", or the cache of another layer read" if len(keys) > 1 else ""
-    return f"{told}: the query turned by another position, or a mask or bias asked at one{other}"
+    return f"{text}: the query turned by another position, or a mask or bias asked at one{other}"
 
 
 def _at_once(stepped: Stepped) -> str:

@@ -21,8 +21,8 @@ def times(factor: float) -> str:
     >>> times(1.25), times(1 - 2e-12)
     ('1.25', '1 - 2e-12')
     """
-    told, more = f"{factor:.8g}", factor - 1
-    return told if told != "1" else f"1 {'-' if more < 0 else '+'} {abs(more):.3g}"
+    text, more = f"{factor:.8g}", factor - 1
+    return text if text != "1" else f"1 {'-' if more < 0 else '+'} {abs(more):.3g}"
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class Evidence:
     def sizes(self) -> dict[str, int]:
         """The widths that a scale may be mistaken for, by what they are."""
         query, scores = self.near("query"), self.near("scores")
-        found: dict[str, int] = {}
+        widths: dict[str, int] = {}
         if query is not None and scores is not None:
             width, (length, keys) = query.shape[-1], scores.shape[-2:]
             heads = self.heads()
-            found = {"the head's width": width, "the number of heads": heads}
-            found |= {"all heads' width": heads * width}
-            found |= {"the number of keys": keys, "the number of queries": length}
+            widths = {"the head's width": width, "the number of heads": heads}
+            widths |= {"all heads' width": heads * width}
+            widths |= {"the number of keys": keys, "the number of queries": length}
         owner = self.owner
         for name, call in self.truth.calls.items():
             weight = call.params.get("weight")
             if name.startswith(owner) and weight is not None and weight.ndim == 2:
-                found.setdefault("the model's width", weight.shape[1])
-                found[f"{name}'s width"] = weight.shape[0]
-        return found
+                widths.setdefault("the model's width", weight.shape[1])
+                widths[f"{name}'s width"] = weight.shape[0]
+        return widths

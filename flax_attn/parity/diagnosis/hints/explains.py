@@ -82,10 +82,10 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
     delta = (evidence.got - evidence.want)[seen]
     share = 0.0
     for step in (1e-3, *(1e-5,) * (NEWTON - 1)):
-        here, there = laid(share), laid(share + step)
-        if here is None or there is None:
+        here, ahead = laid(share), laid(share + step)
+        if here is None or ahead is None:
             return None
-        slope = (there - here)[seen] / step
+        slope = (ahead - here)[seen] / step
         size = float(np.vdot(slope, slope))
         if not np.isfinite(size) or size == 0:
             return None
@@ -118,15 +118,15 @@ def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | No
 
     def family(share: float) -> np.ndarray | None:
         if callable(value):
-            found = value(share)
-            if found is None:
+            array = value(share)
+            if array is None:
                 return None
         else:
             if value.shape != evidence.plain.shape:
                 return None
-            found = value if share == 1.0 else evidence.plain + share * (value - evidence.plain)
+            array = value if share == 1.0 else evidence.plain + share * (value - evidence.plain)
         try:
-            return evidence.layout.value(found)
+            return evidence.layout.value(array)
         except ValueError:
             return None
 

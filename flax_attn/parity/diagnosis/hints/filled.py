@@ -24,15 +24,15 @@ def other_fills(evidence: Evidence) -> str:
     if evidence.point in POINTS or evidence.got.shape != evidence.want.shape:
         return ""
     ours, theirs = (fills(x, "float64") != 0 for x in (evidence.got, evidence.want))
-    told = []
+    parts = []
     sides = ("torch", "Flax", theirs & ~ours), ("Flax", "torch", ours & ~theirs)
     for one, other, places in sides:
         if places.any():
             first = [int(i) for i in np.argwhere(places)[0]]
             more = int(places.sum()) - 1
             also = f" and {more} places more" if more else ""
-            told.append(f"{one} hides {first}{also}, {other} does not")
-    return f"another mask: {'; '.join(told)}" if told else ""
+            parts.append(f"{one} hides {first}{also}, {other} does not")
+    return f"another mask: {'; '.join(parts)}" if parts else ""
 
 
 def without_fills(evidence: Evidence) -> Evidence:
@@ -67,11 +67,11 @@ def large(x: np.ndarray) -> np.ndarray:
     >>> large(np.asarray([-np.inf, 3.0, -1e6 + 3, -1e4])).tolist()
     [True, False, True, True]
     """
-    found = fills(x, "float64") != 0
-    left = np.isfinite(x) & ~found
-    found[left] = groups(x[left]) > 0
-    low = left & ~found & (x < LOW)
-    rest = np.abs(x[left & ~found & ~low])
+    places = fills(x, "float64") != 0
+    left = np.isfinite(x) & ~places
+    places[left] = groups(x[left]) > 0
+    low = left & ~places & (x < LOW)
+    rest = np.abs(x[left & ~places & ~low])
     if low.any() and rest.size and np.abs(x[low]).min() > BESIDE * rest.max():
-        found |= low
-    return found
+        places |= low
+    return places

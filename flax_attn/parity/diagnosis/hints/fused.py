@@ -37,9 +37,9 @@ def projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
         if not inside or value.ndim < 2 or not value.size or call.kind in POINTS:
             continue
         yield name, value
-        given = call.inputs.get("0")
-        if given is not None and given.dtype.kind == "f":
-            groups.setdefault((given.tobytes(), value.shape[:-1]), []).append((name, value))
+        source = call.inputs.get("0")
+        if source is not None and source.dtype.kind == "f":
+            groups.setdefault((source.tobytes(), value.shape[:-1]), []).append((name, value))
     for group in groups.values():
         if 2 <= len(group) <= 4:
             names = ", ".join(name for name, _ in group)
@@ -72,8 +72,8 @@ def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cu
         return
     group = heads // fewer
 
-    def parts(*found: np.ndarray) -> tuple[np.ndarray, ...]:  # B T K n D
-        laid = (np.moveaxis(x.reshape(*flat.shape[:2], -1, width), 2, 1) for x in found)
+    def parts(*pieces: np.ndarray) -> tuple[np.ndarray, ...]:  # B T K n D
+        laid = (np.moveaxis(x.reshape(*flat.shape[:2], -1, width), 2, 1) for x in pieces)
         return tuple(np.repeat(x, heads // x.shape[1], axis=1) for x in laid)
 
     ends = (heads * width, (heads + fewer) * width)
@@ -112,16 +112,16 @@ def own_cut(evidence: Evidence, want: np.ndarray) -> Own | None:
     for name, made in projections(evidence):
         if made.shape[-2] != length or made.shape[-1] % width or made.shape[-1] == width:
             continue
-        found = tuple(cuts(name, made, heads, width))
-        for cut in found:
+        candidates = tuple(cuts(name, made, heads, width))
+        for cut in candidates:
             for place, part in enumerate(cut.parts):
                 if part.shape != want.shape:
                     continue
                 if judge.same_function(part, want).ok:
-                    return Own(found, cut, place, None)
+                    return Own(candidates, cut, place, None)
                 turning = measured(part, want)
                 if turning is not None:
-                    return Own(found, cut, place, turning)
+                    return Own(candidates, cut, place, turning)
     return None
 
 
@@ -138,17 +138,17 @@ def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
 def recut(evidence: Evidence) -> Guesses:
     """One point, or what a submodule is given, cut in another order of axes."""
     for turned, want in enumerate(by_heads(evidence)):
-        own = own_cut(evidence, want)
-        if own is None:
+        torchs = own_cut(evidence, want)
+        if torchs is None:
             continue
-        for what, cut in own.others():
-            made = own.made(cut)
+        for what, cut in torchs.others():
+            made = torchs.made(cut)
             yield what, np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
-        for part in range(len(own.cut.parts)):
-            if part != own.part and own.cut.parts[part].shape == want.shape:
-                made = own.made(own.cut, part)
+        for part in range(len(torchs.cut.parts)):
+            if part != torchs.part and torchs.cut.parts[part].shape == want.shape:
+                made = torchs.made(torchs.cut, part)
                 made = np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
-                what = f"part {part} of {own.cut.name}, where torch takes part {own.part}"
+                what = f"part {part} of {torchs.cut.name}, where torch takes part {torchs.part}"
                 yield f"{what}: {_of_parts(evidence, made)}", made
         return
 
@@ -167,28 +167,28 @@ def recut_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
     """Every point that torch cuts from one projection, and a gate, cut in another order."""
-    owns = {}
+    known = {}
     for point in POINTS[:3]:
         if point in attention.parts:
             at = evidence.at(point)
-            own = own_cut(at, next(by_heads(at)))
-            owns |= {point: own} if own else {}
-    for one in owns.values():
+            torchs = own_cut(at, next(by_heads(at)))
+            known |= {point: torchs} if torchs else {}
+    for one in known.values():
         for what, cut in one.others():
             changed = {
-                point: own.made(_same(own, cut)).reshape(attention.parts[point].shape)
-                for point, own in owns.items()
-                if own.cut.name == one.cut.name and own.cut.order == one.cut.order
+                point: torchs.made(_same(torchs, cut)).reshape(attention.parts[point].shape)
+                for point, torchs in known.items()
+                if torchs.cut.name == one.cut.name and torchs.cut.order == one.cut.order
             }
-            taken = {own.part for own in owns.values() if own.cut.name == one.cut.name}
+            taken = {torchs.part for torchs in known.values() if torchs.cut.name == one.cut.name}
             yield what, changed
             for part in set(range(len(cut.parts))) - taken:
                 gate = _gate(attention, evidence, one.cut.parts[part], cut.parts[part])
                 yield what, changed | gate
 
 
-def _same(own: Own, cut: Cut) -> Cut:
-    return next(x for x in own.cuts if x.order == cut.order)
+def _same(torchs: Own, cut: Cut) -> Cut:
+    return next(x for x in torchs.cuts if x.order == cut.order)
 
 
 def _gate(

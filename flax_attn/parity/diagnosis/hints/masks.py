@@ -24,8 +24,8 @@ def hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step])
     for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
         yield what, np.where(other, bare, -np.inf)
     flax = evidence.got
-    there = evidence.layout.value(np.where(seen, 1.0, 0.0))
-    filled = flax[(there == 0) & np.isfinite(flax)]
+    shown = evidence.layout.value(np.where(seen, 1.0, 0.0))
+    filled = flax[(shown == 0) & np.isfinite(flax)]
     if filled.size and (filled == filled[0]).all():
         yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
     if flax.shape == evidence.plain.shape:
@@ -59,10 +59,12 @@ def _aligned(seen: np.ndarray):
     first = np.arange(length)[:, None] >= np.arange(keys)
     last = np.arange(length)[:, None] + shift >= np.arange(keys)
     ends = {"the first key (top left)": first, "the last key (bottom right)": last}
-    for (own, causal), (other, wrong) in permutations(ends.items(), 2):
+    for (torchs, causal), (other, wrong) in permutations(ends.items(), 2):
         unpadded = seen.any(-2, keepdims=True) | ~causal.any(0)
         if shift and seen.any() and not (seen ^ (causal & unpadded)).any():
-            said = f"the causal mask aligned to {other}, torch's to {own}: shifted by {abs(shift)}"
+            said = (
+                f"the causal mask aligned to {other}, torch's to {torchs}: shifted by {abs(shift)}"
+            )
             yield said, np.broadcast_to(wrong, seen.shape) & unpadded
 
 
@@ -83,7 +85,7 @@ def windows(seen: np.ndarray):
     if not shown.size:
         return
     far, near = int(shown.max()), int(shown.min())
-    there = seen.any(-1, keepdims=True) & seen.any(-2, keepdims=True)
+    unpadded = seen.any(-1, keepdims=True) & seen.any(-2, keepdims=True)
     for by in (1, -1, 2, -2):
         ways = {
             "back": (far + by, near),
@@ -95,7 +97,7 @@ def windows(seen: np.ndarray):
                 continue
             inside = (back <= most) & (back >= least)
             beyond = (back > far) | (back < near)
-            other = inside & (seen | there & beyond)
+            other = inside & (seen | unpadded & beyond)
             wider = f"{abs(by)} {'wider' if by > 0 else 'narrower'} {way}"
             keys, torchs = (end - start + 1 for end, start in ((most, least), (far, near)))
             yield f"a window {wider}: {keys} keys, torch {torchs}, itself included", other
@@ -136,8 +138,8 @@ def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
         yield f"{what}torch averages, Flax gives zeros", np.where(nothing, 0.0, plain)
     even = np.full_like(plain, 1 / plain.shape[-1])
     for average in (even, softmax(_bare(evidence, score))):
-        told = "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
-        yield f"{what}{told}", np.where(nothing, average, plain)
+        text = "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
+        yield f"{what}{text}", np.where(nothing, average, plain)
 
 
 def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
@@ -157,15 +159,15 @@ def only_blind(evidence: Evidence, places: np.ndarray) -> bool:
     if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
         return False
     nothing = np.broadcast_to(blind(score.reshape(evidence.plain.shape)), evidence.plain.shape)
-    there = evidence.layout.value(nothing)
-    return there.shape == places.shape and bool(places.any()) and not (places & ~there).any()
+    rows = evidence.layout.value(nothing)
+    return rows.shape == places.shape and bool(places.any()) and not (places & ~rows).any()
 
 
 def unseen(run: Run, truth: Run, names: Names) -> str:
     """That weights differ in rows that see nothing alone, where no place shows it, or ""."""
-    for name, there, match in matches(run, truth, names):
+    for name, flax_name, match in matches(run, truth, names):
         scores = truth.taps.get(name.replace("weights", "scores"))
-        got, want = run.taps[there], match.value
+        got, want = run.taps[flax_name], match.value
         if point_of(name) != "weights" or scores is None or scores.shape != want.shape:
             continue
         rows = np.broadcast_to(blind(scores), want.shape)

@@ -66,9 +66,9 @@ class Form:
 def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     """Guesses for layer, RMS and batch norms."""
     call = evidence.call
-    bias, given = call.params.get("bias", np.zeros_like(weight)), _told(evidence)
+    bias, declared = call.params.get("bias", np.zeros_like(weight)), _declared_form(evidence)
     if "running_mean" in call.params:
-        yield from _batch_norm(evidence, x, weight, bias, given.eps)
+        yield from _batch_norm(evidence, x, weight, bias, declared.eps)
         return
     if x.shape[-1] != weight.shape[0]:
         return
@@ -79,10 +79,10 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         return
     if form.gated:
         yield from _gated(form, x, weight, bias, gate)
-    own = form.eps
+    torchs = form.eps
     for eps in EPSILONS:
-        if f"{eps:.3g}" != f"{own:.3g}":
-            what = f"another epsilon: {eps:.3g}, not {own:.3g}"
+        if f"{eps:.3g}" != f"{torchs:.3g}":
+            what = f"another epsilon: {eps:.3g}, not {torchs:.3g}"
             yield what, replace(form, eps=eps)(x, weight, bias, gate)
     yield from _fitted_epsilon(evidence, form, x, weight, bias, gate)
     yield from _spreads(form, x, weight, bias, gate)
@@ -115,7 +115,7 @@ def by_hand(evidence: Evidence, x: np.ndarray) -> Evidence | None:
     return None
 
 
-def _told(evidence: Evidence) -> Form:
+def _declared_form(evidence: Evidence) -> Form:
     """What the class's name and its numbers tell of torch's formula."""
     call = evidence.call
     small = {k: v for k, v in call.facts.items() if 0 <= v < SMALL}
@@ -127,7 +127,7 @@ def _told(evidence: Evidence) -> Form:
 def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | None:
     """Torch's formula: the first that gives torch's value."""
     bias = evidence.call.params.get("bias", np.zeros_like(weight))
-    tried, gate = _forms(_told(evidence)), evidence.call.inputs.get("1")
+    tried, gate = _forms(_declared_form(evidence)), evidence.call.inputs.get("1")
     if gate is not None and gate.shape == x.shape:
         tried = (*tried, *_gates(tried))
     tried = (*tried, *(replace(form, spread=s) for s in SPREADS if s for form in tried))
@@ -138,14 +138,14 @@ def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | Non
     return None
 
 
-def _forms(given: Form) -> tuple[Form, ...]:
-    found = [
+def _forms(declared: Form) -> tuple[Form, ...]:
+    forms = [
         Form(eps, centred, offset)
-        for eps in dict.fromkeys((given.eps, *EPSILONS))
-        for centred in (given.centred, not given.centred)
+        for eps in dict.fromkeys((declared.eps, *EPSILONS))
+        for centred in (declared.centred, not declared.centred)
         for offset in (0.0, 1.0)
     ]
-    return tuple(found)
+    return tuple(forms)
 
 
 def _gates(forms: tuple[Form, ...]) -> Iterator[Form]:
@@ -181,7 +181,7 @@ def _offsets(form: Form, x, weight, bias) -> Guesses:
 
 def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Guesses:
     """Any other epsilon, solved for from Flax's value."""
-    gain, flax, given = weight + form.offset, evidence.got, x
+    gain, flax, original = weight + form.offset, evidence.got, x
     if flax.shape != x.shape or not gain.all():
         return
     if form.gated and gate is not None:
@@ -200,7 +200,7 @@ def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Gu
         eps = float(np.median(eps))
     for guess in (float(f"{eps:.3g}"), eps):
         if 0 < guess < np.inf and abs(guess - form.eps) > NEAR * form.eps:
-            made = replace(form, eps=guess)(given, weight, bias, gate)
+            made = replace(form, eps=guess)(original, weight, bias, gate)
             yield f"another epsilon: {guess:.6g}, not {form.eps:.3g}", made
 
 
@@ -243,8 +243,8 @@ def _gains(
     call = evidence.call
     for name, other in evidence.truth.calls.items():
         gain = other.params.get("weight")
-        own = other is call or name == evidence.tap
-        if not own and gain is not None and gain.shape == weight.shape:
+        is_itself = other is call or name == evidence.tap
+        if not is_itself and gain is not None and gain.shape == weight.shape:
             yield f"the weights of {name}", right * gain + other.params.get("bias", bias)
     yield "one taken from the gain", right * (weight - 1) + bias
     yield "the gain missing", right + bias
@@ -268,13 +268,13 @@ def _spreads(form: Form, x, weight, bias, gate) -> Guesses:
 
 def _axes(form: Form, x: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> Guesses:
     """A mean taken off or not, another axis, another sum, another dtype."""
-    own, centred = form.eps, form.centred
+    eps, centred = form.eps, form.centred
     other = "the mean not taken off" if centred else "the mean taken off"
     yield f"another norm, {other}", replace(form, centred=not centred).over(x) * gain + bias
     gap = x - x.mean(-1, keepdims=True) if centred else x
-    total = np.sqrt((gap**2).sum(-1, keepdims=True) + own)
+    total = np.sqrt((gap**2).sum(-1, keepdims=True) + eps)
     yield "the sum of squares, not their mean", gap / total * gain + bias
     for axis in range(x.ndim - 1):
-        yield f"another axis, {axis}", normed(x, own, centred, axis) * gain + bias
-    narrow = normed(x.astype(np.float32), own, centred).astype(np.float64)
+        yield f"another axis, {axis}", normed(x, eps, centred, axis) * gain + bias
+    narrow = normed(x.astype(np.float32), eps, centred).astype(np.float64)
     yield "a norm in float32", narrow * gain + bias

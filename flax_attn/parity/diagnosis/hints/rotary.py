@@ -98,38 +98,38 @@ def turned_point(evidence: Evidence) -> Turned | None:
         if turning is not None:
             return Turned(x, turning)
     want = evidence.plain.reshape(-1, evidence.heads(), *evidence.plain.shape[-2:])
-    own = own_cut(evidence, want)
-    if own is None or own.turning is None:
+    torchs = own_cut(evidence, want)
+    if torchs is None or torchs.turning is None:
         return None
-    return Turned(own.cut.parts[own.part], own.turning)
+    return Turned(torchs.cut.parts[torchs.part], torchs.turning)
 
 
-def _turnings(evidence: Evidence, own: Turned) -> Values:
-    x, turning = own
+def _turnings(evidence: Evidence, rotation: Turned) -> Values:
+    x, turning = rotation
     flax = measured(x, in_torchs_layout(evidence).reshape(x.shape))
     said = difference(turning, flax) if flax is not None else ""
     if flax is not None and said:
         yield f"rotary positions, {said}", flax(x)
-    yield from _ways(own)
-    yield from _other_base(evidence, own)
+    yield from _ways(rotation)
+    yield from _other_base(evidence, rotation)
 
 
-def _other_base(evidence: Evidence, own: Turned) -> Values:
+def _other_base(evidence: Evidence, rotation: Turned) -> Values:
     """Any other base, however little of it there is."""
-    torchs = base_of(own.turning)
-    if torchs is None or own.x.size > LARGE:
+    torchs = base_of(rotation.turning)
+    if torchs is None or rotation.x.size > LARGE:
         return
-    start, got = own.turning(own.x), in_torchs_layout(evidence).reshape(own.x.shape)
-    base = parallel(lambda at: by_base(own, 10**at), start, got, GRID)
+    start, got = rotation.turning(rotation.x), in_torchs_layout(evidence).reshape(rotation.x.shape)
+    base = parallel(lambda at: by_base(rotation, 10**at), start, got, GRID)
     for guess in () if base is None else (float(f"{10**base:.6g}"), 10**base):
         if f"{guess:.8g}" != f"{torchs:.8g}":
             what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
-            yield f"rotary positions, {what}", by_base(own, guess)
+            yield f"rotary positions, {what}", by_base(rotation, guess)
 
 
-def _widths(own: Turned) -> Values:
+def _widths(rotation: Turned) -> Values:
     """More numbers of each head turned than torch turns, or fewer."""
-    x, turning = own
+    x, turning = rotation
     torchs, head = turning.width, x.shape[-1]
     base = base_of(turning)
     bases = BASES if base is None else (base, *(b for b in BASES if b != base))
@@ -149,9 +149,9 @@ def _widths(own: Turned) -> Values:
             yield f"{what}{more}", replace(turning, table=table, width=width)(x)
 
 
-def _ways(own: Turned) -> Values:
+def _ways(rotation: Turned) -> Values:
     """The same positions put in by other pairs, angles and halves."""
-    x, turning = own
+    x, turning = rotation
     other = "neighbours" if turning.pairing == "halves" else "halves"
     yield (
         f"rotary pairs of {other}, where torch turns {turning.pairing}",
@@ -159,7 +159,7 @@ def _ways(own: Turned) -> Values:
     )
     for what, table in otherwise(turning):
         yield f"rotary positions, {what}", turning.by(table)(x)
-    for what, made in (*_widths(own), *_half_done(x, turning)):
+    for what, made in (*_widths(rotation), *_half_done(x, turning)):
         yield f"rotary positions, {what}", made
 
 
@@ -184,12 +184,12 @@ def turned_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
     """Queries and keys both turned otherwise, each as its own positions ask."""
-    owns = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
-    known = {point: own for point, own in owns.items() if own is not None}
+    rotations = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    known = {point: rotation for point, rotation in rotations.items() if rotation is not None}
     if len(known) < 2:
         return
     shapes = {point: attention.parts[point].shape for point in known}
-    ways = [list(_ways(own)) for own in known.values()]
+    ways = [list(_ways(rotation)) for rotation in known.values()]
     if [what for what, _ in ways[0]] == [what for what, _ in ways[1]]:
         for (what, query), (_, key) in zip(*ways, strict=True):
             made = dict(zip(known, (query, key), strict=True))
@@ -203,8 +203,8 @@ def fitted_base(evidence: Evidence) -> Guesses:
     if attention is None or arrive is None or not {"query", "key"} <= {*unheard(evidence)}:
         return
     parts = attention.parts
-    owns = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
-    known = {point: own for point, own in owns.items() if own is not None}
+    rotations = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    known = {point: rotation for point, rotation in rotations.items() if rotation is not None}
     if len(known) < 2 or parts["scores"].size > LARGE:
         return
     torchs = base_of(known["query"].turning)
@@ -212,25 +212,27 @@ def fitted_base(evidence: Evidence) -> Guesses:
         return
 
     def made(base: float) -> np.ndarray:
-        turned = {p: by_base(own, base).reshape(parts[p].shape) for p, own in known.items()}
+        turned = {
+            p: by_base(rotation, base).reshape(parts[p].shape) for p, rotation in known.items()
+        }
         return arrive(attention.again(turned))
 
     laid = evidence.layout.value
-    found = parallel(lambda at: laid(made(10**at)), evidence.want, evidence.got, GRID)
-    if found is None:
+    exponent = parallel(lambda at: laid(made(10**at)), evidence.want, evidence.got, GRID)
+    if exponent is None:
         return
-    exact = 10 ** settled(lambda at: laid(made(10**at)), found, evidence.got)
-    for guess in (float(f"{10**found:.6g}"), 10**found, exact):
+    exact = 10 ** settled(lambda at: laid(made(10**at)), exponent, evidence.got)
+    for guess in (float(f"{10**exponent:.6g}"), 10**exponent, exact):
         what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
         yield f"rotary positions, {what}", made(guess)
 
 
-def by_base(own: Turned, base: float) -> np.ndarray:
+def by_base(rotation: Turned, base: float) -> np.ndarray:
     """Turned by another base."""
-    angles = own.turning.angles
-    sign = np.sign(frequencies(own.turning)[0])
+    angles = rotation.turning.angles
+    sign = np.sign(frequencies(rotation.turning)[0])
     places = np.arange(len(angles))[:, None] + start(angles * sign)
-    return own.turning.by(sign * places * powers(base, angles.shape[1]))(own.x)
+    return rotation.turning.by(sign * places * powers(base, angles.shape[1]))(rotation.x)
 
 
 def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:

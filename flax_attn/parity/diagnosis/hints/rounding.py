@@ -17,31 +17,31 @@ def rounded_otherwise(evidence: Evidence) -> str:
     """That torch rounds to 16 bits where Flax does not, or rounds to others, or ""."""
     if evidence.point == "scores" and (said := _of_a_bias(evidence)):
         return said
-    return _told(evidence.got, evidence.want)
+    return _side_that_rounds(evidence.got, evidence.want)
 
 
-def _told(got: np.ndarray, want: np.ndarray) -> str:
+def _side_that_rounds(got: np.ndarray, want: np.ndarray) -> str:
     """What of two arrays is the rounding of the other."""
     seen = np.isfinite(got) & np.isfinite(want)
     got, want = got[seen], want[seen]
     for dtype in HALF:
-        if not held(want, dtype):
+        if not is_exact_in(want, dtype):
             continue
-        others = [other for other in HALF if other != dtype and held(got, other)]
-        if held(got, dtype):
+        others = [other for other in HALF if other != dtype and is_exact_in(got, other)]
+        if is_exact_in(got, dtype):
             continue
         if rounds(got, want, dtype, *others):
             theirs = f"torch rounds to {dtype.name} here"
             return f"{theirs}, Flax to {others[0].name}" if others else f"{theirs}, Flax does not"
     for dtype in HALF:
-        if held(got, dtype) and not held(want, dtype) and rounds(want, got, dtype):
-            others = [other for other in HALF if other != dtype and held(want, other)]
+        if is_exact_in(got, dtype) and not is_exact_in(want, dtype) and rounds(want, got, dtype):
+            others = [other for other in HALF if other != dtype and is_exact_in(want, other)]
             torchs = f"to {others[0].name}" if others else "does not"
             return f"Flax rounds to {dtype.name} here, torch {torchs}"
     return ""
 
 
-def held(x: np.ndarray, dtype: np.dtype) -> bool:
+def is_exact_in(x: np.ndarray, dtype: np.dtype) -> bool:
     """Whether all numbers are of a dtype."""
     with np.errstate(all="ignore"):
         return x.size >= FEW and bool((x.astype(dtype).astype(np.float64) == x).all())
@@ -62,9 +62,9 @@ def rounds(x: np.ndarray, made: np.ndarray, *dtypes: np.dtype) -> bool:
 
 def _half_unit(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Half the distance of neighbours in a dtype, at each number of it."""
-    found = ml_dtypes.finfo(dtype)
-    size = np.maximum(np.abs(x), float(found.smallest_normal))
-    return np.exp2(np.floor(np.log2(size))) * float(found.eps) / 2
+    finfo = ml_dtypes.finfo(dtype)
+    size = np.maximum(np.abs(x), float(finfo.smallest_normal))
+    return np.exp2(np.floor(np.log2(size))) * float(finfo.eps) / 2
 
 
 def _of_a_bias(evidence: Evidence) -> str:
@@ -81,6 +81,6 @@ def _of_a_bias(evidence: Evidence) -> str:
         rest = replay([s for s in (*steps[:i], *steps[i + 1 :]) if not is_mask(s)], raw)
         added = flax.reshape(step.shape) - rest.reshape(step.shape)
         seen = np.isfinite(added)
-        if said := _told(added[seen], np.broadcast_to(bias, step.shape)[seen]):
+        if said := _side_that_rounds(added[seen], np.broadcast_to(bias, step.shape)[seen]):
             return f"the score's bias: {said}"
     return ""

@@ -31,8 +31,8 @@ def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Gu
             cap = 10**at
             return replay(after, cap * np.tanh(inside / cap)).reshape(shape)
 
-        found = parallel(lambda at, made=made: lay(made(at)), evidence.want, evidence.got, GRID)
-        for cap in () if found is None else (float(f"{10**found:.6g}"), 10**found):
+        exponent = parallel(lambda at, made=made: lay(made(at)), evidence.want, evidence.got, GRID)
+        for cap in () if exponent is None else (float(f"{10**exponent:.6g}"), 10**exponent):
             what = f"another softcap: {cap:.6g}{torchs}"
             what = what if torchs else f"a softcap of {cap:.6g} that torch does not have"
             yield what, made(float(np.log10(cap)))

@@ -163,8 +163,8 @@ def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
     yield "turned by half the angle", angles / 2
     yield "frequencies in reversed order", angles[:, ::-1]
     yield from _rounded(turning)
-    half, places, own = angles.shape[1], rows + start(angles), base_of(turning)
-    beside = "" if own is None else f", where torch's is {own:.8g}"
+    half, places, torchs = angles.shape[1], rows + start(angles), base_of(turning)
+    beside = "" if torchs is None else f", where torch's is {torchs:.8g}"
     for base in BASES:
         yield f"another base of the angles, {base:g}{beside}", places * powers(base, half)
         over = max(half - 1, 1)
