@@ -121,10 +121,10 @@ def check_boolean(array: Any) -> None:
     """Raises TypeError unless `array` is boolean, and says where other masks belong."""
     kind = getattr(array, "dtype", None)
     if kind != np.dtype(bool):
-        given = type(array).__name__ if kind is None else kind
+        kind_name = type(array).__name__ if kind is None else kind
         raise TypeError(
             "A mask must be a flax_attn mask or a boolean array in which True means 'may look'; "
-            f"got {given}. An additive mask (0 and -inf) goes to score=Additive(array); "
+            f"got {kind_name}. An additive mask (0 and -inf) goes to score=Additive(array); "
             "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned by ~array."
         )
 

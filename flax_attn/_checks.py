@@ -70,28 +70,28 @@ def check_rate(name: str, rate: Any) -> float:
     return rate
 
 
-def check_choice(name: str, given: Any, *choices: Any) -> None:
-    """ValueError, listing the choices, unless `given` is one of them."""
-    if given not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {given!r}.")
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """ValueError, listing the choices, unless `value` is one of them."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
-def there_of(name: str, given: Any, shape: tuple[int, ...]) -> jax.Array:
+def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
     """Which tokens are there, of shape `*B T`; None stands for all.
 
     Raises:
-      TypeError: if `given` is not boolean.
+      TypeError: if `valid` is not boolean.
       ValueError: if it does not broadcast to that shape.
 
-    >>> there_of("valid", None, (2, 3)).tolist()
+    >>> valid_tokens("valid", None, (2, 3)).tolist()
     [[True, True, True], [True, True, True]]
     """
-    there = jnp.asarray(True if given is None else given)
-    if there.dtype != jnp.bool_:
+    is_valid = jnp.asarray(True if valid is None else valid)
+    if is_valid.dtype != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean, True for a token that is there; got {there.dtype}."
+            f"{name} must be boolean, True for a token that is there; got {is_valid.dtype}."
         )
-    return of_tokens(name, there, shape)
+    return of_tokens(name, is_valid, shape)
 
 
 def of_tokens(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

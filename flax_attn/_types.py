@@ -145,11 +145,11 @@ def leaf_axes(node: Any) -> list[str]:
     """
     if not is_frozen(type(node)):
         return [""] * len(jax.tree.leaves(node))
-    declared, found = getattr(node, "AXES", {}), []
+    declared, axes = getattr(node, "AXES", {}), []
     for key, value in _flatten(node)[0]:
         count = len(jax.tree.leaves(value))
-        found += [declared[key.name]] * count if key.name in declared else leaf_axes(value)
-    return found
+        axes += [declared[key.name]] * count if key.name in declared else leaf_axes(value)
+    return axes
 
 
 def _is_plain(value: Any) -> bool:

@@ -51,12 +51,12 @@ named = jax.make_user_context(None)  # by `sharding.on`
 
 def named_for(x: Any) -> Named | None:
     """The mesh axes that were named, for an array whose type says nothing; None where it does."""
-    found = named.value
-    if found is None or _says(x):
+    axes = named.value
+    if axes is None or _says(x):
         return None
-    if found.mesh is not None:
-        return found
-    return found._replace(mesh=jax.sharding.get_abstract_mesh())
+    if axes.mesh is not None:
+        return axes
+    return axes._replace(mesh=jax.sharding.get_abstract_mesh())
 
 
 def _says(x: Any) -> bool:

@@ -67,9 +67,9 @@ def _threshold(z: jax.Array, taus: Callable[[jax.Array, jax.Array], jax.Array]) 
       taus: from the sorted scores and the counts 1 ... S to the tau of the run that ends there.
     """
     ordered = -jnp.sort(-z, axis=-1)
-    found = taus(ordered, jnp.cumsum(jnp.ones_like(z), axis=-1))
-    count = jnp.sum(found <= ordered, axis=-1, keepdims=True)
-    return jnp.take_along_axis(found, jnp.maximum(count - 1, 0), axis=-1)
+    tau = taus(ordered, jnp.cumsum(jnp.ones_like(z), axis=-1))
+    count = jnp.sum(tau <= ordered, axis=-1, keepdims=True)
+    return jnp.take_along_axis(tau, jnp.maximum(count - 1, 0), axis=-1)
 
 
 @jax.custom_jvp

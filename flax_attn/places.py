@@ -58,17 +58,17 @@ class Places:
 
     def bind(self, sizes: Sizes) -> "Places":
         """One number for each batch entry, all batch axes as one, and one for each head."""
-        found = {}
-        for name, given, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
-            numbers = jnp.arange(count, dtype=jnp.int32) if given is None else jnp.asarray(given)
+        numbers_of = {}
+        for name, asked, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
+            numbers = jnp.arange(count, dtype=jnp.int32) if asked is None else jnp.asarray(asked)
             whole = sizes.batch if name == "b" else (sizes.N,)
-            if given is not None and not _fits(numbers.shape, whole):
+            if asked is not None and not _fits(numbers.shape, whole):
                 raise ValueError(
                     f"Places.{name} must broadcast to {whole}; got shape {numbers.shape}."
                 )
-            numbers = numbers if given is None else jnp.broadcast_to(numbers, whole)
-            found[name] = numbers.reshape(count).astype(jnp.int32)
-        return Places(**found)
+            numbers = numbers if asked is None else jnp.broadcast_to(numbers, whole)
+            numbers_of[name] = numbers.reshape(count).astype(jnp.int32)
+        return Places(**numbers_of)
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -118,16 +118,16 @@ class Positions:
         return self.q[:, None, :, None], self.k[:, None, None, :]
 
 
-def _rows(name: str, given: Any, sizes: Sizes, length: Any) -> jax.Array:
-    if given is None:
+def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
+    if positions is None:
         return jnp.arange(length, dtype=jnp.int32)[None]
-    known = np.asarray(() if isinstance(given, jax.Array) else given)
+    known = np.asarray(() if isinstance(positions, jax.Array) else positions)
     far, whole = known[known >= FURTHEST], (*sizes.batch, length)
     if far.size:
         raise ValueError(f"{name} must be less than {FURTHEST}; got {far[0]}.")
-    if not _fits(jnp.shape(given), whole):
-        raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(given)}.")
-    at = jnp.clip(jnp.asarray(near(given)), -1, FURTHEST - 1)
+    if not _fits(jnp.shape(positions), whole):
+        raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(positions)}.")
+    at = jnp.clip(jnp.asarray(near(positions)), -1, FURTHEST - 1)
     if all(n == 1 for n in at.shape[:-1]):
         return jnp.broadcast_to(at.reshape(-1), (length,))[None]
     return jnp.broadcast_to(at, whole).reshape(sizes.B, length)

@@ -187,13 +187,13 @@ def zero_unseen(
 
     NaN and Inf that stand there then reach neither outputs nor gradients.
     """
-    sizes, found = sizes_of(q, k), None
+    sizes, unseen = sizes_of(q, k), None
     if isinstance(rules.mask, Full):
         return q, k, v
     if rules.mask.is_static and all(isinstance(n, int) for n in sizes[1:]):
-        found = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
-    if found is not None:
-        sees, keys = found
+        unseen = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
+    if unseen is not None:
+        sees, keys = unseen
         return _known(q, sees), _known(k, keys), _known(v, keys)
     seen = jnp.asarray(rules.mask.grid(sizes))
     seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)  # B|1 N|1 T|1 S|1

@@ -59,8 +59,8 @@ class Score:
 
     def bind(self, sizes: Sizes) -> "Score":
         """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
-        given = is_frozen(type(self)) and not hasattr(self, "AXES")
-        return jax.tree.map(jnp.asarray, self) if given else self
+        is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
+        return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Score":
         """This score for a shard whose batch entries and heads stand at `places` in the whole.

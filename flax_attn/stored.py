@@ -67,15 +67,17 @@ def attention(
 
 
 def _check(q: jax.Array, keys: Stored, values: Stored) -> None:
-    given = f"q {q.shape}, keys {keys.shape}, values {values.shape}"
+    shapes = f"q {q.shape}, keys {keys.shape}, values {values.shape}"
     if isinstance(keys, Quantized) != isinstance(values, Quantized):
         kinds = f"{type(keys).__name__} and {type(values).__name__}"
         raise TypeError(f"keys and values must both be Quantized or both be arrays; got {kinds}.")
     fits = q.ndim >= 3 and len(keys.shape) == q.ndim and keys.shape[:-1] == values.shape[:-1]
     if not fits or q.shape[:-3] != keys.shape[:-3] or q.shape[-1] != keys.shape[-1]:
-        raise ValueError(f"Stored keys and values lie as *B K S H beside q, *B T N H; got {given}.")
+        raise ValueError(
+            f"Stored keys and values lie as *B K S H beside q, *B T N H; got {shapes}."
+        )
     if keys.shape[-3] == 0 or q.shape[-2] % keys.shape[-3]:
-        raise ValueError(f"The key/value heads must divide the query heads; got {given}.")
+        raise ValueError(f"The key/value heads must divide the query heads; got {shapes}.")
 
 
 def _as_attended(x: Stored, dtype: Any) -> Float[Array, "B S K H"]:
@@ -115,9 +117,9 @@ def _forward(plan: Plan, q, keys: Quantized, values: Quantized, rules: Rules) ->
     return (o.astype(q.dtype), stats_of(rules, m, l)), (q, keys, values, rules, o, m, l)
 
 
-def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
+def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
     q, keys, values, rules, o, m, l = kept
-    do, dstats = given
+    do, dstats = cotangents
     dlse = dstats.l * stats_of(rules, m, l).l
     # As wide as the logits, so that the weights are those of the forward pass.
     k, v = (_as_attended(x, wide(q.dtype)) for x in (keys, values))

@@ -68,7 +68,7 @@ class Explanation(tuple[Verdict, ...]):
     __repr__ = __str__
 
 
-def slow_path(platform: str, found: Explanation, pairs: int) -> str | None:
+def slow_path(platform: str, verdicts: Explanation, pairs: int) -> str | None:
     """The sentence that tells of a slow choice where the platform has kernels, or None.
 
     Args:
@@ -83,8 +83,8 @@ the mask is not static); backend='plain' asks for it without this warning."
     >>> slow_path("cpu", found, 4096 * 4096), slow_path("tpu", found, 128 * 128)
     (None, None)
     """
-    kernels, chosen = KERNELS.get(platform, ()), found.chosen
-    refusals = {v.backend: v.refusal for v in found if v.backend in kernels}
+    kernels, chosen = KERNELS.get(platform, ()), verdicts.chosen
+    refusals = {v.backend: v.refusal for v in verdicts if v.backend in kernels}
     if not kernels or None in refusals.values() or pairs <= PAIRS:
         return None  # a kernel serves, or is passed over for a better choice
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
@@ -94,11 +94,11 @@ the mask is not static); backend='plain' asks for it without this warning."
     )
 
 
-def warn_if_slow(q: jax.Array, k: jax.Array, found: Explanation) -> None:
+def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
     """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
     pairs = q.shape[-3] * k.shape[-3]
     known = isinstance(pairs, int)  # else `jax.export` left a length open
-    sentence = slow_path(platform_of(q), found, pairs if known else PAIRS + 1)
+    sentence = slow_path(platform_of(q), verdicts, pairs if known else PAIRS + 1)
     if sentence is not None:
         _warn(sentence)
 

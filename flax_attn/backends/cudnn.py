@@ -71,21 +71,21 @@ class Cudnn(NamedTuple):
 
     blind = False
 
-    def run(self, q, k, v, given):
-        o, lse = self._call("fwd", q, k, v, given, is_training=True)
+    def run(self, q, k, v, extras):
+        o, lse = self._call("fwd", q, k, v, extras, is_training=True)
         return o, of_lse(lse)
 
-    def back(self, q, k, v, given, o, stats, do, dlse):
+    def back(self, q, k, v, extras, o, stats, do, dlse):
         def back(v, o, do) -> Grads:
-            return tuple(self._call("bwd", q, k, v, given, stats.lse, o, do))
+            return tuple(self._call("bwd", q, k, v, extras, stats.lse, o, do))
 
-        return *with_dlse(back, v, o, do, dlse), jax.tree.map(blank, given)
+        return *with_dlse(back, v, o, do, dlse), jax.tree.map(blank, extras)
 
-    def _call(self, phase: str, q: Any, k: Any, v: Any, given: Any, *more: Any, **how: Any) -> Any:
+    def _call(self, phase: str, q: Any, k: Any, v: Any, extras: Any, *more: Any, **how: Any) -> Any:
         """jax's own call of cuDNN: bias, offsets and pages are none."""
         home = importlib.import_module(HOME)
         none = jnp.zeros(0, q.dtype)
-        rows, kv = given or (none, none)
+        rows, kv = extras or (none, none)
         kind = ("PADDING_CAUSAL" if self.causal else "PADDING") if self.padded else "NO_MASK"
         kind = "CAUSAL" if self.causal and not self.padded else kind
         if (

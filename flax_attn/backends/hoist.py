@@ -158,15 +158,15 @@ class _OnBlock:
         return hash(self.run)
 
     def __call__(self, params: Any, x: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
-        own, consts = params
-        return _over_block(self.run, consts, (b, n, q, k), own, x)
+        block_params, consts = params
+        return _over_block(self.run, consts, (b, n, q, k), block_params, x)
 
 
-def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array:
+def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Array:
     """`run` on every (n, q, k) of a block, or (b, n, q, k) of all.
 
     The index arrays are open, each long along its own axis alone, but for positions, which may also
-    be long along the batch entries. `given` are the parameters of a score and its logits; a mask
+    be long along the batch entries. `arrays` are the parameters of a score and its logits; a mask
     has neither.
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
@@ -176,14 +176,14 @@ def _over_block(run: Any, consts: tuple, index: tuple, *given: Any) -> jax.Array
         x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
         for i, (x, deep) in enumerate(zip(index, by_entry, strict=True))
     ]
-    consts, given, flat = jax.tree.map(
-        lambda x: varying(x, run.axes), varying_alike((consts, given, flat))
+    consts, arrays, flat = jax.tree.map(
+        lambda x: varying(x, run.axes), varying_alike((consts, arrays, flat))
     )
 
     def one(index: list, *logits: jax.Array) -> jax.Array:
-        return run(consts, *given[:1], *logits, *index)
+        return run(consts, *arrays[:1], *logits, *index)
 
     for axis in axes:
         along = [0 if i == axis or (axis == 0 and by_entry[i]) else None for i in range(4)]
-        one = jax.vmap(one, (along, *(0,) * len(given[1:])))
-    return one(flat, *given[1:])
+        one = jax.vmap(one, (along, *(0,) * len(arrays[1:])))
+    return one(flat, *arrays[1:])

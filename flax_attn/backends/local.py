@@ -100,8 +100,8 @@ def none_empty(rules: Rules, sizes: Sizes) -> bool:
     if band is not None and all(x is None or isinstance(x, int) for x in (band.rows, band.kv)):
         sees = alive_in(band, sizes)[0]
     elif rules.mask.is_static:
-        found = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
-        sees = None if found is None else found[0]
+        unseen = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
+        sees = None if unseen is None else unseen[0]
     return sees is not None and bool(np.all(sees))
 
 

@@ -126,9 +126,9 @@ def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
 
     count = -(-sizes.T // rows)
     keys = varying_alike((jnp.zeros((sizes.B, sizes.S), bool), mask))[0]
-    keys, found = jax.lax.scan(step, keys, jnp.arange(count, dtype=jnp.int32))
-    whole = jnp.moveaxis(found[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
-    last = found[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
+    keys, seeing = jax.lax.scan(step, keys, jnp.arange(count, dtype=jnp.int32))
+    whole = jnp.moveaxis(seeing[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
+    last = seeing[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
     return jnp.concatenate([whole, last], axis=1), keys
 
 
@@ -168,26 +168,26 @@ def of_lse(lse: jax.Array) -> Stats:
 class Kernel(Protocol):
     """A kernel for one kind of request; hashable, so that it compiles once.
 
-    `given` are the arrays that it takes besides: lengths, ids, biases. A `blind` one may find, by
+    `extras` are the arrays that it takes besides: lengths, ids, biases. A `blind` one may find, by
     an lse of -inf, that a query sees nothing although the mask shows it something.
     """
 
     @property
     def blind(self) -> bool: ...
 
-    def run(self, q: Any, k: Any, v: Any, given: Any) -> tuple[jax.Array, "Stats"]:
+    def run(self, q: Any, k: Any, v: Any, extras: Any) -> tuple[jax.Array, "Stats"]:
         """The output in the dtype of q, and m and l of each row."""
         ...
 
     def back(
-        self, q: Any, k: Any, v: Any, given: Any, o: Any, stats: "Stats", do: Any, dlse: Any
+        self, q: Any, k: Any, v: Any, extras: Any, o: Any, stats: "Stats", do: Any, dlse: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        """The gradients of q, k, v and of `given`; `dlse` is None where there is none."""
+        """The gradients of q, k, v and of `extras`; `dlse` is None where there is none."""
         ...
 
 
 def serve(
-    kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, given: Any = ()
+    kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, extras: Any = ()
 ) -> tuple[jax.Array, jax.Array]:
     """Output and lse by a kernel, as `attend` promises them; sinks and silence are added here."""
     rows, keys = alive(rules.mask, sizes_of(q, k))
@@ -195,7 +195,7 @@ def serve(
         q = jnp.where(rows[:, :, None, None], q, 0)
     if keys is not None:
         k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
-    return _run(kernel, *varying_alike((q, k, v, given, rules.sinks, rows)))
+    return _run(kernel, *varying_alike((q, k, v, extras, rules.sinks, rows)))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -208,8 +208,8 @@ def _serve(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
     return _forward(kernel, *args)[0]
 
 
-def _forward(kernel: Kernel, q, k, v, given, sinks, rows) -> Any:
-    o, stats = kernel.run(q, k, v, given)  # B T N h, B N T
+def _forward(kernel: Kernel, q, k, v, extras, sinks, rows) -> Any:
+    o, stats = kernel.run(q, k, v, extras)  # B T N h, B N T
     dead = stats.m == -jnp.inf if kernel.blind or rows is not None else None
     if rows is not None:
         dead = dead | ~rows[:, None]
@@ -217,9 +217,9 @@ def _forward(kernel: Kernel, q, k, v, given, sinks, rows) -> Any:
         o = jnp.where(_last(dead), 0, o)
         stats = Stats(jnp.where(dead, -jnp.inf, stats.m), jnp.where(dead, 0, stats.l))
     if sinks is not None:
-        own, stats = stats, joined(stats, sinks)
-        o = (o.astype(own.m.dtype) * _last(share(own, stats))).astype(o.dtype)
-    return (o, stats.lse), (q, k, v, given, sinks, rows, dead, o, stats)
+        without_sinks, stats = stats, joined(stats, sinks)
+        o = (o.astype(without_sinks.m.dtype) * _last(share(without_sinks, stats))).astype(o.dtype)
+    return (o, stats.lse), (q, k, v, extras, sinks, rows, dead, o, stats)
 
 
 def _kept(kernel: Kernel, *args: Any) -> Any:
@@ -227,7 +227,7 @@ def _kept(kernel: Kernel, *args: Any) -> Any:
 
 
 def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
-    q, k, v, given, sinks, rows, dead, o, stats = kept
+    q, k, v, extras, sinks, rows, dead, o, stats = kept
     do, dlse = cotangents
     dlse = None if isinstance(dlse, SymbolicZero) else dlse
     do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
@@ -237,7 +237,7 @@ def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
     if dead is not None:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
         stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
-    *grads, dgiven = kernel.back(q, k, v, given, o, stats, do, dlse)
+    *grads, dgiven = kernel.back(q, k, v, extras, o, stats, do, dlse)
     return *grads, dgiven, dsinks, jax.tree.map(blank, rows)
 
 

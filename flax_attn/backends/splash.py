@@ -71,9 +71,9 @@ class Splash(NamedTuple):
 
     blind = False
 
-    def run(self, q, k, v, given):
+    def run(self, q, k, v, extras):
         home, plan = _home("kernel"), _plan(self.mask, self.sizes)
-        ids, (q, k, v) = self._ids(given), map(self._inside, (q, k, v))
+        ids, (q, k, v) = self._ids(extras), map(self._inside, (q, k, v))
 
         def one(q, k, v, ids):
             return home._splash_attention_forward(
@@ -84,7 +84,7 @@ class Splash(NamedTuple):
             o, (lse,) = jax.vmap(one)(q, k, v, ids)
         return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], of_lse(lse[:, :, : self.sizes.T])
 
-    def back(self, q, k, v, given, o, stats, do, dlse):
+    def back(self, q, k, v, extras, o, stats, do, dlse):
         plan, T, lse = _plan(self.mask, self.sizes), self.sizes.T, stats.lse
         delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
         delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
@@ -94,11 +94,11 @@ class Splash(NamedTuple):
 
         with jax.default_matmul_precision(self.precision):
             grads = jax.vmap(lambda *args: self._grads(plan, *args))(
-                q, k, v, self._ids(given), lse, do, delta
+                q, k, v, self._ids(extras), lse, do, delta
             )
         dq, dk, dv = (jnp.swapaxes(x, 1, 2) for x in grads)
         S = self.sizes.S
-        return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(blank, given)
+        return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(blank, extras)
 
     def _grads(self, plan: "Plan", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any):
         home, layout = _home("kernel"), _home("kernel").QKVLayout.HEAD_DIM_MINOR
@@ -130,11 +130,11 @@ class Splash(NamedTuple):
         x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES), (0, 0), (0, 0)))
         return jnp.swapaxes(x, 1, 2)
 
-    def _ids(self, given: Any) -> Any:
-        if not given:
+    def _ids(self, extras: Any) -> Any:
+        if not extras:
             return None
         return _home("kernel").SegmentIds(
-            *(jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in given)
+            *(jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in extras)
         )
 
 
@@ -223,8 +223,10 @@ def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
         return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
     parts = [np.arange(q, min(q + 512, sizes.T)) for q in range(0, sizes.T, 512)]
-    found = [_asked(mask, q.astype(np.int32)[:, None], k) for q in parts]
-    rows = [np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(found, parts, strict=True)]
+    tables = [_asked(mask, q.astype(np.int32)[:, None], k) for q in parts]
+    rows = [
+        np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(tables, parts, strict=True)
+    ]
     return np.concatenate(rows)
 
 

@@ -50,8 +50,8 @@ def forward(
         return reference.forward(q, k, v, rules)
     bias, cap = _bias_and_cap(rules.score) or (None, None)
     bias = None if bias is None else jnp.maximum(bias, jnp.asarray(LEAST, bias.dtype))
-    given = {"ends": _ends(rules.mask, sizes_of(q, k)), "bias": bias}
-    return serve(Tokamax(float(rules.scale), cap, bias is not None, kernel), q, k, v, rules, given)
+    extras = {"ends": _ends(rules.mask, sizes_of(q, k)), "bias": bias}
+    return serve(Tokamax(float(rules.scale), cap, bias is not None, kernel), q, k, v, rules, extras)
 
 
 class Tokamax(NamedTuple):
@@ -65,16 +65,16 @@ class Tokamax(NamedTuple):
     blind: bool
     kernel: Any
 
-    def run(self, q, k, v, given):
+    def run(self, q, k, v, extras):
         with _lenient():
-            o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, given))
+            o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, extras))
         return o, Stats(jnp.where(m < LEAST / 2, -jnp.inf, m) if self.blind else m, l)
 
-    def back(self, q, k, v, given, o, stats, do, dlse):
-        bias, dbias = given["bias"], []
+    def back(self, q, k, v, extras, o, stats, do, dlse):
+        bias, dbias = extras["bias"], []
 
         def back(v, o, do):
-            found = self._op().vjp(
+            gradients = self._op().vjp(
                 tuple(stats),
                 o,
                 do,
@@ -88,26 +88,26 @@ class Tokamax(NamedTuple):
                 q_indices=None,
                 k_indices=None,
                 normalize_output=True,
-                **self._how(q, given),
+                **self._how(q, extras),
             )
-            dbias.append(found.get("bias"))
-            return found["q"], found["k"], found["v"]
+            dbias.append(gradients.get("bias"))
+            return gradients["q"], gradients["k"], gradients["v"]
 
         with _lenient():
             grads = with_dlse(back, v, o, do, dlse)
         more = None if bias is None else sum(dbias[1:], start=dbias[0]).astype(bias.dtype)
-        return *grads, {"ends": jax.tree.map(blank, given["ends"]), "bias": more}
+        return *grads, {"ends": jax.tree.map(blank, extras["ends"]), "bias": more}
 
     def _op(self) -> Any:
         return self.kernel or _home("pallas_mosaic_gpu").PallasMosaicGpuFlashAttention()
 
-    def _how(self, q: jax.Array, given: Any) -> dict[str, Any]:
-        first, end = given["ends"]
+    def _how(self, q: jax.Array, extras: Any) -> dict[str, Any]:
+        first, end = extras["ends"]
         return {
             "precision": (PRESETS.get(q.dtype.name, jax.lax.DotAlgorithmPreset.F32_F32_F32),) * 2,
             "logits_scale": self.scale,
             "logits_soft_cap": self.cap,
-            "bias": given["bias"],
+            "bias": extras["bias"],
             "mask": _home("base").Mask(k_start=first, k_end=end),
         }
 
@@ -182,15 +182,15 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 
 @cache
 def _of_version() -> str | None:
-    found = metadata.version("tokamax")
-    numbers = tuple(int(x) for x in found.split(".")[:3] if x.isdigit())
+    installed = metadata.version("tokamax")
+    numbers = tuple(int(x) for x in installed.split(".")[:3] if x.isdigit())
     if numbers < OLDEST:
-        return f"needs tokamax {'.'.join(map(str, OLDEST))} or later; {found} is installed"
+        return f"needs tokamax {'.'.join(map(str, OLDEST))} or later; {installed} is installed"
     try:
         known = hasattr(_home("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
     except ImportError:
         known = False
-    return None if known else f"does not know this version of tokamax, {found}"
+    return None if known else f"does not know this version of tokamax, {installed}"
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import there_of
+from .._checks import valid_tokens
 from .._types import frozen
 from .rows import inserted, rows_to_reset, taken
 
@@ -51,7 +51,7 @@ class Memory:
           ValueError: if it does not broadcast to `*B S`.
         """
         *batch, S, _, _ = k.shape
-        there = there_of("valid", valid, (*batch, S))
+        there = valid_tokens("valid", valid, (*batch, S))
         positions = jnp.where(there, jnp.arange(S, dtype=jnp.int32), -1)
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 

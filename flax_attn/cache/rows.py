@@ -8,7 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from .._arrays import mapped
-from .._checks import check_positive, there_of
+from .._checks import check_positive, valid_tokens
 
 C = TypeVar("C")
 
@@ -40,7 +40,7 @@ def next_places(
     """
     if valid is None:
         return length[..., None] + counted(T, length.ndim)
-    there = there_of("valid", valid, (*length.shape, T))
+    there = valid_tokens("valid", valid, (*length.shape, T))
     return jnp.where(there, length[..., None] + jnp.cumsum(there, -1, dtype=jnp.int32) - 1, -1)
 
 

@@ -68,21 +68,21 @@ def new_cache(
       ValueError: for options that do not go together, or window="mask" with a mask that looks back
         without a limit.
     """
-    given: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
-    given["dtype"] = dtype if given["dtype"] is None else given["dtype"]
-    pages = given.pop("pages", None)
-    if given.get("window") == "mask":
-        given["window"] = _window_of(mask, given.get("keep_first", 0))
+    how: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
+    how["dtype"] = dtype if how["dtype"] is None else how["dtype"]
+    pages = how.pop("pages", None)
+    if how.get("window") == "mask":
+        how["window"] = _window_of(mask, how.get("keep_first", 0))
     if pages is None:
-        return Cache.empty(batch, length, *sizes, **given)
-    ring = {name: given.pop(name, None) for name in ("window", "keep_first", "spare")}
+        return Cache.empty(batch, length, *sizes, **how)
+    ring = {name: how.pop(name, None) for name in ("window", "keep_first", "spare")}
     if any(ring.values()):
         raise ValueError(
             "A paged cache is no ring: leave window, keep_first and spare out, or pages; got "
             f"pages={pages} and {', '.join(f'{k}={v}' for k, v in ring.items() if v)}."
         )
     heads, *widths = sizes
-    return PagedCache.empty(batch, length, heads, pages, *widths, **given)
+    return PagedCache.empty(batch, length, heads, pages, *widths, **how)
 
 
 def arithmetic_dtype(linear: nnx.Linear) -> Any:

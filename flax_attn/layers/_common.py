@@ -9,7 +9,7 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Shaped
 
-from .._checks import check_input, there_of
+from .._checks import check_input, valid_tokens
 from .._types import Sizes, is_frozen
 from ..masks import Dense, Mask, as_mask
 from ..reference import softmax
@@ -106,17 +106,17 @@ def as_attribute(value: Any) -> Any:
     return nnx.data(value) if is_frozen(type(value)) and jax.tree.leaves(value) else value
 
 
-def check_tokens(name: str, given: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
+def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
     """Which tokens of `x` are there, as `*B T`; None stands for all.
 
     Raises:
-      TypeError: if `given` is not boolean.
+      TypeError: if `valid` is not boolean.
       ValueError: if it does not broadcast to `*B T`.
 
     >>> check_tokens("valid", None, jnp.ones((2, 3))).tolist()
     [True, True]
     """
-    return there_of(name, given, x.shape[:-1])
+    return valid_tokens(name, valid, x.shape[:-1])
 
 
 def tokens_of(

@@ -184,10 +184,10 @@ def keywords_of(base: type) -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        own = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
-        names = {x.name for x in own}
+        named = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
+        names = {x.name for x in named}
         more = [x for x in signature(base.__init__).parameters.values() if x.name not in names]
-        init.__signature__ = Signature([*own, *more])  # pyright: ignore[reportFunctionMemberAccess]
+        init.__signature__ = Signature([*named, *more])  # pyright: ignore[reportFunctionMemberAccess]
         return init
 
     return decorate

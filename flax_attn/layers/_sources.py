@@ -14,7 +14,7 @@ from ._common import check_tokens, tokens_of
 def tokens(
     x: Float[Array, "*B T D"],
     memory: Float[Array, "*B S E"] | None,
-    own: Mask,
+    layer_mask: Mask,
     mask: Mask | Array | None,
     valid: Bool[Array, "*#B T"] | None,
     widths: tuple[int, int],
@@ -41,7 +41,7 @@ def tokens(
     >>> memory is x
     True
     """
-    seen = own if mask is None else as_mask(mask)
+    seen = layer_mask if mask is None else as_mask(mask)
     x, seen = tokens_of(x, seen, valid, widths[0], hide=memory is None and cache is None)
     if memory is not None:
         _check_no_cache(cache)

@@ -91,24 +91,24 @@ class AxialAttention(nnx.Module):
           deterministic: overrules `train()` and `eval()`.
         """
         x = _check_axes(x, self.to_q[0].in_features, self.axes)
-        there = None if valid is None else check_tokens("valid", valid, x)
+        is_valid = None if valid is None else check_tokens("valid", valid, x)
         total = 0 * x
         for i in range(self.axes):
-            x = zero_absent(x, there)
-            made = self._along(i, x, there, deterministic)
+            x = zero_absent(x, is_valid)
+            made = self._along(i, x, is_valid, deterministic)
             total = total + made
             x = x if self.summed else made
-        return zero_absent(total if self.summed else x, there)
+        return zero_absent(total if self.summed else x, is_valid)
 
-    def _along(self, i: int, x: Array, there: Array | None, deterministic: bool | None) -> Array:
+    def _along(self, i: int, x: Array, is_valid: Array | None, deterministic: bool | None) -> Array:
         """Attention along axis i, of lines that are moved to the last axis but one."""
         axis = i - self.axes - 1
         lines = jnp.moveaxis(x, axis, -2)  # ... T C
         q, (k, v) = self.to_q[i](lines), jnp.split(self.to_kv[i](lines), 2, axis=-1)
         q, k, v = (split_heads(y, self.head_dim) for y in (q, k, v))  # ... T N H
         seen = FULL
-        if there is not None:
-            seen = Dense(jnp.moveaxis(there, axis + 1, -1)[..., None, None, :])
+        if is_valid is not None:
+            seen = Dense(jnp.moveaxis(is_valid, axis + 1, -1)[..., None, None, :])
         drop = None if self.dropout is None else self.dropout(deterministic)
         o = attend(q, k, v, mask=seen, dropout=drop)  # ... T N H
         return jnp.moveaxis(self.to_out[i](merge_heads(o)), -2, axis)

@@ -91,8 +91,8 @@ class CrossCovarianceAttention(nnx.Module):
           deterministic: overrules `train()` and `eval()`.
         """
         x = check_input("x", x, self.qkv.in_features)
-        there = check_tokens("valid", valid, x)[..., None]  # *B T 1
-        qkv = jnp.where(there, self.qkv(jnp.where(there, x, 0)), 0)  # *B T 3D
+        is_valid = check_tokens("valid", valid, x)[..., None]  # *B T 1
+        qkv = jnp.where(is_valid, self.qkv(jnp.where(is_valid, x, 0)), 0)  # *B T 3D
         out = qkv.dtype
         qkv = qkv.astype(wide(out)).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)
         q, k, v = jnp.moveaxis(qkv, (-3, -4), (0, -1))  # *B N H T each

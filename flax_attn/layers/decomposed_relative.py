@@ -92,9 +92,10 @@ class DecomposedRelativeAttention(nnx.Module):
         """
         x, seen = check_image("x", x, self.qkv.in_features), FULL
         if valid is not None:
-            there = check_tokens("valid", valid, x)  # *B Y X
-            x = jnp.where(there[..., None], x, 0)
-            flat = there.reshape(*there.shape[:-2], there.shape[-2] * there.shape[-1])  # *B T
+            is_valid = check_tokens("valid", valid, x)  # *B Y X
+            x = jnp.where(is_valid[..., None], x, 0)
+            *batch, Y, X = is_valid.shape
+            flat = is_valid.reshape(*batch, Y * X)  # *B T
             seen = Dense(flat[..., None, None, :])
         tokens = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T C
         made = self.qkv(tokens)  # *B T 3C

@@ -134,13 +134,13 @@ class DisentangledAttention(nnx.Module):
     def _checked(self, rel_embeddings: Any) -> Float[Array, "R D"]:
         """The embeddings, if they have a row for each bucket."""
         width = self.query_proj.in_features
-        given = check_input("rel_embeddings", rel_embeddings, width)
-        if given.shape != (self.embeddings, width):
+        embeddings = check_input("rel_embeddings", rel_embeddings, width)
+        if embeddings.shape != (self.embeddings, width):
             raise ValueError(
                 f"rel_embeddings must have shape {(self.embeddings, width)}, two rows for each of "
-                f"{self.embeddings // 2} buckets; got {given.shape}."
+                f"{self.embeddings // 2} buckets; got {embeddings.shape}."
             )
-        return given
+        return embeddings
 
     def _by_distance(self, q: Array, k: Array, rel_embeddings: Array) -> Float[Array, "*B N T T"]:
         """What the distance of query and key adds to their product."""

@@ -159,15 +159,15 @@ class LinearAttention(nnx.Module):
         There is no dropout, so `deterministic` changes nothing.
         """
         x = check_input("x", x, self.q_proj.in_features)
-        there = check_tokens("mask", mask, x)[..., None]  # *B T 1
-        x = jnp.where(there, x, 0)
+        is_valid = check_tokens("mask", mask, x)[..., None]  # *B T 1
+        x = jnp.where(is_valid, x, 0)
         q, k, v = self._mapped(x)  # *B T N H
-        k = jnp.where(there[..., None], k, 0)
+        k = jnp.where(is_valid[..., None], k, 0)
         if self.causal:
             o = causal(q, k, v)  # *B T N H
         else:
             o = divide(*read(absorb(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
-        return self._out(jnp.where(there[..., None], o, 0), x)  # *B T D
+        return self._out(jnp.where(is_valid[..., None], o, 0), x)  # *B T D
 
     def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """The causal call as a recurrence over tokens: the same numbers."""

@@ -87,10 +87,10 @@ class LongformerAttention(nnx.Module):
           deterministic: overrules `train()` and `eval()`.
         """
         x = check_input("x", x, self.query.in_features)
-        there = check_tokens("valid", valid, x)  # *B T
-        x = jnp.where(there[..., None], x, 0)
+        is_valid = check_tokens("valid", valid, x)  # *B T
+        x = jnp.where(is_valid[..., None], x, 0)
         chosen = _global(global_tokens, x)  # *B T
-        keys, rows = there[..., None, None, :], chosen[..., None, :, None]
+        keys, rows = is_valid[..., None, None, :], chosen[..., None, :, None]
         near = Window(self.half, self.half) | Dense(chosen[..., None, None, :])
         drops = [None if self.dropout is None else self.dropout(deterministic) for _ in range(2)]
         local = [self.query, self.key, self.value]
@@ -103,7 +103,7 @@ class LongformerAttention(nnx.Module):
         return zero_absent(merge_heads(o), valid)  # *B T D
 
 
-def _global(given: Array | None, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
-    if given is None:
+def _global(tokens: Array | None, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
+    if tokens is None:
         return jnp.zeros(x.shape[:-1], bool)
-    return check_tokens("global_tokens", given, x)
+    return check_tokens("global_tokens", tokens, x)

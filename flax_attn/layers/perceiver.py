@@ -123,12 +123,12 @@ class PerceiverAttention(nnx.Module):
 
     def _check_memory(self, memory: Array | None) -> None:
         if (memory is None) != (self.layernorm2 is None):
-            given, built = (
+            widths, built = (
                 ("a memory", "memory_features=None")
                 if self.layernorm2 is None
                 else ("no memory", f"memory_features={self.key.in_features}")
             )
-            raise ValueError(f"The layer was built with {built}; got {given}.")
+            raise ValueError(f"The layer was built with {built}; got {widths}.")
 
 
 def _check_residual(residual: bool, width: int, out: int) -> None:

@@ -162,12 +162,12 @@ def first_tokens(
     >>> first_tokens(jnp.ones((3, 1)), jnp.asarray([5, 5, 2]), None, None).tolist()
     [True, False, True]
     """
-    there = check_tokens("valid", valid, x)
-    first = there & (jnp.cumsum(there, axis=-1, dtype=jnp.int32) == 1)
+    is_valid = check_tokens("valid", valid, x)
+    first = is_valid & (jnp.cumsum(is_valid, axis=-1, dtype=jnp.int32) == 1)
     if cache is not None:
         first = first & (cache.length == 0)[..., None]
     if segments is not None:
-        first = first | begins(check_segments(segments, x.shape[:-1]), there)
+        first = first | begins(check_segments(segments, x.shape[:-1]), is_valid)
     return first
 
 
@@ -182,6 +182,6 @@ def root(x: Float[Array, "*X"]) -> Float[Array, "*X"]:
 
 
 @root.defjvp
-def _slope(given: Any, tangents: Any) -> Any:
-    x, dx = given[0], tangents[0]
+def _slope(primals: Any, tangents: Any) -> Any:
+    x, dx = primals[0], tangents[0]
     return root(x), dx / jnp.sqrt(jnp.maximum(4 * x, STEEPEST**-2))

@@ -142,15 +142,15 @@ class SharedKeyValueAttention(DecodingHeads):
                 "keys_and_values=, of an earlier layer."
             )
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
-        own = "v_proj" in self.kv_projections
-        v = split_heads(self.v_proj(x), self.head_dim) if own else k  # *B T K H
+        has_values = "v_proj" in self.kv_projections
+        v = split_heads(self.v_proj(x), self.head_dim) if has_values else k  # *B T K H
         v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
         return self.placed(k, self.k_norm, positions), v
 
     def _made_or_given(
-        self, x: Array, positions: Array | None, valid: Array | None, given: Pair | None
+        self, x: Array, positions: Array | None, valid: Array | None, keys_and_values: Pair | None
     ) -> Pair:
-        if given is None:
+        if keys_and_values is None:
             return self.keys_and_values(x, positions)
         if self.kv_projections:
             raise ValueError(
@@ -158,8 +158,9 @@ class SharedKeyValueAttention(DecodingHeads):
                 "in those of an earlier layer."
             )
         shape = (*x.shape[:-1], self.num_kv_heads, self.head_dim)
-        if any(jnp.shape(part) != shape for part in given):
-            shapes = ", ".join(str(jnp.shape(part)) for part in given)
+        if any(jnp.shape(part) != shape for part in keys_and_values):
+            shapes = ", ".join(str(jnp.shape(part)) for part in keys_and_values)
             raise ValueError(f"keys_and_values must be two of *B T K H = {shape}; got {shapes}.")
-        there = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
-        return jnp.where(there, given[0], 0), jnp.where(there, given[1], 0)
+        is_valid = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
+        k, v = (jnp.where(is_valid, part, 0) for part in keys_and_values)
+        return k, v

@@ -203,11 +203,11 @@ class WindowAttention(nnx.Module):
             padded = height + more[0], width + more[1]
             seen = Segments(shifted_regions(*padded, self.window, self.shift))
         if valid is not None:
-            there = check_tokens("valid", valid, x)  # *B Y X
-            x = jnp.where(there[..., None], x, 0)
-            there = jnp.roll(jnp.pad(there, pad, constant_values=True), back, (-2, -1))
-            there = to_windows(there[..., None], self.window)[..., 0]  # *B M T
-            seen = seen & Dense(there[..., None, None, :])
+            is_valid = check_tokens("valid", valid, x)  # *B Y X
+            x = jnp.where(is_valid[..., None], x, 0)
+            is_valid = jnp.roll(jnp.pad(is_valid, pad, constant_values=True), back, (-2, -1))
+            is_valid = to_windows(is_valid[..., None], self.window)[..., 0]  # *B M T
+            seen = seen & Dense(is_valid[..., None, None, :])
         rolled = jnp.roll(jnp.pad(x, [*pad, (0, 0)]), back, (-3, -2))
         return to_windows(rolled, self.window), seen
 

@@ -361,9 +361,9 @@ def parts_of(mask: Mask) -> list[Mask]:
     return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
 
 
-def check_array(name: str, given: Any) -> None:
+def check_array(name: str, array: Any) -> None:
     """TypeError for a mask object where another library's function takes arrays alone."""
-    if isinstance(given, Mask):
+    if isinstance(array, Mask):
         raise TypeError(
-            f"{name} must be an array in this function; got {given}, which flax_attn.attend takes."
+            f"{name} must be an array in this function; got {array}, which flax_attn.attend takes."
         )

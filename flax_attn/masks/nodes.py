@@ -45,10 +45,10 @@ class Segments(Mask):
     def __post_init__(self):
         names = [name for name in ("ids", "q_ids", "kv_ids") if getattr(self, name) is not None]
         if names not in (["ids"], ["q_ids", "kv_ids"]):
-            given = " and ".join(names) or "no ids"
+            listed = " and ".join(names) or "no ids"
             raise TypeError(
                 "Segments takes one array for queries and keys, Segments(ids), or one for each, "
-                f"Segments(q_ids=..., kv_ids=...); got {given}."
+                f"Segments(q_ids=..., kv_ids=...); got {listed}."
             )
         numbers_in_lists(self, *names)
         check_integers("Segments", **{name: getattr(self, name) for name in names})
@@ -91,12 +91,12 @@ class Segments(Mask):
         """The run that holds all keys of the queries' segments, and whether it is of one."""
         mine = jax.lax.dynamic_slice_in_dim(self.q_ids[b], q[0], q.size)
         keys, least, most = self.kv_ids[b], mine.min(), mine.max()
-        found = (keys >= least) & (keys <= most)
-        some = found.any()
+        among = (keys >= least) & (keys <= most)
+        some = among.any()
         first = partial(jax.lax.argmax, axis=0, index_dtype=jnp.int32)  # with x64 on, too
-        lo = jnp.where(some, first(found), sizes.S).astype(jnp.int32)
-        hi = jnp.where(some, sizes.S - first(found[::-1]), 0).astype(jnp.int32)
-        return lo, hi, (least == most) & (found.sum(dtype=jnp.int32) == hi - lo)
+        lo = jnp.where(some, first(among), sizes.S).astype(jnp.int32)
+        hi = jnp.where(some, sizes.S - first(among[::-1]), 0).astype(jnp.int32)
+        return lo, hi, (least == most) & (among.sum(dtype=jnp.int32) == hi - lo)
 
 
 @frozen

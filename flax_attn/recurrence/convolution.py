@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import there_of
+from .._checks import valid_tokens
 from .._types import wide
 from .documents import begins, check_segments
 
@@ -46,7 +46,7 @@ def causal_convolution(
     ([1.0, 12.0], [[2.0]])
     """
     _check(x, weight, bias, state)
-    there = None if valid is None else there_of("valid", valid, x.shape[:-1])
+    there = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     documents = _documents(segments, there, x.shape[:-1])
     if there is None:
         count = jnp.full((*x.shape[:-2], 1), x.shape[-2], jnp.int32)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import there_of
+from .._checks import valid_tokens
 from .._types import wide
 from .documents import begins, check_segments
 
@@ -50,7 +50,7 @@ def elementwise_recurrence(
         raise ValueError(f"state must be *B D = {whole}; got {state.shape}.")
     kinds = [wide(a.dtype) for a in (x, log_decay, state) if a is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
-    there = None if valid is None else there_of("valid", valid, x.shape[:-1])
+    there = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     g, added = log_decay.astype(kind), x.astype(kind)
     if there is not None:
         g, added = (jnp.where(there[..., None], a, 0) for a in (g, added))

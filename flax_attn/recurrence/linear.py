@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_positive, there_of
+from .._checks import check_positive, valid_tokens
 from .._types import wide
 from .chunks import BLOCK, by_chunks
 from .documents import begins, check_segments
@@ -62,7 +62,7 @@ def linear_recurrence(
     _check(q, k, v, log_decay, beta, state)
     kinds = [wide(x.dtype) for x in (q, k, v, log_decay, beta, state) if x is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
-    there = None if valid is None else there_of("valid", valid, q.shape[:-2])
+    there = None if valid is None else valid_tokens("valid", valid, q.shape[:-2])
     if there is not None:
         q, k, v, log_decay, beta = (_zeroed(x, there) for x in (q, k, v, log_decay, beta))
     tokens = _tokens(q, k, v, log_decay, beta, delta)

@@ -120,8 +120,8 @@ def _backward(known: Known, kept: tuple, cotangents: tuple) -> tuple:
     operands, o, m, l, total = kept
     do, dstats = cotangents
     grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l * total)
-    found = iter(grads)
-    return tuple(next(found) if is_float(x) else blank(x) for x in operands)
+    gradients = iter(grads)
+    return tuple(next(gradients) if is_float(x) else blank(x) for x in operands)
 
 
 _attend.defvjp(_forward, _backward)
@@ -152,14 +152,14 @@ def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
         sizes, floats = sizes_of(q, k), [x for x in leaves if is_float(x)]
 
         def bind(floats: list) -> Rules:
-            given = iter(floats)
-            leaves_ = [next(given) if is_float(x) else x for x in leaves]
+            arrays = iter(floats)
+            leaves_ = [next(arrays) if is_float(x) else x for x in leaves]
             return known.bound(q, k, numbers, leaves_)
 
         rules, pull = jax.vjp(bind, floats)
         plan = blockwise.plan(q, k, rules, known.platform)
-        given, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dlse)
-        everything: Any = plan, *given, rules, *rows
+        arrays, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dlse)
+        everything: Any = plan, *arrays, rules, *rows
         *grads, drules = blockwise.backward_pass(*everything)
         grads = [g.reshape(x.shape) for g, x in zip(grads, (q, k, v), strict=True)]
         return *grads, *pull(drules)[0]
@@ -258,11 +258,11 @@ class Layout:
     def partition(self, whole: Any) -> Any:
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
             shards = self._shards(mesh, operands[0].sharding.spec)
-            given = [self.spec(x, shards) for x in self.inputs]
+            inputs_specs = [self.spec(x, shards) for x in self.inputs]
             for at, names in self.as_cut.items():
-                given[at] = _both(self.spec(names, shards), operands[at].sharding.spec)
-            found = (
-                [given[at] for at in self.floats]
+                inputs_specs[at] = _both(self.spec(names, shards), operands[at].sharding.spec)
+            outputs_specs = (
+                [inputs_specs[at] for at in self.floats]
                 if self.phase == "backward"
                 else [self.spec(x, shards) for x in self.outputs]
             )
@@ -271,10 +271,13 @@ class Layout:
                 out = whole(*operands)
                 if self.phase == "forward":
                     return out
-                return tuple(_summed(x, shards.unused(s)) for x, s in zip(out, found, strict=True))
+                return tuple(
+                    _summed(x, shards.unused(s)) for x, s in zip(out, outputs_specs, strict=True)
+                )
 
             outputs, inputs = (
-                tuple(NamedSharding(mesh, spec) for spec in specs) for specs in (found, given)
+                tuple(NamedSharding(mesh, spec) for spec in specs)
+                for specs in (outputs_specs, inputs_specs)
             )
             return mesh, one_device, outputs, inputs
 

@@ -47,10 +47,10 @@ class Weights(NamedTuple):
     name: str = "reference"
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
-        found = weights_locally(q, k, rules)
+        weights = weights_locally(q, k, rules)
         if self.sequence is None:
-            return found
-        return place(found, self.sequence.shards, self.sequence.layout, axis=-1)  # as keys come
+            return weights
+        return place(weights, self.sequence.shards, self.sequence.layout, axis=-1)  # as keys come
 
     def specs(self, shards: Shards) -> Any:
         return shards.weights
@@ -111,15 +111,15 @@ def _run(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Ru
                 return task(q, k, v, bound(q, k, rules, places))
             return strategies.run(sequence, task, q, k, v, rules, places)
 
-    given = (shards.queries, *(shards.keys,) * 2, *inside.numbers, *inside.slots, *specs)
+    in_specs = (shards.queries, *(shards.keys,) * 2, *inside.numbers, *inside.slots, *specs)
     arrays = [
         _put(x, NamedSharding(mesh, spec))
-        for x, spec in zip((q, k, v, *numbers, *slots, *leaves), given, strict=True)
+        for x, spec in zip((q, k, v, *numbers, *slots, *leaves), in_specs, strict=True)
     ]
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=given,
+        in_specs=in_specs,
         out_specs=task.specs(shards),
         check_vma=not (task.name in KERNELS or has_functions(rules)),
     )(*arrays)

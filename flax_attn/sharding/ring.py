@@ -78,9 +78,9 @@ class Ring(NamedTuple):
 
     def joined(self, stay: list, travel: list) -> list:
         """The way back."""
-        found = iter(travel)
+        travelling = iter(travel)
         pairs = zip(stay, self.travels, strict=True)
-        return [next(found) if goes else x for x, goes in pairs]
+        return [next(travelling) if goes else x for x, goes in pairs]
 
 
 def ring(
@@ -103,8 +103,8 @@ def ring(
     made = made._replace(plan=plan._replace(adds=True))
     stay, travel = made.split(leaves)
     q, k, v = flat(sizes, q, k, v)
-    found: Any = _attend(made, *varying_alike((q, k, v, sinks, places, stay, travel)))
-    o, m, l = (x.reshape(*sizes.batch, *x.shape[1:]) for x in jax.tree.leaves(found))
+    outputs: Any = _attend(made, *varying_alike((q, k, v, sinks, places, stay, travel)))
+    o, m, l = (x.reshape(*sizes.batch, *x.shape[1:]) for x in jax.tree.leaves(outputs))
     return o, Stats(m, l)
 
 
@@ -173,8 +173,8 @@ def _backward(ring: Ring, kept: tuple, cotangents: tuple) -> tuple:
     def add(state: Any, pair: Any, step: Any) -> Any:
         (dq, dstay), came = state
         came = ring.send(came)  # what the steps before have found for these keys
-        found = _step_gradients(ring, q, do, rows, places, stay, pair, step)
-        return jax.tree.map(_add, ((dq, dstay), came), found)
+        gradients = _step_gradients(ring, q, do, rows, places, stay, pair, step)
+        return jax.tree.map(_add, ((dq, dstay), came), gradients)
 
     zeros = ((q, _floats(stay)), (k, v, _floats(travel)))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), zeros)
@@ -212,8 +212,8 @@ def _floats(leaves: list) -> list:
 
 def _with(leaves: list, floats: list) -> list:
     """The leaves with other floats."""
-    found = iter(floats)
-    return [next(found) if is_float(x) else x for x in leaves]
+    values = iter(floats)
+    return [next(values) if is_float(x) else x for x in leaves]
 
 
 def _cotangent(x: jax.Array, gradient: Any) -> Any:

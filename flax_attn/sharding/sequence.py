@@ -64,8 +64,8 @@ class Sequence(NamedTuple):
     def __str__(self) -> str:
         parts = [(self.strategy, self.axis, self.devices)] if self.axis else []
         parts += [("ulysses", self.swapped, self.groups)] if self.swapped else []
-        told = [f"{how} over {_named(axes)} ({count} shards)" for how, axes, count in parts]
-        return f"{' and '.join(told)}, {self.layout}"
+        words = [f"{how} over {_named(axes)} ({count} shards)" for how, axes, count in parts]
+        return f"{' and '.join(words)}, {self.layout}"
 
     @property
     def sends(self) -> str:
@@ -85,9 +85,9 @@ class Sequence(NamedTuple):
 
     def at_slots(self, rules: Rules, sizes: Sizes) -> Rules:
         """The rules asked at the token of each slot, where they are not asked at positions yet."""
-        given = rules.positions or Positions()
-        q_at = self.slots(sizes.T) if given.q is None else given.q
-        k_at = self.slots(sizes.S) if given.k is None else given.k
+        positions = rules.positions or Positions()
+        q_at = self.slots(sizes.T) if positions.q is None else positions.q
+        k_at = self.slots(sizes.S) if positions.k is None else positions.k
         return replace(rules, positions=Positions(q_at, k_at))
 
     def slots(self, length: int) -> jax.Array:
@@ -145,13 +145,13 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
     if not cutting(shards.q, mesh):
         return None
     asked_for, layout = asked.value
-    found = _of_axes(strategy or asked_for, layout, names_in(shards.q), mesh)
+    sequence = _of_axes(strategy or asked_for, layout, names_in(shards.q), mesh)
     for name, x in (("q", q), ("k", k)):
-        check_length(name, x.shape[-3], found.shards, layout)
-    if found.swapped:
-        parts = shards_in(found.inside(shards).heads, mesh)
+        check_length(name, x.shape[-3], sequence.shards, layout)
+    if sequence.swapped:
+        parts = shards_in(sequence.inside(shards).heads, mesh)
         check_spread(q.shape[-2], k.shape[-2], parts, 'strategy "ulysses": ')
-    return found
+    return sequence
 
 
 def _of_axes(strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any) -> Sequence:

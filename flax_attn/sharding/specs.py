@@ -55,10 +55,10 @@ class Shards(NamedTuple):
         batch = iter(self.batch[len(self.batch) - mine.count("b") :])
         along = {"n": self.heads, "q": self.q, "k": self.k}
         names = [next(batch) if x == "b" else along.get(x) for x in mine]
-        found = [entry if n > 1 else None for n, entry in zip(shape, names, strict=True)]
-        if "k" in mine and "q" in mine and found[mine.index("q")] is not None:
-            found[mine.index("k")] = None
-        return PartitionSpec(*found)
+        entries = [entry if n > 1 else None for n, entry in zip(shape, names, strict=True)]
+        if "k" in mine and "q" in mine and entries[mine.index("q")] is not None:
+            entries[mine.index("k")] = None
+        return PartitionSpec(*entries)
 
     @property
     def numbers(self) -> tuple[PartitionSpec, ...]:
@@ -157,9 +157,9 @@ def _by_name(asked: Named, q: Any, k: Any) -> Shards:
                 )
     parts = shards_in(asked.batch, mesh)
     if parts > 1 and (not batch or batch[0] % parts):
-        given = batch[0] if batch else "no"
+        entries = batch[0] if batch else "no"
         raise ValueError(
-            f"{parts} shards along {asked.batch!r} must divide the batch; got {given} entries."
+            f"{parts} shards along {asked.batch!r} must divide the batch; got {entries} entries."
         )
     along = tuple(asked.batch if i == 0 else None for i in range(len(batch)))
     return Shards(along, asked.heads, asked.length, asked.length)
@@ -172,26 +172,26 @@ def agreed(q: Any, k: Any, v: Any) -> Shards:
       ValueError: if they do not, or if an array is sharded along its width.
     """
     specs = {name: spec_of(x) for name, x in (("q", q), ("k", k), ("v", v))}
-    given = ", ".join(f"{name} {spec}" for name, spec in specs.items())
+    listed = ", ".join(f"{name} {spec}" for name, spec in specs.items())
     for name, spec in specs.items():
         if names_in(spec[-1]):
             raise ValueError(
                 f"{name} is sharded along its width, over {spec[-1]!r}. Shard the heads, the axis "
-                f"before it. Given: {given}."
+                f"before it. Given: {listed}."
             )
 
     def one(axis: int, what: str) -> Any:
-        found = {spec[axis] for spec in specs.values() if names_in(spec[axis])}
-        if len(found) > 1:
-            raise ValueError(f"q, k and v must be sharded alike along {what}; got {given}.")
-        return next(iter(found), None)
+        entries = {spec[axis] for spec in specs.values() if names_in(spec[axis])}
+        if len(entries) > 1:
+            raise ValueError(f"q, k and v must be sharded alike along {what}; got {listed}.")
+        return next(iter(entries), None)
 
     count, length = len(specs["q"]) - 3, one(-3, "their length")
     mesh = next((mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types), mesh_of(q))
     if cutting(length, mesh) and not all(names_in(spec[-3]) for spec in specs.values()):
         raise ValueError(
-            f"q, k and v must be sharded alike along their length; got {given}. Reshard the others "
-            f"over {length!r} too, by jax.sharding.reshard, or gather what is sharded."
+            f"q, k and v must be sharded alike along their length; got {listed}. Reshard the "
+            f"others over {length!r} too, by jax.sharding.reshard, or gather what is sharded."
         )
     batch = tuple(one(i, f"batch axis {i}") for i in range(count))
     return Shards(batch, one(-2, "the heads"), length, length)

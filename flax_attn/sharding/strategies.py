@@ -52,10 +52,10 @@ def _along(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places)
         unplace(x, sequence.shards, sequence.layout, axis=x.ndim - 3) if axis in whole else x
         for axis, x in zip("qkk", (q, k, v), strict=True)
     )
-    found = task(q, k, v, bound(q, k, rules, places))
+    outputs = task(q, k, v, bound(q, k, rules, places))
     if "q" not in whole:
-        return found
-    o, (m, l) = found
+        return outputs
+    o, (m, l) = outputs
     m, l = (place(x, sequence.shards, sequence.layout, axis=x.ndim - 1) for x in (m, l))
     return place(o, sequence.shards, sequence.layout, axis=o.ndim - 3), Stats(m, l)
 

@@ -113,9 +113,9 @@ def with_sinks(rules: Rules, o: jax.Array, m: jax.Array, l: jax.Array) -> Any:
     return o, m, l
 
 
-def _backward(plan: Plan, kept: tuple, given: tuple) -> tuple:
+def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
     q, k, v, rules, o, m, l = kept
-    do, dstats = given
+    do, dstats = cotangents
     dlse = dstats.l * stats_of(rules, m, l).l
     return backward_pass(plan, q, k, v, rules, o, m, l, do, dlse)
 

@@ -163,8 +163,8 @@ def leaves_of(score: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], 
     places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
 
     def put(floats: list[jax.Array]) -> Any:
-        given = dict(zip(places, floats, strict=True))
-        return structure.unflatten([given.get(i, x) for i, x in enumerate(leaves)])
+        replaced = dict(zip(places, floats, strict=True))
+        return structure.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])
 
     return [leaves[i] for i in places], put
 

@@ -48,10 +48,10 @@ def _pieces(cols: int, lo: int, hi: int, first: int, last: int) -> list[tuple[in
         (first, max(last, first), False),
         (max(last, first), hi, True),
     ]
-    found = []
+    pieces = []
     for start, stop, masked in ends:
-        found += [(k, min(cols, stop - k), masked) for k in range(start, stop, cols)]
-    return found
+        pieces += [(k, min(cols, stop - k), masked) for k in range(start, stop, cols)]
+    return pieces
 
 
 def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
@@ -91,11 +91,11 @@ def over_queries(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any
     """
     T, rows = plan.sizes.T, plan.rows
     if plan.unrolled:
-        found = []
+        outputs = []
         for q in range(0, T, rows):
             carry, y = step(carry, at._replace(q=q, rows=min(rows, T - q)), None)
-            found.append(y)
-        return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+            outputs.append(y)
+        return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *outputs)
 
     def run(carry, i):
         q = jnp.minimum(i * rows, T - rows)

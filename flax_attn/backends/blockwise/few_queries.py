@@ -159,8 +159,8 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     flat = x.reshape(-1, K, S * h)
 
     def rows(at: Any) -> jax.Array:
-        found = jax.lax.dynamic_slice(flat, (b[0], jnp.int32(0), at * h), (1, K, cols * h))
-        return found.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
+        rows_of_entry = jax.lax.dynamic_slice(flat, (b[0], jnp.int32(0), at * h), (1, K, cols * h))
+        return rows_of_entry.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
 
     return jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at).reshape(1, K, cols, h)
 
@@ -196,11 +196,11 @@ def _all_seen(plan: Plan, mask: Mask) -> bool:
     return hi - lo == plan.sizes.S
 
 
-def _each(fn: Any, b: jax.Array, *given: jax.Array) -> jax.Array:
+def _each(fn: Any, b: jax.Array, *arrays: jax.Array) -> jax.Array:
     """`fn` for every batch entry of `b`; of a single one slices stay slices."""
     if b.shape[0] == 1:
-        return fn(b[0], *(x[0] for x in given))[None]
-    return jax.vmap(fn)(b, *given)
+        return fn(b[0], *(x[0] for x in arrays))[None]
+    return jax.vmap(fn)(b, *arrays)
 
 
 def _kept(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:

@@ -71,8 +71,8 @@ def forward_heads(
         return over_queries(plan, at, rows, ())[1]
 
     if plan.batched:
-        given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
-        o, m, l = jax.vmap(one)(*given, *_groups(plan))
+        heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
+        o, m, l = jax.vmap(one)(*heads, *_groups(plan))
         m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
         return join(o, sizes.B), m, l
 
@@ -158,14 +158,14 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
     totals = varying_alike((totals, q))[0]
 
-    def one(totals, given, b, n):
+    def one(totals, arrays, b, n):
         at = Block(b, n, 0, 0, plan.groups, plan.rows, plan.cols)
-        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in given[1:3]]
+        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in arrays[1:3]]
 
         def rows(carry, at, new):
-            return _backward_rows(plan, rules, given, at, new, carry)
+            return _backward_rows(plan, rules, arrays, at, new, carry)
 
-        start = (*varying_alike((*start, given[0]))[:2], totals)
+        start = (*varying_alike((*start, arrays[0]))[:2], totals)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
         return totals, (dq, dk, dv)
 
@@ -187,9 +187,9 @@ def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows
     """All key heads at once; dk and dv lie as B K H S."""
     B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
     lines = (x.reshape(-1, G, T) for x in rows)
-    given = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
-    (dscale, _), (dq, dk, dv) = jax.vmap(lambda given, b, n: one(totals, given, b, n))(
-        given, *_groups(plan)
+    arrays = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
+    (dscale, _), (dq, dk, dv) = jax.vmap(lambda arrays, b, n: one(totals, arrays, b, n))(
+        arrays, *_groups(plan)
     )
     dk, dv = (x.reshape(B, -1, *x.shape[1:]) for x in (dk, dv))
     return (dscale.sum(), []), (join(dq, B), dk, dv)
@@ -204,8 +204,8 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows:
         b, n = group
         k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
         by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in rows)
-        given = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
-        totals, (dq, *dkv) = one(totals, given, b, n)
+        arrays = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
+        totals, (dq, *dkv) = one(totals, arrays, b, n)
         dq = put(whole[0], jnp.moveaxis(dq, 0, 1)[None], b, 0, n, 0)
         dkv = [put(x, y[None, None], b, n // G, 0, 0) for x, y in zip(whole[1:], dkv, strict=True)]
         return (totals, (dq, *dkv)), None
@@ -216,9 +216,9 @@ def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows:
     return jax.lax.scan(step, (totals, whole), _groups(plan))[0]
 
 
-def _backward_rows(plan, rules, given, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
+def _backward_rows(plan, rules, arrays, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, m, inv_l, delta = given
+    q, k, v, do, m, inv_l, delta = arrays
     kind, shape = wide(q.dtype), (at.G, at.rows)
     raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
