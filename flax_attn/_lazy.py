@@ -25,8 +25,8 @@ class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
         if home is not None:
             whole = home == "."
             module = import_module(f".{name}" if whole else home, self.__name__)
-            found = self.__dict__[name] = module if whole else getattr(module, name)
-            return found
+            value = self.__dict__[name] = module if whole else getattr(module, name)
+            return value
         from importlib.util import find_spec
 
         full = f"{self.__name__}.{name}"

@@ -74,8 +74,8 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     def check(torch_module: Any, flax_module: Any, *inputs: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         seeded = {} if seed is None else {"seed": seed}
-        given = {"title": name, "reproduce": again, **options, **seeded}
-        return assert_parity(torch_module, flax_module, *inputs, **given)
+        arguments = {"title": name, "reproduce": again, **options, **seeded}
+        return assert_parity(torch_module, flax_module, *inputs, **arguments)
 
     return check
 
@@ -87,8 +87,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     error = None if call.excinfo is None else call.excinfo.value
     text = str(error) if kind is not None and isinstance(error, kind) else ""
     if kind is not None and text and not item.config.getoption("fulltrace"):
-        told = item.config.getoption("tbstyle") != "no"
-        where = "(whole under 'parity reports')" if told else "(whole without --tb=no)"
+        has_traceback = item.config.getoption("tbstyle") != "no"
+        where = "(whole under 'parity reports')" if has_traceback else "(whole without --tb=no)"
         call.excinfo = _shortened(error, kind, where)
     report = yield
     if text:

@@ -198,33 +198,33 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
     from .parity.cases import certificate
 
-    found = _proven(options, live, console)
-    proofs = found.proofs
+    outcome = _proven(options, live, console)
+    proofs = outcome.proofs
     lines = certificate.lines(proofs)
-    _wide(console).print(_table(options, found, console))
+    _wide(console).print(_table(options, outcome, console))
     for report in (report for line in lines for report in line.reports):
         if not report.ok or (options.strict and not report.certain):
-            console.out(f"\n{_told(report)}", highlight=False)
+            console.out(f"\n{_report_text(report)}", highlight=False)
     seconds = time.monotonic() - STARTED
     of = ("family", "families") if options.families else ("variant", "variants")
     foot = certificate.footer(lines, _versions(proofs), seconds, options.strict, of)
-    if found.untried:
-        foot = f"{certificate.not_tried(*found.untried)}\n{foot}"
+    if outcome.untried:
+        foot = f"{certificate.not_tried(*outcome.untried)}\n{foot}"
     console.out(foot, highlight=False)
-    _write(options, found, console)
+    _write(options, outcome, console)
     return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
 
 
-def _table(options: argparse.Namespace, found: "Proven", console: "Console") -> "Table":
+def _table(options: argparse.Namespace, outcome: "Proven", console: "Console") -> "Table":
     from .parity.cases import certificate
 
     if options.families:
         from .family_table import table
 
-        return table(certificate.lines(found.proofs), found.about, options.strict)
-    shown = certificate.lines(found.proofs)
+        return table(certificate.lines(outcome.proofs), outcome.about, options.strict)
+    shown = certificate.lines(outcome.proofs)
     for line in shown:
-        line.devices = found.devices.get((line.variant, line.proven_equal_to), "-")
+        line.devices = outcome.devices.get((line.variant, line.proven_equal_to), "-")
     return certificate.table(shown, _width(console), options.strict)
 
 
@@ -244,7 +244,7 @@ def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Pro
     if options.families:
         return proving.families(OWN, console)
     wanted = proving.Wanted(
-        own=OWN,
+        package=OWN,
         names=options.names,
         live=live,
         record=options.record,
@@ -281,12 +281,12 @@ def _passes(report: "Report", strict: bool) -> bool:
     return report.certain if strict else report.ok
 
 
-def _told(report: "Report") -> str:
+def _report_text(report: "Report") -> str:
     """The report; in one line where nothing could be compared."""
     if report.rows or not report.notes:
         return str(report)
-    told = " ".join(report.notes)
-    return told if told.startswith(f"{report.title} ") else f"{report.title}: {told}"
+    notes = " ".join(report.notes)
+    return notes if notes.startswith(f"{report.title} ") else f"{report.title}: {notes}"
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -323,10 +323,10 @@ def _check_devices(options: argparse.Namespace) -> None:
     if options.devices < 2:
         raise ValueError(f"--devices takes two or more; got {options.devices}.")
     others = ("real", "families", "record", "markdown")
-    given = [f"--{name}" for name in others if vars(options)[name]]
-    if given:
+    flags = [f"--{name}" for name in others if vars(options)[name]]
+    if flags:
         raise ValueError(
-            f"--devices proves sharded inputs alone; it takes no {' or '.join(given)}. The page of "
+            f"--devices proves sharded inputs alone; it takes no {' or '.join(flags)}. The page of "
             "--all --markdown has a column for it."
         )
 
@@ -350,20 +350,20 @@ def _check_outputs(options: argparse.Namespace) -> None:
             raise ValueError(f"--{option} {name} cannot be written: permission denied.")
 
 
-def _write(options: argparse.Namespace, found: "Proven", console: "Console") -> None:
+def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -> None:
     """Writes the files that were asked for."""
     from .parity.cases import certificate, markdown
     from .parity.report import plain
     from .parity.show import pages
 
-    proofs = found.proofs
+    proofs = outcome.proofs
     if options.json:
         text = json.dumps(plain([_as_dict(proof) for proof in proofs]), indent=1)
         Path(options.json).write_text(text + "\n")
     if options.html:
         Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
     if options.markdown:
-        table = markdown.markdown(certificate.lines(proofs), found.about)
+        table = markdown.markdown(certificate.lines(proofs), outcome.about)
         written = markdown.write(Path(options.markdown), table, whole=not options.names)
         console.out(f"wrote {' and '.join(map(str, written))}", highlight=False)
 

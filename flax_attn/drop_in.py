@@ -129,7 +129,7 @@ def dot_product_attention(
     q, k, v = _batched("query", query), _batched("key", key), _batched("value", value)
     sizes = sizes_of(q, k)
     lengths = _lengths(query_seq_lengths, key_value_seq_lengths, sizes)
-    found = attend(
+    result = attend(
         q,  # B T N H
         k,
         v,
@@ -139,7 +139,7 @@ def dot_product_attention(
         backend=BACKEND_OF[implementation],
         return_lse=return_residual,
     )
-    return found if jnp.ndim(query) == 4 else jax.tree.map(lambda x: x[0], found)
+    return result if jnp.ndim(query) == 4 else jax.tree.map(lambda x: x[0], result)
 
 
 def _mask(mask: Any, is_causal: bool, window: Any, lengths: Lengths | None, sizes: Sizes) -> Mask:

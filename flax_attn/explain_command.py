@@ -81,14 +81,14 @@ def _mask(node: ast.expr, text: str) -> Mask:
                 return _named(name)(*(_value(arg, text) for arg in args), **named)
             except TypeError as error:
                 raise ValueError(f"--mask {text!r}: {error}.") from error
-    told = ast.get_source_segment(text.strip(), node) or text
+    source = ast.get_source_segment(text.strip(), node) or text
     if isinstance(node, ast.Name | ast.Call):
-        name = told.partition("(")[0]
+        name = source.partition("(")[0]
         near = get_close_matches(name, _names(), 1)
         hint = f"did you mean {near[0]}?" if near else f"the masks are: {', '.join(_names())}."
         more = "takes arguments, as in Window(3, 0)" if name in _names() else f"is no mask: {hint}"
         raise ValueError(f"--mask {text!r}: {name} {more}")
-    raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {told!r}.")
+    raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {source!r}.")
 
 
 def _value(node: ast.expr, text: str) -> Any:
@@ -96,8 +96,8 @@ def _value(node: ast.expr, text: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except ValueError as error:
-        told = ast.get_source_segment(text.strip(), node)
-        raise ValueError(f"--mask {text!r}: {told!r} is no number, text or list.") from error
+        source = ast.get_source_segment(text.strip(), node)
+        raise ValueError(f"--mask {text!r}: {source!r} is no number, text or list.") from error
     return np.asarray(value) if isinstance(value, list | tuple) else value
 
 

@@ -230,13 +230,13 @@ def _name_of(precision: Any) -> str:
 
 def _refuse(einsum_dot_general: Any, **einsums: Any) -> None:
     """Products of the caller's own: a knob that no backend can serve."""
-    given = [name for name, einsum in einsums.items() if einsum is not None]
+    names = [name for name, einsum in einsums.items() if einsum is not None]
     if einsum_dot_general not in (None, jax.lax.dot_general):
-        given.append("einsum_dot_general")
-    if given:
+        names.append("einsum_dot_general")
+    if names:
         raise NotImplementedError(
             "flax_attention takes its products by attend's backends and cannot serve "
-            f"{' and '.join(given)}. Leave them out, or keep flax's own attention_fn."
+            f"{' and '.join(names)}. Leave them out, or keep flax's own attention_fn."
         )
 
 

@@ -44,7 +44,7 @@ class Wanted:
     """What is to be proven, and how.
 
     Attributes:
-      own: the package of this library's cases.
+      package: the package of this library's cases.
       names: as the command was given them.
       live: against torch, else against its record.
       record: whether torch's results are recorded first.
@@ -55,7 +55,7 @@ class Wanted:
       devices: over how many the inputs are sharded, if they are.
     """
 
-    own: str
+    package: str
     names: Sequence[str] = ()
     live: bool = True
     record: bool = False
@@ -101,7 +101,7 @@ def proven(wanted: Wanted, console: Console) -> Proven:
     more = fake_devices(wanted.devices) if wanted.devices else {}
     with Workers(settings={**wanted.settings, **more}) as workers:
         workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
-        asked = ask(wanted.own, wanted.names, workers)
+        asked = ask(wanted.package, wanted.names, workers)
         every = jobs(asked.cases, wanted.live, wanted.seed)
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
@@ -109,13 +109,13 @@ def proven(wanted: Wanted, console: Console) -> Proven:
         workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
         say_how(wanted.live, machine, console)
         if wanted.devices:
-            found = _over_devices(every, wanted, machine, workers, console)
+            outcome = _over_devices(every, wanted, machine, workers, console)
         elif wanted.short:
-            found = _short(every, workers, console)
+            outcome = _short(every, workers, console)
         else:
-            found = _whole(every, asked, wanted, workers, console)
-    found.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
-    return found
+            outcome = _whole(every, asked, wanted, workers, console)
+    outcome.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
+    return outcome
 
 
 class Machine(NamedTuple):
@@ -179,8 +179,8 @@ def _whole(
     with bar(console) as progress:
         proofs = list(_proofs(every, workers, progress))
     if not wanted.names or wanted.page:  # a row of a page names its trained layer too
-        own = [case.variant for case in asked.cases if case.package == wanted.own]
-        proofs += _kept(wanted.own, {*own}, workers)
+        variants = [case.variant for case in asked.cases if case.package == wanted.package]
+        proofs += _kept(wanted.package, {*variants}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
     about = _about(every, asked, wanted, workers) if wanted.page else {}
     return Proven(proofs, about)
@@ -203,13 +203,13 @@ def _about(
 
 def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
     """By variant, over how many devices its first case of each witness is equal."""
-    found: dict[str, str] = {}
+    device_counts: dict[str, str] = {}
     for job, result in _sharded(first, MANY, workers):
         if isinstance(result, Failure) or (result is not None and not result[0].ok):
-            found[job.listed.variant] = "none"
+            device_counts[job.listed.variant] = "none"
         elif result is not None:
-            found.setdefault(job.listed.variant, str(result[1]))
-    return found
+            device_counts.setdefault(job.listed.variant, str(result[1]))
+    return device_counts
 
 
 def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
@@ -234,18 +234,18 @@ def _over_devices(
             "it has none but a CPU, that one stands for as many as are asked for."
         )
     chosen = [job for job in every if job.eager or not wanted.short]
-    found = Proven()
+    outcome = Proven()
     with bar(console) as progress:
         task = progress.add_task("parity", total=len(chosen))
         for job, result in _sharded(chosen, count, workers):
             variant, witness, title = job.listed[3:6]
             progress.update(task, description=variant, advance=1)
             if isinstance(result, Failure):
-                found.proofs.append((variant, witness, not_proven(title, result)))
+                outcome.proofs.append((variant, witness, not_proven(title, result)))
             elif result is not None:
-                found.proofs.append((variant, witness, result[0]))
-                found.devices.setdefault((variant, witness), str(result[1]))
-    return found
+                outcome.proofs.append((variant, witness, result[0]))
+                outcome.devices.setdefault((variant, witness), str(result[1]))
+    return outcome
 
 
 def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[tuple[Job, Any]]:
@@ -260,10 +260,10 @@ def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
 
     job, count = asked
     case = job.case
-    own = case.home.is_own(case.flax_class)
-    if own and not _attends(case):
+    is_ours = case.home.is_own(case.flax_class)
+    if is_ours and not _attends(case):
         return None
-    with strict() if own else nullcontext():
+    with strict() if is_ours else nullcontext():
         return sharded_report(case, job.live, count)
 
 
@@ -274,27 +274,27 @@ def _machine(_: None = None) -> Machine:
     return Machine(device.platform, device.device_kind, len(jax.devices()))
 
 
-def _kept(own: str, variants: set[str], workers: Workers) -> list[Proof]:
+def _kept(package: str, variants: set[str], workers: Workers) -> list[Proof]:
     """The layers of these variants with trained weights that come with the library."""
-    result = workers.call(_kept_proofs, (own, variants))
+    result = workers.call(_kept_proofs, (package, variants))
     if isinstance(result, Failure):
         return [("real", "trained weights", not_proven("the layers of trained weights", result))]
     return result
 
 
 def _kept_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
-    own, variants = wanted
-    return import_module(f"{own}.real").kept(variants)
+    package, variants = wanted
+    return import_module(f"{package}.real").kept(variants)
 
 
 def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
     """By variant, the backends of this machine on which its first case of each witness is equal."""
-    found: dict[str, list[str]] = {}
+    backends: dict[str, list[str]] = {}
     for job, names in zip(first, workers.map(_backends_of, first), strict=True):
         names = ["none"] if isinstance(names, Failure) else names
-        before = found.get(job.listed.variant, names)
-        found[job.listed.variant] = [name for name in before if name in names]
-    return {variant: ", ".join(names) for variant, names in found.items()}
+        before = backends.get(job.listed.variant, names)
+        backends[job.listed.variant] = [name for name in before if name in names]
+    return {variant: ", ".join(names) for variant, names in backends.items()}
 
 
 def _backends_of(job: Job) -> list[str]:
@@ -324,14 +324,14 @@ def _equal_on(backend: str, case: "Case") -> bool:
         raise
 
 
-def real(own: str, console: Console) -> list[Proof]:
+def real(package: str, console: Console) -> list[Proof]:
     """The proofs on trained weights, which are downloaded."""
     say_how(True, _machine(), console)
     with bar(console) as progress:
-        return list(import_module(f"{own}.real").run(progress))
+        return list(import_module(f"{package}.real").run(progress))
 
 
-def families(own: str, console: Console) -> Proven:
+def families(package: str, console: Console) -> Proven:
     """The proofs of published models' attention, against transformers.
 
     Raises:
@@ -345,7 +345,7 @@ def families(own: str, console: Console) -> Proven:
         )
     say_how(True, _machine(), console)
     with bar(console) as progress:
-        found = import_module(f"{own}.families").run(progress)
-    about = {proof.family: About(proof.layer) for proof in found}
-    proofs = [(proof.family, proof.witness, proof.report) for proof in found]
+        results = import_module(f"{package}.families").run(progress)
+    about = {proof.family: About(proof.layer) for proof in results}
+    proofs = [(proof.family, proof.witness, proof.report) for proof in results]
     return Proven(proofs, about)

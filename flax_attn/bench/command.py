@@ -50,7 +50,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     works = preset.workloads(
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
-    command = f"flax-attn bench {shlex.join(_told_apart(sys.argv[2:]))}".strip()
+    command = f"flax-attn bench {shlex.join(_without_files(sys.argv[2:]))}".strip()
     results = Results(preset.title, command, machine(want.dtypes), absent=absent)
     console.print(page.machine_of(results), markup=False, highlight=False)
     try:
@@ -71,13 +71,13 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     return 1 if any(row.status == "wrong" for row in results.rows) else 0
 
 
-def _told_apart(args: Sequence[str]) -> list[str]:
+def _without_files(args: Sequence[str]) -> list[str]:
     """The options without those that name files, which are nobody else's."""
-    found, files = [], ("--json", "--markdown", "--png", "--out", "--compare")
+    options, files = [], ("--json", "--markdown", "--png", "--out", "--compare")
     for before, arg in zip(["", *args], args, strict=False):
         if before not in files and arg.split("=")[0] not in files:
-            found.append(arg)
-    return found
+            options.append(arg)
+    return options
 
 
 def run(
@@ -95,11 +95,11 @@ def run(
         task = progress.add_task("bench", total=len(works) * len(passes))
         for w in works:
             for which in passes:
-                race.run(w, which, results.rows, partial(_told, progress, task, w))
+                race.run(w, which, results.rows, partial(_show_progress, progress, task, w))
                 progress.advance(task)
 
 
-def _told(progress: Progress, task: TaskID, w: Workload, said: str) -> None:
+def _show_progress(progress: Progress, task: TaskID, w: Workload, said: str) -> None:
     progress.update(task, description=f"T {w.length}: {said}")
 
 
@@ -141,10 +141,10 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
     if options.out:
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
-        own = {"json": out / "bench.json", "markdown": out / "bench.md"}
+        defaults = {"json": out / "bench.json", "markdown": out / "bench.md"}
         if plot.absent() is None:
-            own["png"] = out / "bench.png"
-        files = {**own, **files}
+            defaults["png"] = out / "bench.png"
+        files = {**defaults, **files}
     for path in files.values():
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} to write {path.name} into.")
@@ -158,18 +158,18 @@ def _preset(want: Asked) -> Preset:
     if want.preset not in known:
         names = ", ".join(name for name in known if name)
         raise ValueError(f"--preset takes {names}; got {want.preset!r}.")
-    found = known[want.preset]
-    if found.steps is not None:
+    preset = known[want.preset]
+    if preset.steps is not None:
         _check_steps(want)
-    if found.models is not None:
+    if preset.models is not None:
         _check_models(want)
-    if found.devices:
-        return replace(found, devices=_devices(want) or found.devices)
+    if preset.devices:
+        return replace(preset, devices=_devices(want) or preset.devices)
     if want.devices is not None:
         raise ValueError("--devices is for --preset scale.")
     if want.variant is None:
-        return found
-    if found.layer == DELTA:
+        return preset
+    if preset.layer == DELTA:
         raise ValueError("--preset linear times one recurrence; --variant is for layers.")
     names = twins.variants()
     if want.variant not in names:
@@ -178,7 +178,7 @@ def _preset(want: Asked) -> Preset:
     book = replace(known["book"], layer=layer)
     if want.preset in ("", "book"):
         return book
-    return replace(found, layer=layer, against=book.against, masks=book.masks, window=None)
+    return replace(preset, layer=layer, against=book.against, masks=book.masks, window=None)
 
 
 def _check_steps(want: Asked) -> None:
@@ -230,14 +230,14 @@ def _check_one_width(want: Asked) -> None:
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     """The options as they are written."""
-    given = {name: value for name, value in vars(options).items() if name != "command"}
-    found = []
-    for name, value in given.items():
+    values = {name: value for name, value in vars(options).items() if name != "command"}
+    arguments = []
+    for name, value in values.items():
         if isinstance(value, bool):
-            found += [f"--{name}"] if value else ["--no-grad"] if name == "grad" else []
+            arguments += [f"--{name}"] if value else ["--no-grad"] if name == "grad" else []
         elif value is not None:
-            found += [f"--{name}={value}"]
-    return found
+            arguments += [f"--{name}={value}"]
+    return arguments
 
 
 def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
@@ -247,8 +247,8 @@ def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
 
 
 def _settings(want: Asked, preset: Preset) -> Settings:
-    given = {"rounds": want.rounds, "seconds": want.seconds}
-    return replace(preset.settings, **{k: v for k, v in given.items() if v is not None})
+    budget = {"rounds": want.rounds, "seconds": want.seconds}
+    return replace(preset.settings, **{k: v for k, v in budget.items() if v is not None})
 
 
 def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str, str]]:

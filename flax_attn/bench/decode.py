@@ -273,7 +273,7 @@ def references(w: Workload) -> tuple[np.ndarray, np.ndarray]:
 
 def _formula(w: Workload, arrays: Any, rows: np.ndarray, kept: Any, dtype: Any) -> np.ndarray:
     """`softmax(q k / sqrt(H)) v` of the last token of each row, projected."""
-    found = []
+    outputs = []
     wide = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
     for i, length in enumerate(lengths(w)[rows]):
         x = wide["x"][i : i + 1, max(0, length - (w.window or length)) : length]
@@ -294,5 +294,5 @@ def _formula(w: Workload, arrays: Any, rows: np.ndarray, kept: Any, dtype: Any) 
             out = wide["out.weight"]
         logits = jnp.einsum("bnh,bsnh->bns", q, k) / np.sqrt(q.shape[-1]).astype(dtype)
         o = jnp.einsum("bns,bsnh->bnh", jax.nn.softmax(logits), v)
-        found.append(np.asarray(o.reshape(1, 1, -1) @ out))
-    return np.concatenate(found)
+        outputs.append(np.asarray(o.reshape(1, 1, -1) @ out))
+    return np.concatenate(outputs)

@@ -27,8 +27,8 @@ def static(w: Workload) -> TorchProgram:
         seen = torch.arange(slots)[None] <= torch.from_numpy(past)[:, None]
         return x, weights, kept, None if seen.all() else seen[:, None, None]
 
-    def call(held: Any) -> Any:
-        x, weights, kept, seen = held
+    def call(packed: Any) -> Any:
+        x, weights, kept, seen = packed
         q, k, v = _heads(w, x, weights)
         for new, old in zip((k, v), kept, strict=True):
             if w.batch == 1:
@@ -55,8 +55,8 @@ def grown(w: Workload) -> TorchProgram:
         seen = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
         return x, weights, kept, None if seen.all() else seen[:, None, None]
 
-    def call(held: Any) -> Any:
-        x, weights, kept, seen = held
+    def call(packed: Any) -> Any:
+        x, weights, kept, seen = packed
         q, k, v = _heads(w, x, weights)
         k, v = (torch.cat(both, dim=2) for both in zip(kept, (k, v), strict=True))
         return _attended(w, q, k, v, seen, weights)
@@ -65,7 +65,7 @@ def grown(w: Workload) -> TorchProgram:
 
 
 def _program(call: Callable, pack: Callable) -> TorchProgram:
-    return _Step(call, pack, lambda held: [], lambda grads: {}, "fwd")
+    return _Step(call, pack, lambda packed: [], lambda grads: {}, "fwd")
 
 
 class _Step(TorchProgram):

@@ -29,7 +29,7 @@ def ours(backends: Sequence[str]) -> list[Contender]:
 
 def _ours(backend: str) -> Contender:
     def make(w: Workload) -> Call:
-        return lambda held: attend(*held, mask=w.rule, backend=backend, **w.options)
+        return lambda inputs: attend(*inputs, mask=w.rule, backend=backend, **w.options)
 
     def refusal(w: Workload, which: str) -> str | None:
         return None if backend == "auto" else _verdict(w, backend)
@@ -44,8 +44,8 @@ def _ours(backend: str) -> Contender:
 
 
 def _verdict(w: Workload, backend: str) -> str | None:
-    found = _explained(w)
-    return next(verdict.refusal for verdict in found if verdict.backend == backend)
+    verdicts = _explained(w)
+    return next(verdict.refusal for verdict in verdicts if verdict.backend == backend)
 
 
 def chosen(w: Workload) -> str:
@@ -55,10 +55,10 @@ def chosen(w: Workload) -> str:
 
 @cache
 def _explained(w: Workload) -> Any:
-    found = []
+    explanations = []
     x = jax.ShapeDtypeStruct((w.batch, w.length, w.heads, w.width), w.dtype)
-    jax.eval_shape(lambda x: found.append(explain(x, x, x, mask=w.rule, **w.options)), x)
-    return found[0]
+    jax.eval_shape(lambda x: explanations.append(explain(x, x, x, mask=w.rule, **w.options)), x)
+    return explanations[0]
 
 
 def names_of_backends() -> tuple[str, ...]:
@@ -77,15 +77,15 @@ def _jax_nn(function: Callable, w: Workload) -> Call:
     seen: dict[str, Any] = {"is_causal": w.mask != "full"}
     if w.window is not None:
         seen["local_window_size"] = (w.window - 1, 0)
-    return lambda held: function(*held, **seen)
+    return lambda inputs: function(*inputs, **seen)
 
 
 def _nnx(w: Workload) -> Call:
-    def call(held: Any) -> Any:
+    def call(inputs: Any) -> Any:
         seen: dict[str, Any] = {"is_causal": w.mask == "causal"}
         if w.window is not None:
             seen = {"mask": _seen(w)[None, None]}
-        return nnx.dot_product_attention(*held, deterministic=True, **seen)
+        return nnx.dot_product_attention(*inputs, deterministic=True, **seen)
 
     return call
 
@@ -93,10 +93,10 @@ def _nnx(w: Workload) -> Call:
 def _equinox(w: Workload) -> Call:
     one = import_module("equinox.nn._attention").dot_product_attention
 
-    def call(held: Any) -> Any:
+    def call(inputs: Any) -> Any:
         seen = None if w.mask == "full" else _seen(w)
         heads = jax.vmap(partial(one, mask=seen), in_axes=1, out_axes=1)
-        return jax.vmap(heads)(*held)
+        return jax.vmap(heads)(*inputs)
 
     return call
 
@@ -109,17 +109,17 @@ def _seen(w: Workload) -> jax.Array:
 
 def dense(w: Workload) -> np.ndarray:
     """The mask as T S booleans."""
-    found = w.rule.static(Sizes((), 1, w.length, w.length))
-    assert found is not None
-    return found
+    mask = w.rule.static(Sizes((), 1, w.length, w.length))
+    assert mask is not None
+    return mask
 
 
 def _torch(make: Callable[[Workload], Callable], w: Workload, which: str) -> Program:
     """q, k and v lie as B T N H, as a projection leaves them, and are seen as B N T H."""
     call = make(w)
 
-    def run(held: Sequence[Any]) -> Any:
-        return call(*(x.transpose(1, 2) for x in held)).transpose(1, 2)
+    def run(inputs: Sequence[Any]) -> Any:
+        return call(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2)
 
     def pack(tensors: Any) -> Any:
         return [tensors[name] for name in NAMES]
@@ -127,7 +127,7 @@ def _torch(make: Callable[[Workload], Callable], w: Workload, which: str) -> Pro
     def unpack(grads: Any) -> Any:
         return dict(zip(NAMES, grads, strict=True))
 
-    return TorchProgram(run, pack, lambda held: held, unpack, which)
+    return TorchProgram(run, pack, lambda inputs: inputs, unpack, which)
 
 
 def _sdpa(w: Workload) -> Callable:
@@ -188,12 +188,18 @@ def others() -> list[Contender]:
         "nn.MultiheadAttention": _layer,
         "tokamax": partial(_jax, _tokamax),
     }
-    held = {"torch.eager": (3, 5), "torch.compile": (3, 5)}
+    quadratic_counts = {"torch.eager": (3, 5), "torch.compile": (3, 5)}
     refusals = {
         "nn.MultiheadAttention": lambda *_: LAYER,
         "tokamax": lambda w, which: "it has no sinks" if w.extra == "sinks" else None,
     }
     return [
-        Contender(name, name, build, refusals.get(name, _plain), quadratic=held.get(name, (0, 0)))
+        Contender(
+            name,
+            name,
+            build,
+            refusals.get(name, _plain),
+            quadratic=quadratic_counts.get(name, (0, 0)),
+        )
         for name, build in builds.items()
     ]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .. import layers as own
+from .. import layers as flax_layers
 from ..masks import CAUSAL
 from ..weights.plan import Plan
 from . import torch_layers
@@ -46,7 +46,7 @@ def _program(make: Make, w: Workload, which: str) -> JaxProgram:
     def unpack(grads: Any) -> Any:
         return {**layout.back(grads[0]), "x": grads[1]}
 
-    return JaxProgram(lambda held: run(*held), pack, unpack, which)
+    return JaxProgram(lambda packed: run(*packed), pack, unpack, which)
 
 
 def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: layer(x)) -> Run:
@@ -67,7 +67,7 @@ def _book(name: str, layout: Callable[[Workload], Plan]) -> tuple[str, Make]:
     """A layer of the book by its class."""
 
     def build(w: Workload) -> nnx.Module:
-        return getattr(own, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
+        return getattr(flax_layers, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
 
     return name, lambda w: (_module(partial(build, w)), layout(w))
 
@@ -76,7 +76,7 @@ def _wrapper(w: Workload) -> tuple[Run, Plan]:
     types = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype(w.dtype)}
 
     def build() -> nnx.Module:
-        heads = own.MultiHeadAttentionWrapper(**{**config(w), "d_out": w.width}, **types)
+        heads = flax_layers.MultiHeadAttentionWrapper(**{**config(w), "d_out": w.width}, **types)
         return nnx.Sequential(heads, nnx.Linear(w.features, w.features, **types))
 
     return _module(build), wrapper(w.heads, "layers.0", "layers.1", "kernel", False)
@@ -86,7 +86,7 @@ def _transformer(w: Workload) -> tuple[Run, Plan]:
     kind = jnp.dtype(w.dtype)
 
     def build() -> nnx.Module:
-        return own.TransformerMultiHeadAttention(
+        return flax_layers.TransformerMultiHeadAttention(
             w.features, w.heads, rngs=nnx.Rngs(0), param_dtype=kind
         )
 
@@ -173,24 +173,24 @@ def _in_torch(
     laid = layout(w)
 
     def pack(tensors: Any) -> Any:
-        given = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
-        module = torch_layers.with_weights(build(w), laid.forward(given), tensors["x"])
+        arrays = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
+        module = torch_layers.with_weights(build(w), laid.forward(arrays), tensors["x"])
         return module, tensors["x"]
 
-    def leaves(held: Any) -> list[Any]:
-        named = dict(held[0].named_parameters())
-        return [held[1], *(named[path] for path in paths(laid))]
+    def leaves(packed: Any) -> list[Any]:
+        named = dict(packed[0].named_parameters())
+        return [packed[1], *(named[path] for path in paths(laid))]
 
     def unpack(grads: Any) -> Any:
         return {**laid.back(dict(zip(paths(laid), grads[1:], strict=True))), "x": grads[0]}
 
-    return TorchProgram(lambda held: held[0](held[1]), pack, leaves, unpack, which)
+    return TorchProgram(lambda packed: packed[0](packed[1]), pack, leaves, unpack, which)
 
 
 def _torch() -> list[Contender]:
-    found = []
+    contenders = []
     for number, (name, family, build, layout, kept) in enumerate(torch_layers.NINE, start=1):
         refusal = torch_layers.no_backward_of_flex if "FlexAttention" in name else always
         program = partial(_in_torch, build, layout)
-        found.append(Contender(f"{number}. {name}", family, program, refusal, quadratic=kept))
-    return found
+        contenders.append(Contender(f"{number}. {name}", family, program, refusal, quadratic=kept))
+    return contenders

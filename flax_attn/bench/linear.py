@@ -53,8 +53,8 @@ def _without(package: str) -> Callable[[Workload, str], str | None]:
 
 
 def _recurrence(chunk: int | None) -> Call:
-    def call(held: Any) -> Any:
-        q, k, v, g, beta = held
+    def call(inputs: Any) -> Any:
+        q, k, v, g, beta = inputs
         q = q * q.shape[-1] ** -0.5
         return linear_recurrence(q, k, v, log_decay=g, beta=beta, delta=True, chunk=chunk)[0]
 
@@ -94,15 +94,15 @@ def _fla() -> Call:
 def _torch(load: Callable[[], Call], w: Workload, which: str) -> Program:
     form = load()
 
-    def call(held: Any) -> Any:
-        q, k, v, g, beta = held
+    def call(inputs: Any) -> Any:
+        q, k, v, g, beta = inputs
         return form(q, k, v, g=g, beta=beta, chunk_size=CHUNK)[0]
 
     def unpack(grads: Any) -> Any:
         return dict(zip(GATED, grads, strict=True))
 
     return TorchProgram(
-        call, lambda tensors: [tensors[x] for x in GATED], lambda held: held, unpack, which
+        call, lambda tensors: [tensors[x] for x in GATED], lambda inputs: inputs, unpack, which
     )
 
 
@@ -116,8 +116,8 @@ def _prove(build: Callable[[Workload, str], Program], w: Workload, which: str) -
 
 @cache
 def _judged(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
-    program, (own, truth) = build(w, which), references(w)
-    return proof.against(_run(program, w.arrays()), own, truth, w.dtype, which)
+    program, (baseline, truth) = build(w, which), references(w)
+    return proof.against(_run(program, w.arrays()), baseline, truth, w.dtype, which)
 
 
 @cache

@@ -21,7 +21,7 @@ TIMES = 10
 def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
     """Device, processor, versions, and the measured peak of a matrix product in each dtype."""
     device = jax.devices()[0]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "platform": device.platform,
         "device": device.device_kind,
         "processor": processor(),
@@ -35,7 +35,7 @@ def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
         ),
     }
     limits = next((v for name, v in KNOWN.items() if name in device.device_kind.upper()), None)
-    return {**found, "limits": limits} if limits else found
+    return {**facts, "limits": limits} if limits else facts
 
 
 def _version(name: str) -> str | None:
@@ -48,9 +48,9 @@ def _version(name: str) -> str | None:
 def processor() -> str:
     """The processor's name."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as told:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = [
-                line.split(":", 1)[1].strip() for line in told if line.startswith("model name")
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
             ]
         return lines[0] if lines else host.machine()
     except OSError:

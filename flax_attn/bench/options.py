@@ -122,20 +122,20 @@ def lengths(text: str) -> tuple[int, ...]:
         raise ValueError(
             f"--seq takes lengths such as 512,1024 or a range such as 1k:32k; got {text!r}."
         )
-    found = []
+    sizes = []
     while first <= last:
-        found.append(first)
+        sizes.append(first)
         first *= 2
-    return tuple(found)
+    return tuple(sizes)
 
 
 def dtypes(text: str) -> tuple[str, ...]:
     """Dtypes by name, `bf16` and the like too."""
-    found = tuple(TYPES.get(name, name) for name in _names(text))
-    for name in found:
+    names = tuple(TYPES.get(name, name) for name in _names(text))
+    for name in names:
         if name not in DTYPES:
             raise ValueError(f"--dtype takes {', '.join(DTYPES)}; got {name!r}.")
-    return found
+    return names
 
 
 def extras(text: str) -> tuple[str, ...]:
@@ -151,23 +151,23 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _number(text: str) -> int | None:
-    found = NUMBER.fullmatch(text.strip())
-    return int(found[1]) * (1024 if found[2] else 1) if found else None
+    match = NUMBER.fullmatch(text.strip())
+    return int(match[1]) * (1024 if match[2] else 1) if match else None
 
 
 def _counts(option: str, text: str) -> tuple[int, ...]:
-    found = [_number(part) for part in text.split(",")]
-    numbers = tuple(n for n in found if n is not None)
-    if len(numbers) < len(found):
+    values = [_number(part) for part in text.split(",")]
+    numbers = tuple(n for n in values if n is not None)
+    if len(numbers) < len(values):
         raise ValueError(f"{option} takes whole numbers such as 512,1k; got {text!r}.")
     return numbers
 
 
 def _count(option: str, text: str) -> int:
-    found = _counts(option, text)
-    if len(found) != 1:
+    counts = _counts(option, text)
+    if len(counts) != 1:
         raise ValueError(f"{option} takes one whole number; got {text!r}.")
-    return found[0]
+    return counts[0]
 
 
 def _seconds(text: str) -> float:

@@ -12,15 +12,15 @@ HEADING = "# Benchmarks\n\nRatios first: a contender's time over that of flax_at
 
 def markdown(results: Results, more: list[Table] | None = None) -> str:
     """The section of one run: machine, ratios, remarks, figures."""
-    found = tables(results)
-    ratios = [t for t in found if t.header[0] != "ratio"]
-    details = [t for t in found if t.header[0] == "ratio"]
+    all_tables = tables(results)
+    ratios = [t for t in all_tables if t.header[0] != "ratio"]
+    details = [t for t in all_tables if t.header[0] == "ratio"]
     if not ratios:  # every figure is the ratio too
         ratios, details = details, []
     parts = [f"## {results.title}", machine_of(results)]
     parts += [_table(t) for t in [*(more or []), *ratios]]
-    told = [f"* {_plain(sentence)}" for sentence in remarks(results)]
-    parts += ["\n".join(told)] if told else []
+    bullets = [f"* {_plain(sentence)}" for sentence in remarks(results)]
+    parts += ["\n".join(bullets)] if bullets else []
     if details:
         inner = "\n\n".join(_table(t) for t in details)
         parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")

@@ -24,14 +24,14 @@ def absent() -> str | None:
 
 def plots(results: Results, path: Path) -> list[Path]:
     """Writes the time to `path` and the memory beside it; returns what was written."""
-    found = []
+    paths = []
     beside = path.with_name(f"{path.stem}-memory{path.suffix}")
     for name, label, of in ((path, "median time, ms", _time), (beside, "memory, MiB", _memory)):
         rows = [row for row in results.rows if of(row) is not None]
         if rows:
             _figure(rows, label, of, results).savefig(name, dpi=130)
-            found.append(name)
-    return found
+            paths.append(name)
+    return paths
 
 
 def _time(row: Row) -> float | None:
@@ -70,13 +70,13 @@ def _figure(rows: Sequence[Row], label: str, of: Callable, results: Results) -> 
 
 
 def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -> dict[str, Any]:
-    found = {}
+    lines = {}
     for i, name in enumerate(names):
         points = sorted((row.workload.length, of(row)) for row in rows if row.contender == name)
         if points:
             style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             style |= {"color": COLOURS[i % len(COLOURS)], "linewidth": 2.2 if i == 0 else 1.3}
-            found[name] = axis.plot(*zip(*points, strict=True), **style)[0]
+            lines[name] = axis.plot(*zip(*points, strict=True), **style)[0]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     ticker = import_module("matplotlib.ticker")
@@ -85,15 +85,15 @@ def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -
     ticks = sorted({row.workload.length for row in rows})
     axis.set_xticks(ticks, [_short(tick) for tick in ticks])
     axis.minorticks_off()
-    return found
+    return lines
 
 
 def _bars(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -> dict[str, Any]:
     """One length alone: nothing to draw against, so bars, the shortest on top."""
     order = sorted(rows, key=of, reverse=True)
     colours = [COLOURS[0] if row.family == "flax_attn" else "#9aa5b1" for row in order]
-    held = axis.barh([row.contender for row in order], [of(row) for row in order], color=colours)
-    axis.bar_label(held, fmt="%.3g", padding=3, fontsize=7)
+    bars = axis.barh([row.contender for row in order], [of(row) for row in order], color=colours)
+    axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
     axis.tick_params(axis="y", labelsize=7)
     axis.margins(x=0.15)
     return {}

@@ -64,15 +64,17 @@ class Preset:
         if self.steps is not None:
             width = (widths or self.widths)[0]
             return self.steps(lengths or self.lengths, heads or self.shape(0, width)[0], width)
-        found = []
+        workloads = []
         counts = (heads,) if heads else self.heads or (None,)
         kinds = product(dtypes, masks or self.masks, extras, widths or self.widths, counts)
         for dtype, mask, extra, width, count in kinds:
             for length in lengths or self.lengths:
-                own = self.shape(length, width)
-                work = Workload(length, width, count or own[0], batch or own[1], dtype, mask, extra)
-                found.append(replace(work, window=self.window, layer=self.layer))
-        return found
+                shape = self.shape(length, width)
+                work = Workload(
+                    length, width, count or shape[0], batch or shape[1], dtype, mask, extra
+                )
+                workloads.append(replace(work, window=self.window, layer=self.layer))
+        return workloads
 
 
 def presets() -> dict[str, Preset]:

@@ -46,7 +46,7 @@ class Program(Protocol):
 
 
 class JaxProgram:
-    """`call(held)` under jit, and its gradients in all of `held`.
+    """`call(packed)` under jit, and its gradients in all of `packed`.
 
     Args:
       call: from what `pack` gives to the output.
@@ -61,16 +61,16 @@ class JaxProgram:
         self.temporary: int | None = None
         self.compiled: Any = None
 
-        def both(held: Any, cotangent: jax.Array) -> Any:
-            out, back = jax.vjp(call, held)
+        def both(packed: Any, cotangent: jax.Array) -> Any:
+            out, back = jax.vjp(call, packed)
             return out, back(cotangent)[0]
 
-        self.function = both if which == BOTH else lambda held, cotangent: call(held)
+        self.function = both if which == BOTH else lambda packed, cotangent: call(packed)
 
     def place(self, arrays: Arrays) -> Any:
         cotangent = arrays[COTANGENT] if self.which == BOTH else None
-        given = {name: x for name, x in arrays.items() if name != COTANGENT}
-        placed = jax.tree.map(jnp.asarray, (self.pack(given), cotangent))
+        inputs = {name: x for name, x in arrays.items() if name != COTANGENT}
+        placed = jax.tree.map(jnp.asarray, (self.pack(inputs), cotangent))
         return jax.block_until_ready(placed)
 
     def compile(self, placed: Any) -> None:
@@ -94,20 +94,20 @@ class JaxProgram:
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
         def step(_: Any, carry: Any) -> Any:
-            given, _ = jax.lax.optimization_barrier(carry)  # the next waits for the one before
-            return given, self.function(*given)
+            inputs, _ = jax.lax.optimization_barrier(carry)  # the next waits for the one before
+            return inputs, self.function(*inputs)
 
-        def many(*given: Any) -> Any:
-            shapes = jax.eval_shape(self.function, *given)
+        def many(*inputs: Any) -> Any:
+            shapes = jax.eval_shape(self.function, *inputs)
             start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            return jax.lax.fori_loop(0, times, step, (given, start))[1]
+            return jax.lax.fori_loop(0, times, step, (inputs, start))[1]
 
         run = jax.jit(many).lower(*placed).compile()
         return lambda: self.wait(run(*placed))
 
 
 class TorchProgram:
-    """`call(held)` in torch, eager or compiled, and its gradients in the tensors of `held`.
+    """`call(packed)` in torch, eager or compiled, and its gradients in the tensors of `packed`.
 
     Args:
       call: from what `pack` gives to the output.
@@ -129,21 +129,21 @@ class TorchProgram:
     def place(self, arrays: Arrays) -> Any:
         tensors = {name: tensor(x) for name, x in arrays.items()}
         cotangent = tensors.pop(COTANGENT)
-        held = self.pack(tensors)
-        for leaf in self.leaves(held):
+        packed = self.pack(tensors)
+        for leaf in self.leaves(packed):
             leaf.requires_grad_(self.which == BOTH)
-        return held, cotangent
+        return packed, cotangent
 
     def compile(self, placed: Any) -> None:
         """Nothing: torch compiles in the first call."""
 
     def run(self, placed: Any) -> Any:
-        held, cotangent = placed
+        packed, cotangent = placed
         if self.which != BOTH:
             with self.torch.no_grad():
-                return self.call(held), ()
-        out = self.call(held)
-        return out, self.torch.autograd.grad(out, self.leaves(held), cotangent)
+                return self.call(packed), ()
+        out = self.call(packed)
+        return out, self.torch.autograd.grad(out, self.leaves(packed), cotangent)
 
     def wait(self, result: Any) -> None:
         if self.torch.cuda.is_available():
@@ -151,8 +151,8 @@ class TorchProgram:
 
     def take(self, result: Any) -> dict[str, np.ndarray]:
         out, grads = result
-        found = {"output": array(out)}
-        return {**found, **self.unpack([array(g) for g in grads])} if grads else found
+        arrays = {"output": array(out)}
+        return {**arrays, **self.unpack([array(g) for g in grads])} if grads else arrays
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
         return None

@@ -54,21 +54,21 @@ def first_call(program: Program, placed: Any) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def judged(found: Found, w: Workload, which: str) -> Proof:
+def judged(results: Found, w: Workload, which: str) -> Proof:
     """The verdict on an output and, after a backward pass, all gradients."""
-    own, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
-    return against(found, own, truth, w.dtype, which, w.rows())
+    baseline, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
+    return against(results, baseline, truth, w.dtype, which, w.rows())
 
 
 def against(
-    found: Found, own: Found, truth: Found, dtype: str, which: str, rows: Any = slice(None)
+    results: Found, baseline: Found, truth: Found, dtype: str, which: str, rows: Any = slice(None)
 ) -> Proof:
-    """The verdict on what was found, if `own` is the plain formula's in `dtype`.
+    """The verdict on results, if `baseline` is the plain formula's in `dtype`.
 
-    Of outputs and gradients of queries `own` and `truth` have the judged rows alone.
+    Of outputs and gradients of queries `baseline` and `truth` have the judged rows alone.
     """
     worst = Proof(0.0, np.inf)
-    for name, verdict in _verdicts(found, own, truth, dtype, rows, which):
+    for name, verdict in _verdicts(results, baseline, truth, dtype, rows, which):
         if not verdict.ok:
             return Proof(verdict.error, verdict.limit, _sentence(name, verdict))
         if verdict.error * worst.limit >= worst.error * verdict.limit or worst.limit == np.inf:
@@ -77,18 +77,18 @@ def against(
 
 
 def _verdicts(
-    found: Found, own: Found, truth: Found, dtype: str, rows: Any, which: str
+    results: Found, baseline: Found, truth: Found, dtype: str, rows: Any, which: str
 ) -> Iterator[tuple[str, judge.Verdict]]:
-    out = found["output"][:, rows]
-    yield "output", judge.same_precision(out, own["output"], truth["output"], dtype)
+    out = results["output"][:, rows]
+    yield "output", judge.same_precision(out, baseline["output"], truth["output"], dtype)
     if which != BOTH:
         return
     grads = {name: x for name, x in truth.items() if name != "output"}
     scale = judge.whole_gradient(list(grads.values()))
-    apart = [own[name].astype(np.float64) - want for name, want in grads.items()]
+    apart = [baseline[name].astype(np.float64) - want for name, want in grads.items()]
     error = judge.whole_gradient(apart) / scale
     for name, want in grads.items():
-        got = found[name][:, rows] if name == "q" else found[name]
+        got = results[name][:, rows] if name == "q" else results[name]
         yield name, judge.within_precision(got, error, want, dtype, scale)
 
 
@@ -113,44 +113,44 @@ def _run(w: Workload, arrays: Found) -> Found:
         np.asarray(w.rule(0, 0, rows[:, None], np.arange(w.length)[None])), (len(rows), w.length)
     )
     cotangent = arrays[COTANGENT][:, rows]
-    held = {name: x for name, x in arrays.items() if name != COTANGENT}
+    inputs = {name: x for name, x in arrays.items() if name != COTANGENT}
     formula = layer if w.layer else function
 
     @jax.jit
-    def both(held: Any, cotangent: jax.Array, seen: jax.Array) -> Any:
-        out, back = jax.vjp(lambda held: formula(held, rows, seen, w), held)
+    def both(inputs: Any, cotangent: jax.Array, seen: jax.Array) -> Any:
+        out, back = jax.vjp(lambda inputs: formula(inputs, rows, seen, w), inputs)
         return out, back(cotangent)[0]
 
-    out, grads = jax.tree.map(np.asarray, both(held, cotangent, seen))
+    out, grads = jax.tree.map(np.asarray, both(inputs, cotangent, seen))
     if w.layer is None:
         grads["q"] = grads["q"][:, rows]
     return {"output": out, **grads}
 
 
-def function(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+def function(inputs: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
     """The judged rows of the attention of q, k and v, one batch entry at a time."""
-    return _entries(held["q"][:, rows], held["k"], held["v"], seen, w.options)
+    return _entries(inputs["q"][:, rows], inputs["k"], inputs["v"], seen, w.options)
 
 
-def layer(held: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+def layer(inputs: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
     """The judged rows of `out(attention(query(x), key(x), value(x)))`."""
 
     def project(name: str, x: jax.Array) -> jax.Array:
-        y = x @ held[f"{name}.weight"]
-        return y + jnp.broadcast_to(held[f"{name}.bias"], y.shape)
+        y = x @ inputs[f"{name}.weight"]
+        return y + jnp.broadcast_to(inputs[f"{name}.bias"], y.shape)
 
     def heads(x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:-1], w.heads, w.width)
 
-    x, (query, key, value, out) = held["x"], PROJECTIONS
+    x, (query, key, value, out) = inputs["x"], PROJECTIONS
     q = heads(project(query, x[:, rows]))
     o = _entries(q, heads(project(key, x)), heads(project(value, x)), seen, {})
     return project(out, o.reshape(*o.shape[:2], w.features))
 
 
 def _entries(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, options: Any) -> jax.Array:
-    def one(given: Any) -> jax.Array:
-        return attend(*given, mask=seen, backend="reference", **options)
+    def one(inputs: Any) -> jax.Array:
+        return attend(*inputs, mask=seen, backend="reference", **options)
 
     entry: Callable = jax.checkpoint(one)
     return jax.lax.map(entry, (q, k, v))

@@ -98,7 +98,7 @@ MODELS = {
 
 def workloads(lengths: Sequence[int]) -> list[Workload]:
     """Every published layer at every length; Swin's is the nearest square of whole windows."""
-    found = []
+    workloads = []
     for name, of in MODELS.items():
         heads = of.config.get("num_attention_heads") or of.config["heads"]
         width = of.config.get("head_dim", of.config["hidden_size"] // heads)
@@ -106,8 +106,8 @@ def workloads(lengths: Sequence[int]) -> list[Workload]:
         for length in lengths:
             if name == "Swin T":
                 length = (SIDE * max(1, round(length**0.5 / SIDE))) ** 2
-            found.append(Workload(length, width, heads, **how))
-    return found
+            workloads.append(Workload(length, width, heads, **how))
+    return workloads
 
 
 def contenders() -> list[Contender]:
@@ -184,7 +184,7 @@ def _flax(called: Callable[[Published], Call], w: Workload, which: str) -> Progr
     graph, params, rest = nnx.split(_layer(_of(w)), nnx.Param, ...)
     call = called(_of(w))
     return JaxProgram(
-        lambda held: call(nnx.merge(graph, held[0], rest), held[1]),
+        lambda packed: call(nnx.merge(graph, packed[0], rest), packed[1]),
         lambda arrays: (params, arrays["x"]),
         lambda grads: {},
         which,
@@ -201,8 +201,8 @@ def _theirs(how: str, of: Published) -> tuple[Any, Call]:
         config = library.SwinConfig(attn_implementation=how)
         sizes = of.config["hidden_size"], of.config["heads"]
         return attention(config, *sizes, SIDE).eval(), _windows
-    given = {name: x for name, x in of.config.items() if name != "model_type"}
-    config = library.AutoConfig.for_model(kind, **given)
+    fields = {name: x for name, x in of.config.items() if name != "model_type"}
+    config = library.AutoConfig.for_model(kind, **fields)
     config._attn_implementation = how
     rotary = getattr(file, f"{of.classes}RotaryEmbedding")
 
@@ -252,7 +252,7 @@ def _torch(how: str, w: Workload, which: str) -> Program:
         return [like, *module.to(device=like.device, dtype=like.dtype).parameters()]
 
     return TorchProgram(
-        lambda held: call(module, held[0]), pack, lambda held: held, lambda grads: {}, which
+        lambda packed: call(module, packed[0]), pack, lambda packed: packed, lambda grads: {}, which
     )
 
 

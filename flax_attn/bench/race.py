@@ -19,7 +19,7 @@ SHORT = 2e-3  # seconds: what is shorter is run several times for one timing
 SETTLED = 0.5  # seconds: what took longer in its first call needs no trial to be timed
 WARM = 1.0  # seconds: what is shorter is run once untimed before each timing
 DISPATCH = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass
@@ -76,7 +76,9 @@ class Race:
         self.rate: dict[tuple, float] = {}  # seconds a weight, of the last that was timed
         self.cut: dict[tuple, Proof | None] = {}
 
-    def run(self, w: Workload, which: str, rows: list[Row], told: Told = lambda _: None) -> None:
+    def run(
+        self, w: Workload, which: str, rows: list[Row], notify: Notify = lambda _: None
+    ) -> None:
         """Adds a row for each contender to `rows`, first proven, then timed; tells what it does.
 
         What is timed before an interrupt stays.
@@ -85,12 +87,12 @@ class Race:
         for contender in self.contenders:
             row = Row(w, which, contender.name, contender.family)
             rows.append(row)
-            told(f"{contender.name}: proving")
+            notify(f"{contender.name}: proving")
             entry = self._start(contender, row)
             if entry is not None:
                 entries.append(entry)
         if self.settings.timed:
-            told("timing")
+            notify("timing")
             self._time(entries)
             for entry in entries:
                 self.rate[_kind(entry.row)] = (entry.row.median or 0.0) / w.cells
@@ -121,8 +123,8 @@ class Race:
 
     def _proven(self, contender: Contender, row: Row) -> Entry | None:
         w, which = row.workload, row.which
-        own = contender.prove
-        small = own(w, which) if own is not None else self._small(contender, w, which)
+        prover = contender.prove
+        small = prover(w, which) if prover is not None else self._small(contender, w, which)
         if small is not None and not self._right(small, row):
             return None
         program = contender.build(w, which)
@@ -135,7 +137,7 @@ class Race:
         if row.temporary is not None and row.temporary > memory_at_hand():
             row.reason = f"it would take {row.temporary / 2**30:.0f} GiB of temporary memory"
             return None
-        if own is not None:
+        if prover is not None:
             row.first_seconds = first_call(program, placed)[1]
         else:
             proof, row.first_seconds = prove(program, w, which)

@@ -100,8 +100,8 @@ class Results:
     def write(self, path: Path) -> None:
         """As JSON."""
         rows = [row.to_dict() for row in self.rows]
-        told = {"format": FORMAT, **asdict(self), "rows": rows}
-        path.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+        document = {"format": FORMAT, **asdict(self), "rows": rows}
+        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def read(path: Path) -> Results:
@@ -111,23 +111,23 @@ def read(path: Path) -> Results:
       ValueError: if there is no such file, or it holds something else.
     """
     try:
-        told = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON file that flax-attn bench wrote.") from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{path} was not written by flax-attn bench ({FORMAT!r} is missing).")
     try:
-        found = Results(told["title"], told["command"], told["machine"])
-        found.rows = [_row(row) for row in told["rows"]]
-        found.absent, found.complete = dict(told["absent"]), bool(told["complete"])
+        results = Results(document["title"], document["command"], document["machine"])
+        results.rows = [_row(row) for row in document["rows"]]
+        results.absent, results.complete = dict(document["absent"]), bool(document["complete"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has rows that flax-attn bench did not write.") from error
-    return found
+    return results
 
 
-def _row(told: dict[str, Any]) -> Row:
-    told = {"counts": {}, **told}  # which older files have not
-    known = {name: told[name] for name in Row.__dataclass_fields__}
-    return Row(**{**known, "workload": Workload(**told["workload"])})
+def _row(fields: dict[str, Any]) -> Row:
+    fields = {"counts": {}, **fields}  # which older files have not
+    known = {name: fields[name] for name in Row.__dataclass_fields__}
+    return Row(**{**known, "workload": Workload(**fields["workload"])})

@@ -108,12 +108,12 @@ class Spread:
         )
         return [x] * 4
 
-    def found(self) -> Found:
+    def results(self) -> Found:
         """The output and the gradients of the workload's own arrays, in the order of the tokens."""
         arrays, cut = self.w.arrays(), (self.w.devices, self.way[1])
         names = ("q", "k", "v", COTANGENT)
-        given = [jax.device_put(place(arrays[x], *cut, axis=1), self.sharding) for x in names]
-        out = [unplace(np.asarray(x), *cut, axis=1) for x in jax.jit(self.function)(*given)]
+        inputs = [jax.device_put(place(arrays[x], *cut, axis=1), self.sharding) for x in names]
+        out = [unplace(np.asarray(x), *cut, axis=1) for x in jax.jit(self.function)(*inputs)]
         return dict(zip(("output", *names[:3]), out, strict=False))
 
 
@@ -121,18 +121,18 @@ class Spread:
 def proven(way: Way, w: Workload, which: str) -> Proof:
     """Against the plain formula in float64, on at most `PROVEN` tokens a device."""
     small = replace(w, length=min(w.length, PROVEN * w.devices))
-    return judged(Spread(way, small, which).found(), small, which)
+    return judged(Spread(way, small, which).results(), small, which)
 
 
 class Counted:
     """As a race, of which nobody runs: every way compiled and counted."""
 
-    def run(self, w: Workload, which: str, rows: list[Row], told: Any = lambda _: None) -> None:
+    def run(self, w: Workload, which: str, rows: list[Row], notify: Any = lambda _: None) -> None:
         """Adds a row for each way to `rows`."""
         for way in (ALONE,) if w.devices == 1 else WAYS:
             row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OURS)
             rows.append(row)
-            told(f"{w.devices} devices, {row.contender}")
+            notify(f"{w.devices} devices, {row.contender}")
             try:
                 _count(way, row)
             except Exception as error:  # a sentence that says what would fit
@@ -214,15 +214,15 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     """Memory, blocks and bytes for each length, and what others measured."""
     header = ["devices", "strategy, layout", "pass", "memory", "of one device", "blocks a device"]
     header += ["busiest / mean", "sent", "a hop", "others, of peak", "error / limit"]
-    found = []
+    tables = []
     for length, group in groupby(rows, key=lambda row: row.workload.length):
         race = [row for row in group if row.status == MEASURED]
         alone = {row.which: row.temporary for row in race if row.workload.devices == 1}
         cells = [_cells(row, alone.get(row.which)) for row in race]
         w = rows[0].workload
         sizes = f"T {length}, {w.heads} heads of width {w.width}, {w.seen}, {w.dtype}"
-        found.append(Table(f"a device of several, {sizes}", header, cells))
-    return found
+        tables.append(Table(f"a device of several, {sizes}", header, cells))
+    return tables
 
 
 def _cells(row: Row, alone: int | None) -> list[str]:

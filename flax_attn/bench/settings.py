@@ -35,8 +35,8 @@ def memory_at_hand() -> float:
     if stats and "bytes_limit" in stats:
         return 0.9 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     try:
-        with open("/proc/meminfo", encoding="utf-8") as told:
-            lines = dict(line.split(":", 1) for line in told)
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            lines = dict(line.split(":", 1) for line in file)
         return 0.8 * 1024 * float(lines["MemAvailable"].split()[0])
     except (OSError, KeyError):  # no Linux: nothing is known
         return np.inf

@@ -39,29 +39,29 @@ def _ratios(rows: Sequence[Row]) -> Table:
     names = list(dict.fromkeys(row.contender for row in rows))
     others = [name for name in names[1:] if name != LIMIT]
     header = [*HEADER, "ms a step", "tokens a second", "read a step", "limit / time", *others]
-    found = []
+    lines = []
     for w, race in _races(rows):
-        own, limit = least(race.get(names[0])), least(race.get(LIMIT))
-        if own is None:
+        base_time, limit = least(race.get(names[0])), least(race.get(LIMIT))
+        if base_time is None:
             continue
-        cells = [f"{own * 1e3:.3g}", f"{w.batch / own:,.0f}", bytes_of(bytes_read(w))]
-        cells.append(f"{100 * limit / own:.0f} %" if limit else "-")
+        cells = [f"{base_time * 1e3:.3g}", f"{w.batch / base_time:,.0f}", bytes_of(bytes_read(w))]
+        cells.append(f"{100 * limit / base_time:.0f} %" if limit else "-")
         theirs = [least(race.get(name)) for name in others]
-        found.append([*_cells(w), *cells, *(times(x / own) if x else "-" for x in theirs)])
-    return Table(f"time over that of {names[0]}: one step of a whole layer", header, found)
+        lines.append([*_cells(w), *cells, *(times(x / base_time) if x else "-" for x in theirs)])
+    return Table(f"time over that of {names[0]}: one step of a whole layer", header, lines)
 
 
 def _figures(rows: Sequence[Row]) -> Table:
     header = ["ratio", "contender", *HEADER, "ms a step", "median", "memory", "error / limit"]
-    found = []
+    lines = []
     for w, race in _races(rows):
-        own = least(next(iter(race.values())))
+        base_time = least(next(iter(race.values())))
         timed = [row for row in race.values() if row.seconds]
         for row in sorted(timed, key=lambda row: least(row) or 0.0):
             time = least(row) or 0.0
-            cells = [times(time / own) if own else "", row.contender, *_cells(w)]
+            cells = [times(time / base_time) if base_time else "", row.contender, *_cells(w)]
             cells += [f"{time * 1e3:.3g}", f"{1e3 * (row.median or 0.0):.3g}"]
             proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
             proof = "" if row.contender == LIMIT else proof
-            found.append([*cells, bytes_of(row.temporary), proof])
-    return Table("every figure", header, found)
+            lines.append([*cells, bytes_of(row.temporary), proof])
+    return Table("every figure", header, lines)

@@ -19,9 +19,9 @@ def tables(results: Results) -> list[Table]:
         return [table for table in steps.tables(results.rows) if table.rows]
     if any(row.workload.devices for row in results.rows):
         return [table for table in scale.tables(results.rows) if table.rows]
-    found = [t for group in _groups(results.rows) for t in _ratios(group)]
-    found += [_details(group, results) for group in _groups(results.rows)]
-    return [table for table in found if table.rows]
+    all_tables = [t for group in _groups(results.rows) for t in _ratios(group)]
+    all_tables += [_details(group, results) for group in _groups(results.rows)]
+    return [table for table in all_tables if table.rows]
 
 
 def value(row: Row) -> float | None:
@@ -39,8 +39,8 @@ def base(rows: Iterable[Row]) -> Row | None:
 
 def ratio(row: Row, of: Row | None) -> str:
     """How many times as much as this library: `3.1x`."""
-    mine, own = value(row), value(of) if of else None
-    return times(mine / own) if mine is not None and own else ""
+    mine, base_value = value(row), value(of) if of else None
+    return times(mine / base_value) if mine is not None and base_value else ""
 
 
 def _group_of(w: Workload) -> tuple:
@@ -74,14 +74,14 @@ def _ratios(group: Sequence[Row]) -> list[Table]:
     names = list(dict.fromkeys(row.contender for row in group))
     if len(names) > MOST_COLUMNS or not any(base(race) for race in races(group)):
         return []
-    bases = [found.contender for race in races(group) if (found := base(race))]
+    bases = [reference.contender for race in races(group) if (reference := base(race))]
     shown = [name for name in names if name != bases[0]]
     rows = []
     for race in races(group):
         w, of = race[0].workload, base(race)
         by_name = {row.contender: ratio(row, of) for row in race}
-        own = [str(w.length), f"{w.batch} x {w.heads}", race[0].which, cell(of)]
-        rows.append([*own, *(by_name.get(name) or "-" for name in shown)])
+        cells = [str(w.length), f"{w.batch} x {w.heads}", race[0].which, cell(of)]
+        rows.append([*cells, *(by_name.get(name) or "-" for name in shown)])
     what = "memory" if group[0].status == MEASURED else "time"
     title = f"{what} over that of {bases[0]}: {heading(group[0].workload)}"
     return [Table(title, ["T", "B x N", "pass", bases[0], *shown], rows)]
@@ -102,8 +102,8 @@ def _details(group: Sequence[Row], results: Results) -> Table:
     rows = []
     for race in races(group):
         of = base(race)
-        told = [row for row in race if value(row) is not None]
-        for row in sorted(told, key=lambda row: value(row) or 0.0):
+        entries = [row for row in race if value(row) is not None]
+        for row in sorted(entries, key=lambda row: value(row) or 0.0):
             rows.append(_detail(row, ratio(row, of), results))
     used = [i for i in range(len(header)) if any(cells[i] for cells in rows)]
     header, rows = [header[i] for i in used], [[cells[i] for i in used] for cells in rows]
@@ -140,33 +140,33 @@ def _where(row: Row) -> str:
 
 def remarks(results: Results) -> list[str]:
     """Sentences that the tables do not say."""
-    found = [f"{name}: {reason}." for name, reason in results.absent.items()]
-    untold: dict[tuple, list[str]] = {}
+    sentences = [f"{name}: {reason}." for name, reason in results.absent.items()]
+    unmeasured: dict[tuple, list[str]] = {}
     for row in results.rows:
         if value(row) is None:
             key = row.contender, row.status, row.reason
-            untold.setdefault(key, []).append(_where(row))
-    for (contender, status, reason), where in untold.items():
+            unmeasured.setdefault(key, []).append(_where(row))
+    for (contender, status, reason), where in unmeasured.items():
         places = ", ".join(dict.fromkeys(where))
-        found.append(f"{contender}, {status} at {places}: {reason}.")
+        sentences.append(f"{contender}, {status} at {places}: {reason}.")
     if not results.complete:
-        found.append("The run was stopped: what was measured before is here.")
+        sentences.append("The run was stopped: what was measured before is here.")
     load, cores = results.machine.get("load"), results.machine.get("cores")
     if load and cores and load > BUSY * cores:
-        found.append(
+        sentences.append(
             f"Other work ran when this began (load {load:.1f} on {cores} cores): trust the ratios "
             "before the times."
         )
     if results.machine.get("compilation_cache"):
-        found.append("A compilation cache is set: compile times may be those of reading it.")
+        sentences.append("A compilation cache is set: compile times may be those of reading it.")
     for row in results.rows:
         if row.contender == "flax_attn" and _misses_kernels(row, results.machine["platform"]):
-            found.append(
+            sentences.append(
                 f"{row.contender} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
                 f"by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
                 "flax_attn.explain tells why."
             )
-    return found
+    return sentences
 
 
 def _misses_kernels(row: Row, platform: str) -> bool:
@@ -183,7 +183,7 @@ def compared(results: Results, old: Results) -> Table:
         then, now = before.get(row.key), value(row)
         if then is not None and now:
             name = [times(then / now), row.contender, str(row.workload), row.which]
-            rows.append([*name, _told(row, then), cell(row)])
+            rows.append([*name, _amount_text(row, then), cell(row)])
     return Table(
         "old over new: more than 1 is better than before",
         ["ratio", "contender", "workload", "pass", "old", "new"],
@@ -191,7 +191,7 @@ def compared(results: Results, old: Results) -> Table:
     )
 
 
-def _told(row: Row, amount: float) -> str:
+def _amount_text(row: Row, amount: float) -> str:
     return bytes_of(int(amount)) if row.status == MEASURED else time_of(amount)
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from .. import layers as own
+from .. import layers as flax_layers
 from ..parity import compare, port
 from .contender import OURS, Contender
 from .program import JaxProgram, Program, TorchProgram, tensor
@@ -29,8 +29,8 @@ def variants() -> dict[str, type[nnx.Module]]:
 
     Others, such as those for images, need sizes that a workload does not have.
     """
-    found = (getattr(own, name) for name in vars(own))
-    modules = [x for x in found if isinstance(x, type) and issubclass(x, nnx.Module)]
+    exports = (getattr(flax_layers, name) for name in vars(flax_layers))
+    modules = [x for x in exports if isinstance(x, type) and issubclass(x, nnx.Module)]
     known = {*_arguments(Workload(length=1)), "rngs"}
     return {
         module.__module__.rsplit(".", 1)[1]: module
@@ -72,8 +72,8 @@ def _kind(w: Workload) -> type[nnx.Module]:
 
 def _inputs(w: Workload) -> int:
     """How many arrays the call needs."""
-    given = list(inspect.signature(_kind(w).__call__).parameters.values())[1:]
-    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+    parameters = list(inspect.signature(_kind(w).__call__).parameters.values())[1:]
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def config(w: Workload) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def config(w: Workload) -> dict[str, Any]:
 
 def _required(kind: type[nnx.Module]) -> list[str]:
     """The arguments without which a layer cannot be built."""
-    given = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return [p.name for p in named if p.default is p.empty]
 
 
@@ -119,8 +119,8 @@ def _flax(w: Workload, which: str) -> Program:
     inputs = _inputs(w)
     params = jax.tree.map(lambda x: x.astype(dtype), params)
 
-    def call(held: Any) -> Any:
-        return nnx.merge(graph, held[0], rest)(*[held[1]] * inputs)
+    def call(packed: Any) -> Any:
+        return nnx.merge(graph, packed[0], rest)(*[packed[1]] * inputs)
 
     return JaxProgram(call, lambda arrays: (params, arrays["x"]), lambda grads: {}, which)
 
@@ -137,5 +137,9 @@ def _torch(compiled: bool, w: Workload, which: str) -> Program:
         return [tensors["x"], *module.parameters()]
 
     return TorchProgram(
-        lambda held: run(*[held[0]] * inputs), pack, lambda held: held, lambda grads: {}, which
+        lambda packed: run(*[packed[0]] * inputs),
+        pack,
+        lambda packed: packed,
+        lambda grads: {},
+        which,
     )

@@ -21,8 +21,10 @@ def layout(*rules: Rule) -> Plan:
     moves = []
     for rule in rules:
         groups = rule.groups(names)
-        moves += [Move(here, there, rule.layout, dict(rule.sizes)) for here, there in groups]
-        names = [name for name in names if not any(name in here for here, _ in groups)]
+        moves += [
+            Move(sources, targets, rule.layout, dict(rule.sizes)) for sources, targets in groups
+        ]
+        names = [name for name in names if not any(name in sources for sources, _ in groups)]
     return Plan(tuple(moves), (), (), ())
 
 

@@ -142,14 +142,14 @@ class Workload:
             shapes |= {f"{name}.weight": (D, D) for name in names}
             shapes |= {f"{name}.bias": (D,) for name in names}
         kind = jnp.dtype(self.dtype)
-        found = {name: draw(shape, np.float32) for name, shape in shapes.items()}
+        arrays = {name: draw(shape, np.float32) for name, shape in shapes.items()}
         if self.layer == DELTA:
-            found |= {name: _unit(found[name]) for name in ("q", "k")}
-            found["g"] = -np.float32(0.1) * np.logaddexp(found["g"], np.float32(0))
-            found["beta"] = np.reciprocal(1 + np.exp(-found["beta"]))
+            arrays |= {name: _unit(arrays[name]) for name in ("q", "k")}
+            arrays["g"] = -np.float32(0.1) * np.logaddexp(arrays["g"], np.float32(0))
+            arrays["beta"] = np.reciprocal(1 + np.exp(-arrays["beta"]))
         return {
             name: (x * len(x) ** -0.5 if name.endswith("weight") else x).astype(kind)
-            for name, x in found.items()
+            for name, x in arrays.items()
         }
 
     def cut(self, whole: int | None = None) -> "Workload":

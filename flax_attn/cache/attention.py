@@ -157,9 +157,9 @@ def _as_attended(x: Any, dtype: Any) -> jax.Array:
 
 
 def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:
-    given = f"q {q.shape}, k {k.shape}" + ("" if v is None else f", v {v.shape}")
+    shapes = f"q {q.shape}, k {k.shape}" + ("" if v is None else f", v {v.shape}")
     if not q.shape[:-2] == k.shape[:-2] == (k if v is None else v).shape[:-2]:
-        raise ValueError(f"q, k and v must be of the same new tokens; got {given}.")
+        raise ValueError(f"q, k and v must be of the same new tokens; got {shapes}.")
     keys, values, _ = jax.eval_shape(lambda c: c.read(), cache)
     if cache.latent != (v is None):
         raise ValueError(

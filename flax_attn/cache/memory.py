@@ -51,8 +51,8 @@ class Memory:
           ValueError: if it does not broadcast to `*B S`.
         """
         *batch, S, _, _ = k.shape
-        there = valid_tokens("valid", valid, (*batch, S))
-        positions = jnp.where(there, jnp.arange(S, dtype=jnp.int32), -1)
+        token_mask = valid_tokens("valid", valid, (*batch, S))
+        positions = jnp.where(token_mask, jnp.arange(S, dtype=jnp.int32), -1)
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":

@@ -180,8 +180,8 @@ class PagedCache:
         """The page in the pool where each token stands, -1 where there is none."""
         at = places // self.page
         inside = (places >= 0) & (at < self.table.shape[-1])
-        found = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
-        return jnp.where(inside, found, -1)
+        pages = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
+        return jnp.where(inside, pages, -1)
 
     def _put(self, pool: Any, x: jax.Array, places: jax.Array) -> Any:
         tokens = x if self.store is None else self.store.quantize(x)
@@ -206,8 +206,8 @@ class PagedCache:
         keys = jax.tree.map(gathered, self.pool_keys)
         values = keys if self.pool_values is None else jax.tree.map(gathered, self.pool_values)
         slot = counted(self.slots, axes)
-        there = (slot < self.length[..., None]) & (jnp.repeat(self.table, self.page, -1) >= 0)
-        return keys, values, jnp.where(there, slot, -1)
+        token_mask = (slot < self.length[..., None]) & (jnp.repeat(self.table, self.page, -1) >= 0)
+        return keys, values, jnp.where(token_mask, slot, -1)
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "PagedCache":
         """The cache without the tokens from position `length` on; pages stay in the table.
@@ -230,18 +230,18 @@ class PagedCache:
                 f"take of a paged cache names a row for each of its {self.length.shape[:1]} rows, "
                 f"since pages are the caller's; got shape {rows.shape}."
             )
-        given, own, length = self.table[rows], self.table, self.length[rows]
-        first = counted(own.shape[-1], length.ndim) * self.page
+        source_pages, table, length = self.table[rows], self.table, self.length[rows]
+        first = counted(table.shape[-1], length.ndim) * self.page
         needed = first < length[..., None]
-        lacking = (needed & (own < 0)).any(axis=-1)
+        lacking = (needed & (table < 0)).any(axis=-1)
         if not isinstance(lacking, Tracer) and lacking.any():
             raise ValueError(
                 f"Row {first_row(lacking)} lacks pages for the tokens it would be given. Give it "
                 "pages: replace(cache, table=...)."
             )
-        there = jnp.where(needed & (own >= 0), own, self.pool_keys.shape[0])
+        target_pages = jnp.where(needed & (table >= 0), table, self.pool_keys.shape[0])
         keys, values = (
-            jax.tree.map(lambda x: x.at[there].set(x[given], mode="drop"), pool)
+            jax.tree.map(lambda x: x.at[target_pages].set(x[source_pages], mode="drop"), pool)
             for pool in (self.pool_keys, self.pool_values)
         )
         over = self.overflowed[rows] | lacking

@@ -40,8 +40,10 @@ def next_places(
     """
     if valid is None:
         return length[..., None] + counted(T, length.ndim)
-    there = valid_tokens("valid", valid, (*length.shape, T))
-    return jnp.where(there, length[..., None] + jnp.cumsum(there, -1, dtype=jnp.int32) - 1, -1)
+    token_mask = valid_tokens("valid", valid, (*length.shape, T))
+    return jnp.where(
+        token_mask, length[..., None] + jnp.cumsum(token_mask, -1, dtype=jnp.int32) - 1, -1
+    )
 
 
 def counted(count: int, rows: int) -> Int[Array, "... count"]:
@@ -104,8 +106,8 @@ def check_like(cache: Any, other: Any) -> None:
 def _kind(cache: Any) -> str:
     """What must be alike in two caches, but for their sizes."""
     names = ("window", "keep_first", "spare", "store")
-    given = [f"{n}={getattr(cache, n)}" for n in names if getattr(cache, n, None)]
-    return f"{type(cache).__name__}({', '.join(given)})"
+    settings = [f"{n}={getattr(cache, n)}" for n in names if getattr(cache, n, None)]
+    return f"{type(cache).__name__}({', '.join(settings)})"
 
 
 def rows_to_take(rows: Any, count: int) -> Int[Array, " R"]:

@@ -210,11 +210,11 @@ def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config
     return family, Config(config, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
 
 
-def _of_part(name: str, found: Family | Parts, part: str | None) -> Family:
-    if isinstance(found, Family):
+def _of_part(name: str, entry: Family | Parts, part: str | None) -> Family:
+    if isinstance(entry, Family):
         if part is not None:
             raise ValueError(f"part must be None for {name}, which has one alone; got {part!r}.")
-        return found
-    if part is None or part not in found:
-        raise ValueError(f"part must be one of {', '.join(found)} for {name}; got {part!r}.")
-    return found[part]
+        return entry
+    if part is None or part not in entry:
+        raise ValueError(f"part must be one of {', '.join(entry)} for {name}; got {part!r}.")
+    return entry[part]

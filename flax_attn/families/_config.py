@@ -25,27 +25,27 @@ class Config:
     what the files of a family call it: `hidden_size` is `n_embd` in GPT-2.
 
     Args:
-      given: the config, as `json.load` or `to_dict()` gives it.
+      fields: the config, as `json.load` or `to_dict()` gives it.
       defaults: of the fields that the family reads, by the names of its class.
       names: all names of a field in files of this family where it has others, its class's first.
     """
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], names: Names = NONE):
-        self._given, self.defaults, self._names = given, defaults, names
+    def __init__(self, fields: Mapping[str, Any], defaults: Mapping[str, Any], names: Names = NONE):
+        self._entries, self.defaults, self._names = fields, defaults, names
 
     def __getitem__(self, name: str) -> Any:
         """A field, or its default."""
         name = self.name(name)
-        value = self._given.get(name, self.defaults.get(name))
+        value = self._entries.get(name, self.defaults.get(name))
         return self[value] if isinstance(value, As) else value
 
     def replaced(self, **fields: Any) -> "Config":
         """The same with these fields."""
-        return Config({**self._given, **fields}, self.defaults, self._names)
+        return Config({**self._entries, **fields}, self.defaults, self._names)
 
-    def given(self, name: str) -> Any:
+    def entry(self, name: str) -> Any:
         """A field that the config itself has, else None."""
-        return self._given.get(self.name(name))
+        return self._entries.get(self.name(name))
 
     def name(self, field: str) -> str:
         """What this config calls a field, or what its class does where the config lacks it.
@@ -54,15 +54,15 @@ class Config:
           ValueError: if it has the field under two names that differ.
         """
         known = self._names.get(field, (field,))
-        found = [name for name in known if self._given.get(name) is not None]
-        for name in found[1:]:
-            if self._given[name] != self._given[found[0]]:
+        names = [name for name in known if self._entries.get(name) is not None]
+        for name in names[1:]:
+            if self._entries[name] != self._entries[names[0]]:
                 raise ValueError(
-                    f"The config says {found[0]}={self._given[found[0]]!r} and "
-                    f"{name}={self._given[name]!r}, which are one; leave one of them out."
+                    f"The config says {names[0]}={self._entries[names[0]]!r} and "
+                    f"{name}={self._entries[name]!r}, which are one; leave one of them out."
                 )
-        present = [name for name in known if name in self._given]
-        return (*found, *present, known[0])[0]
+        present = [name for name in known if name in self._entries]
+        return (*names, *present, known[0])[0]
 
     def count(self, name: str) -> int:
         """A whole number of at least 1."""

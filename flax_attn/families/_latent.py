@@ -28,7 +28,7 @@ def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAt
     """
     check_causal(config)
     nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    rope = parameters(config, config.given("rope_parameters"), config.given("rope_scaling"))
+    rope = parameters(config, config.entry("rope_parameters"), config.entry("rope_scaling"))
     bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
     return LatentAttention(
         config.count("hidden_size"),

@@ -56,28 +56,28 @@ def rotary(
     Raises:
       ValueError: for mrope_interleaved=False where they do.
     """
-    new = config.given("rope_parameters")
+    new = config.entry("rope_parameters")
     new = config.defaults.get("rope_parameters") if new is None else new
-    old = config.given("rope_scaling")
-    if old and config.given("rope_parameters") is None:
+    old = config.entry("rope_scaling")
+    if old and config.entry("rope_parameters") is None:
         new = None  # a default of the class, which the older spelling replaces
     known = KEYS if sections is None else (*KEYS, SECTIONS, *([TURNS] if interleaved else []))
     rope = parameters(config, new, old, known=known)
     kind = rope.get("rope_type", "default")
     rope["rope_type"] = renamed.get(kind, kind)
-    found = rotary_of(config, rope, layout=layout, partial=partial)
+    result = rotary_of(config, rope, layout=layout, partial=partial)
     if rope.get(TURNS, True) is not True:
         raise ValueError(
             f"{TURNS}={rope[TURNS]!r} is not served: transformers ignores it in this model_type, "
             "whose sections take turns."
         )
     if sections is None:
-        return found
-    pairs = (config.query_heads()[1] if found.width is None else found.width) // 2
-    if isinstance(found.scaling, Frequencies):
-        pairs = len(found.scaling.values)
+        return result
+    pairs = (config.query_heads()[1] if result.width is None else result.width) // 2
+    if isinstance(result.scaling, Frequencies):
+        pairs = len(result.scaling.values)
     sizes = _sections(rope, pairs, sections)
-    return replace(found, axes=Sections(sizes, interleaved))
+    return replace(result, axes=Sections(sizes, interleaved))
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
@@ -93,13 +93,13 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
     Raises:
       ValueError: for what transformers ignores here, and unless rope_parameters are by kind.
     """
-    new, full = config.given("rope_parameters"), kind == "full_attention"
+    new, full = config.entry("rope_parameters"), kind == "full_attention"
     if new is not None and not {*new} <= {*KINDS}:
         raise ValueError(
-            f"rope_parameters of a {config.given('model_type')} have a dict for each of "
+            f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
             f"{', '.join(KINDS)}; got {', '.join(new)}."
         )
-    new, old = (new or {}).get(kind), config.given("rope_scaling") if full else None
+    new, old = (new or {}).get(kind), config.entry("rope_scaling") if full else None
     if old and "type" in old and "rope_type" not in old:
         raise ValueError(
             f"rope_scaling says type={old['type']!r}, which transformers ignores in this "
@@ -120,7 +120,7 @@ def rotary_by_kind(config: Config, kind: str) -> Rotary:
       ValueError: for the older spelling, and unless rope_parameters are by kind.
     """
     for name in ("rope_theta", "rope_scaling", SHARE):
-        if config.given(name) is not None:
+        if config.entry(name) is not None:
             raise ValueError(
                 f"{name} is not served: transformers ignores it in this model_type; say it in "
                 f"rope_parameters, which have a dict for each of {', '.join(KINDS)}."
@@ -128,7 +128,7 @@ def rotary_by_kind(config: Config, kind: str) -> Rotary:
     new = config["rope_parameters"]
     if not isinstance(new, Mapping) or kind not in new or not {*new} <= {*KINDS}:
         raise ValueError(
-            f"rope_parameters of a {config.given('model_type')} have a dict for each of "
+            f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
             f"{', '.join(KINDS)}; got {new!r}."
         )
     return rotary_of(config, _standard("rope_parameters", new[kind], KEYS))
@@ -154,20 +154,20 @@ def parameters(
       ValueError: if both are there and differ.
     """
     known = known or KEYS
-    given = {
-        "rope_theta": config.given(theta),
-        SHARE: config.given(SHARE),
+    fields = {
+        "rope_theta": config.entry(theta),
+        SHARE: config.entry(SHARE),
     }
     first = _standard("rope_parameters", new, known)
     second = _standard("rope_scaling", old, known)
     rope = {**first, **second}
-    apart = (first.keys() ^ second.keys()) - {*given, "original_max_position_embeddings"}
+    apart = (first.keys() ^ second.keys()) - {*fields, "original_max_position_embeddings"}
     if new and old and (apart or rope != {**second, **first}):
         raise ValueError(
             "The config has rope_parameters and rope_scaling, and they differ: "
             f"{dict(new)} and {dict(old)}; leave one of them out."
         )
-    for key, value in given.items():
+    for key, value in fields.items():
         name = config.name(theta if key == "rope_theta" else key)
         if value is not None and rope.setdefault(key, value) != value:
             raise ValueError(
@@ -184,20 +184,20 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
         return {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
-    found = {key: value for key, value in rope.items() if value is not None}
-    unknown = sorted(found.keys() - {*known, "type"})
+    fields = {key: value for key, value in rope.items() if value is not None}
+    unknown = sorted(fields.keys() - {*known, "type"})
     if unknown:
         raise ValueError(
             f"{name} has {', '.join(unknown)}, which no rotary here reads; known are "
             f"{', '.join(known)}."
         )
-    kind = found.pop("type", None)
-    if kind is not None and found.setdefault("rope_type", kind) != kind:
+    kind = fields.pop("type", None)
+    if kind is not None and fields.setdefault("rope_type", kind) != kind:
         raise ValueError(
-            f"{name} says type={kind!r} and rope_type={found['rope_type']!r}; leave one out."
+            f"{name} says type={kind!r} and rope_type={fields['rope_type']!r}; leave one out."
         )
-    found.setdefault("rope_type", "default")
-    return found
+    fields.setdefault("rope_type", "default")
+    return fields
 
 
 def rotary_of(
@@ -268,8 +268,8 @@ def _original(rope: Rope, config: Config) -> int:
             f"The config says {name}={beside} and, in its rotary parameters, {within}; "
             "transformers takes the former. Leave the latter out, or make them equal."
         )
-    found = within if beside is None else beside
-    return config.count("max_position_embeddings") if found is None else found
+    length = within if beside is None else beside
+    return config.count("max_position_embeddings") if length is None else length
 
 
 def _factor(rope: Rope, config: Config) -> float:

@@ -40,7 +40,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
         return KINDS[(index + 1) % config.count("sliding_window_pattern") != 0]
 
     kind = config.layer_type(index, default, "sliding_attention")
-    if config.given("sliding_window_pattern") is not None and kind != default(index):
+    if config.entry("sliding_window_pattern") is not None and kind != default(index):
         raise ValueError(
             f"layer_types and sliding_window_pattern={config['sliding_window_pattern']} differ on "
             f"layer {index}; leave one of them out."

@@ -104,9 +104,11 @@ def _wide(config: Config, index: int, kind: str) -> Mapping[str, Any]:
     Published files have two fields for all layers that see everything, `to_dict()` has a
     per_layer_config instead.
     """
-    own = config.given("per_layer_config")
-    if own is not None:
-        return _own(config, kind, {int(key): value for key, value in own.items()}, index)
+    per_layer = config.entry("per_layer_config")
+    if per_layer is not None:
+        return _per_layer(
+            config, kind, {int(key): value for key, value in per_layer.items()}, index
+        )
     if kind != "full_attention":
         return {}
     k = config["num_global_key_value_heads"] if config.flag("attention_k_eq_v") else None
@@ -114,25 +116,25 @@ def _wide(config: Config, index: int, kind: str) -> Mapping[str, Any]:
     return wide if k is None else {**wide, "num_key_value_heads": k}
 
 
-def _own(
-    config: Config, kind: str, own: Mapping[int, Mapping[str, Any]], index: int
+def _per_layer(
+    config: Config, kind: str, per_layer: Mapping[int, Mapping[str, Any]], index: int
 ) -> Mapping[str, Any]:
     """What per_layer_config says of a layer, and of all others of its type."""
     alike = [i for i in range(config["num_hidden_layers"]) if kind_of(config, i) == kind]
-    found = own.get(index, {})
+    fields = per_layer.get(index, {})
     for i in alike:
-        other = own.get(i, {})
+        other = per_layer.get(i, {})
         if {*other} - {*WIDE}:
             raise ValueError(
                 f"per_layer_config[{i}] has {', '.join(sorted({*other} - {*WIDE}))}; of the "
                 f"attention it may have {', '.join(WIDE)}."
             )
-        if any(other.get(name) != found.get(name) for name in WIDE):
+        if any(other.get(name) != fields.get(name) for name in WIDE):
             raise ValueError(
                 f"per_layer_config must have the same {' and '.join(WIDE)} for all layers of "
-                f"type {kind!r}; got {dict(found)} for layer {index}, {dict(other)} for layer {i}."
+                f"type {kind!r}; got {dict(fields)} for layer {index}, {dict(other)} for layer {i}."
             )
-    return found
+    return fields
 
 
 def _mask(config: Config, kind: str) -> Mask:

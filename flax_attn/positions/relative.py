@@ -55,8 +55,8 @@ def t5_buckets(
         )
     xp = _xp(distance)
     far = abs(distance) if bidirectional else xp.maximum(-distance, 0)
-    found = _bucket(far, single, _edges(single, max_distance, rows - single, False))
-    return xp.asarray(found + xp.where(distance > 0, rows, 0) if bidirectional else found)
+    bucket = _bucket(far, single, _edges(single, max_distance, rows - single, False))
+    return xp.asarray(bucket + xp.where(distance > 0, rows, 0) if bidirectional else bucket)
 
 
 def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> Indices:
@@ -103,8 +103,8 @@ def deberta_rows(
     [[4, 3, 2], [5, 4, 3]]
     """
     distance = np.arange(queries)[:, None] - np.arange(keys)
-    found = deberta_buckets(distance, buckets=buckets, max_distance=max_distance)
-    return np.clip(found + buckets, 0, 2 * buckets - 1)
+    offsets = deberta_buckets(distance, buckets=buckets, max_distance=max_distance)
+    return np.clip(offsets + buckets, 0, 2 * buckets - 1)
 
 
 @lru_cache(maxsize=64)
@@ -186,10 +186,10 @@ def window_coordinates(
     one = (height, width) == (1, 1) and pretrained is None
     if min(sides) == 1 and not one:
         raise ValueError(f"Distances are divided by side - 1; got a window of {sides}.")
-    found = np.meshgrid(
+    distances = np.meshgrid(
         *(np.arange(1 - n, n, dtype=np.float64) for n in (height, width)), indexing="ij"
     )
-    scaled = np.stack(found, -1) * 8 / (1 if one else np.asarray(sides) - 1)
+    scaled = np.stack(distances, -1) * 8 / (1 if one else np.asarray(sides) - 1)
     return np.sign(scaled) * np.log2(1 + abs(scaled)) / 3
 
 

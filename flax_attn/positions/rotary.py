@@ -153,10 +153,10 @@ class Rotary:
 
     def _where_placed(self, x: Array) -> Any:
         """The positions of tokens that a layout has put in another order."""
-        found = positions_of(x, -3)
-        if found is None or self.axes is None:
-            return found
-        return np.broadcast_to(found, (self.axes.count, len(found)))
+        positions = positions_of(x, -3)
+        if positions is None or self.axes is None:
+            return positions
+        return np.broadcast_to(positions, (self.axes.count, len(positions)))
 
     def _width(self, head_dim: int) -> int:
         """How many of the components of a head are turned."""
@@ -170,13 +170,13 @@ class Rotary:
         return width
 
     def _angles(
-        self, given: Any, width: int, whole: tuple[int, ...], dtype: Any
+        self, raw_positions: Any, width: int, whole: tuple[int, ...], dtype: Any
     ) -> Float[Array, "*B T P"]:
         """The angle of each pair, by its own axis of the positions if they have axes."""
-        length = _length(given, whole[-1], dtype) if _needs_length(self.scaling) else None
+        length = _length(raw_positions, whole[-1], dtype) if _needs_length(self.scaling) else None
         lists = 1 if self.axes is None else self.axes.lists
         rates = _rates(self.base, width // lists, self.scaling, length, dtype)
-        positions = _positions(given, self.axes, whole)
+        positions = _positions(raw_positions, self.axes, whole)
         if self.axes is None:
             positions = positions[..., None]  # *B T 1
         else:
@@ -218,25 +218,27 @@ def _length(positions: Any, length: int, dtype: Any) -> Any:
     return (jnp.max(jnp.asarray(positions), initial=-1) + 1).astype(dtype)
 
 
-def _positions(given: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
+def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
     """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; 0 ... T - 1 unless given."""
     if axes is None:
-        return _aligned(jnp.asarray(np.arange(whole[-1]) if given is None else given), whole)
-    if given is None and isinstance(axes, Axial):
+        return _aligned(
+            jnp.asarray(np.arange(whole[-1]) if positions is None else positions), whole
+        )
+    if positions is None and isinstance(axes, Axial):
         raise ValueError(
             f"Axial needs positions of shape ({axes.count}, *batch, length): the row and the "
             "column of each token; got none."
         )
-    if given is None:
-        given = np.broadcast_to(np.arange(whole[-1]), (axes.count, whole[-1]))
-    given = jnp.asarray(given)
-    if given.ndim < 2 or given.shape[0] != axes.count:
+    if positions is None:
+        positions = np.broadcast_to(np.arange(whole[-1]), (axes.count, whole[-1]))
+    positions = jnp.asarray(positions)
+    if positions.ndim < 2 or positions.shape[0] != axes.count:
         raise ValueError(
             f"positions must broadcast to (axes, *batch, length) = {(axes.count, *whole)}, with "
-            f"all {axes.count} axes there; got shape {given.shape}."
+            f"all {axes.count} axes there; got shape {positions.shape}."
         )
-    aligned = _aligned(given[0], whole)
-    return given.reshape(axes.count, *aligned.shape)
+    aligned = _aligned(positions[0], whole)
+    return positions.reshape(axes.count, *aligned.shape)
 
 
 def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:

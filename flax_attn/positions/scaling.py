@@ -213,8 +213,8 @@ class Yarn(Scaling):
                 f"beta_fast must be above beta_slow; got beta_fast={self.beta_fast}, "
                 f"beta_slow={self.beta_slow}."
             )
-        given = [x is not None for x in (self.mscale, self.mscale_all_dim)]
-        if any(given) and (self.attention_factor is not None or not all(given)):
+        pair = [x is not None for x in (self.mscale, self.mscale_all_dim)]
+        if any(pair) and (self.attention_factor is not None or not all(pair)):
             raise ValueError(
                 "Yarn takes mscale and mscale_all_dim together, or attention_factor, or none of "
                 f"them; got mscale={self.mscale}, mscale_all_dim={self.mscale_all_dim}, "

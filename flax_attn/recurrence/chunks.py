@@ -55,8 +55,8 @@ def _backward(chunk: int, kept: Any, gradients: Any) -> tuple[Tokens, jax.Array]
     tokens, borders = kept
     do, ds = gradients
 
-    def one(ds: jax.Array, given: Any) -> tuple[jax.Array, Tokens]:
-        s, chunk, do = given
+    def one(ds: jax.Array, inputs: Any) -> tuple[jax.Array, Tokens]:
+        s, chunk, do = inputs
         _, pull = jax.vjp(_chunk, s, chunk)
         return pull((ds, do))
 
@@ -145,9 +145,9 @@ def _pairs_by_channel(k: jax.Array, g: jax.Array) -> Callable[[jax.Array], jax.A
     def pairs(a: jax.Array) -> jax.Array:
         ab = blocks(a)
         inside = (ab[..., None, :] * near).sum(axis=-1)  # *B N I c c
-        own = jnp.eye(count, dtype=a.dtype).reshape(*lead, count, 1, count, 1)
+        diagonal = jnp.eye(count, dtype=a.dtype).reshape(*lead, count, 1, count, 1)
         across = jnp.einsum("...Iih,...IJjh->...IiJj", since * ab, far)
-        across = across + own * inside[..., None, :]  # *B N I c J c
+        across = across + diagonal * inside[..., None, :]  # *B N I c J c
         return across.reshape(*k.shape[:-2], length, length)
 
     return pairs

@@ -46,18 +46,20 @@ def causal_convolution(
     ([1.0, 12.0], [[2.0]])
     """
     _check(x, weight, bias, state)
-    there = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
-    documents = _documents(segments, there, x.shape[:-1])
-    if there is None:
+    token_mask = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
+    documents = _documents(segments, token_mask, x.shape[:-1])
+    if token_mask is None:
         count = jnp.full((*x.shape[:-2], 1), x.shape[-2], jnp.int32)
         return _convolved(x, documents, count, weight, bias, state)
-    order = jnp.argsort(~there, axis=-1, stable=True)  # *B T: the tokens that are there come first
-    x = jnp.take_along_axis(jnp.where(there[..., None], x, 0), order[..., None], axis=-2)
+    # *B T: the tokens that are there come first
+    order = jnp.argsort(~token_mask, axis=-1, stable=True)
+    x = jnp.take_along_axis(jnp.where(token_mask[..., None], x, 0), order[..., None], axis=-2)
     documents = jnp.take_along_axis(documents, order, axis=-1)
-    count = there.sum(axis=-1, keepdims=True, dtype=jnp.int32)
+    count = token_mask.sum(axis=-1, keepdims=True, dtype=jnp.int32)
     y, last = _convolved(x, documents, count, weight, bias, state)
-    rank = jnp.maximum(jnp.cumsum(there, axis=-1, dtype=jnp.int32) - 1, 0)  # *B T
-    return jnp.where(there[..., None], jnp.take_along_axis(y, rank[..., None], axis=-2), 0), last
+    rank = jnp.maximum(jnp.cumsum(token_mask, axis=-1, dtype=jnp.int32) - 1, 0)  # *B T
+    y = jnp.take_along_axis(y, rank[..., None], axis=-2)
+    return jnp.where(token_mask[..., None], y, 0), last
 
 
 @jax.jit
@@ -79,10 +81,10 @@ def _taps(
     """The sum over the W tokens up to each, those of its own document."""
     width, length = weight.shape[-1], whole.shape[-2] - weight.shape[-1] + 1
     kind = max(wide(whole.dtype), wide(weight.dtype), key=lambda dtype: dtype.itemsize)
-    own = documents[..., width - 1 :]
+    token_documents = documents[..., width - 1 :]
     y = jnp.zeros((1,) * whole.ndim, kind)
     for i in range(width):
-        same = documents[..., i : i + length] == own
+        same = documents[..., i : i + length] == token_documents
         x = jnp.where(same[..., None], whole[..., i : i + length, :], 0).astype(kind)
         y = y + x * _beside(weight[:, i], x)
     y = y if bias is None else y + _beside(bias, y)
@@ -92,16 +94,16 @@ def _taps(
 def _last(whole: jax.Array, documents: jax.Array, most: int, count: jax.Array) -> jax.Array:
     """The V tokens before the next one, zero where they are of another document than the last."""
     index = count + jnp.arange(most, dtype=jnp.int32).reshape((1,) * (count.ndim - 1) + (-1,))
-    own = jnp.take_along_axis(documents, jnp.maximum(count + most - 1, 0), axis=-1)
-    same = jnp.take_along_axis(documents, index, axis=-1) == own
+    last_document = jnp.take_along_axis(documents, jnp.maximum(count + most - 1, 0), axis=-1)
+    same = jnp.take_along_axis(documents, index, axis=-1) == last_document
     return jnp.where(same[..., None], jnp.take_along_axis(whole, index[..., None], axis=-2), 0)
 
 
-def _documents(segments: Any, there: Any, tokens: tuple[int, ...]) -> jax.Array:
+def _documents(segments: Any, token_mask: Any, tokens: tuple[int, ...]) -> jax.Array:
     """The number of the document that a token belongs to, `*B T`, counted from 0."""
     if segments is None:
         return jnp.zeros(tokens, jnp.int32)
-    first = begins(check_segments(segments, tokens), there)
+    first = begins(check_segments(segments, tokens), token_mask)
     return jnp.cumsum(first, axis=-1, dtype=jnp.int32)
 
 

@@ -50,17 +50,17 @@ def elementwise_recurrence(
         raise ValueError(f"state must be *B D = {whole}; got {state.shape}.")
     kinds = [wide(a.dtype) for a in (x, log_decay, state) if a is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
-    there = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
+    token_mask = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     g, added = log_decay.astype(kind), x.astype(kind)
-    if there is not None:
-        g, added = (jnp.where(there[..., None], a, 0) for a in (g, added))
+    if token_mask is not None:
+        g, added = (jnp.where(token_mask[..., None], a, 0) for a in (g, added))
     if segments is not None:
-        first = begins(check_segments(segments, x.shape[:-1]), there)
+        first = begins(check_segments(segments, x.shape[:-1]), token_mask)
         g = jnp.where(first[..., None], -jnp.inf, g)
     start = jnp.zeros(whole, kind) if state is None else state.astype(kind)
     h = _recur(added, jnp.exp(g), start)
     last = h[..., -1, :] if x.shape[-2] else start
-    h = h if there is None else jnp.where(there[..., None], h, 0)
+    h = h if token_mask is None else jnp.where(token_mask[..., None], h, 0)
     return h.astype(x.dtype), last
 
 

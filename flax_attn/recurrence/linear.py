@@ -62,12 +62,12 @@ def linear_recurrence(
     _check(q, k, v, log_decay, beta, state)
     kinds = [wide(x.dtype) for x in (q, k, v, log_decay, beta, state) if x is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
-    there = None if valid is None else valid_tokens("valid", valid, q.shape[:-2])
-    if there is not None:
-        q, k, v, log_decay, beta = (_zeroed(x, there) for x in (q, k, v, log_decay, beta))
+    token_mask = None if valid is None else valid_tokens("valid", valid, q.shape[:-2])
+    if token_mask is not None:
+        q, k, v, log_decay, beta = (_zeroed(x, token_mask) for x in (q, k, v, log_decay, beta))
     tokens = _tokens(q, k, v, log_decay, beta, delta)
     if segments is not None:
-        tokens = _reset(tokens, begins(check_segments(segments, q.shape[:-2]), there))
+        tokens = _reset(tokens, begins(check_segments(segments, q.shape[:-2]), token_mask))
     shape = (*k.shape[:-3], *k.shape[-2:], v.shape[-1])
     start = jnp.zeros(shape, kind) if state is None else state.astype(kind)
     if chunk is None:
@@ -94,11 +94,11 @@ def _tokens(q: jax.Array, k: jax.Array, v: jax.Array, g: Any, beta: Any, delta: 
     return Tokens(q, k, v, g, None)
 
 
-def _zeroed(x: Any, there: jax.Array) -> Any:
+def _zeroed(x: Any, token_mask: jax.Array) -> Any:
     """Zeros for tokens that are not there, so that they neither write nor decay."""
     if x is None:
         return None
-    return jnp.where(there.reshape(*there.shape, *[1] * (x.ndim - there.ndim)), x, 0)
+    return jnp.where(token_mask.reshape(*token_mask.shape, *[1] * (x.ndim - token_mask.ndim)), x, 0)
 
 
 def _reset(tokens: Tokens, first: jax.Array) -> Tokens:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointError
-from .entry import Entry, held, read_tensor
+from .entry import Entry, entries_of, read_tensor
 from .manifest import line_of, manifest_path, read_manifest
 from .shards import find, read_entries
 
@@ -35,7 +35,7 @@ class Checkpoint:
         self.allow_nonfinite = allow_nonfinite
         if isinstance(path, Mapping):
             self.path = Path("arrays")
-            self.entries: dict[str, Entry] = held(self.path, path)
+            self.entries: dict[str, Entry] = entries_of(self.path, path)
             self.lines = None
             if manifest:
                 raise CheckpointError(self.path, None, "Arrays in memory have no manifest.")

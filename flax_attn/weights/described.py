@@ -42,7 +42,7 @@ class Source:
 
 def head_counts(owner: Any) -> list[int]:
     """The numbers of heads that an object, or its `config`, says that it has."""
-    held = [getattr(owner, "__dict__", {})]
-    held.append(getattr(held[0].get("config"), "__dict__", {}))
-    found = [facts.get(name) for facts in held for name in HEADS]
-    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 1]
+    namespaces = [getattr(owner, "__dict__", {})]
+    namespaces.append(getattr(namespaces[0].get("config"), "__dict__", {}))
+    counts = [facts.get(name) for facts in namespaces for name in HEADS]
+    return [n for n in counts if isinstance(n, int) and not isinstance(n, bool) and n > 1]

@@ -70,15 +70,15 @@ class Held(Entry):
         return np.ascontiguousarray(self.value).reshape(self.shape)
 
 
-def held(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]:
+def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]:
     """Entries of arrays by name; CheckpointError for what no checkpoint holds."""
     check_count(path, len(values))
     for name, value in values.items():
         check_name(path, name if isinstance(name, str) else "")
         if not isinstance(value, np.ndarray) or value.dtype not in NAMES:
             what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else quoted(value)
-            told = f"It must be an array of numpy, of {', '.join(x.name for x in NAMES)}"
-            raise CheckpointError(path, name, f"{told}; it is {what}.")
+            expected = f"It must be an array of numpy, of {', '.join(x.name for x in NAMES)}"
+            raise CheckpointError(path, name, f"{expected}; it is {what}.")
     return {
         name: Held(path, NAMES[value.dtype], value.shape, 0, value.nbytes, value)
         for name, value in values.items()

@@ -83,19 +83,19 @@ def _sources(
     read: Callable[[str], np.ndarray],
 ) -> list[Source]:
     """The tensors with the kinds of the layers that they go to: a checkpoint does not tell any."""
-    there: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for rule in rules:
         if rule.kind == "move" and rule.layout is None:
-            for here, to in rule.groups([name for name in entries if name not in there]):
-                there.setdefault(here[0], to[0])
+            for here, to in rule.groups([name for name in entries if name not in targets]):
+                targets.setdefault(here[0], to[0])
     tied = _ties(entries, rules, read)
-    found = []
+    sources = []
     for name, entry in entries.items():
-        owner, _, role = flax_path(module, there.get(name, name)).rpartition(".")
-        held = held_at(module, owner)
-        kind = _likely_kind(name, entries) if held is None else kind_of(held, role)
-        found.append(Source(name, kind, entry.shape, entry.dtype, tied.get(name, "")))
-    return found
+        owner, _, role = flax_path(module, targets.get(name, name)).rpartition(".")
+        layer = held_at(module, owner)
+        kind = _likely_kind(name, entries) if layer is None else kind_of(layer, role)
+        sources.append(Source(name, kind, entry.shape, entry.dtype, tied.get(name, "")))
+    return sources
 
 
 def _likely_kind(name: str, entries: Mapping[str, Entry]) -> str:
@@ -124,16 +124,16 @@ def _ties(
 
 def _dtype_problems(draft: Draft, cast: Cast) -> list[str]:
     """Where a tensor would have to become of another dtype than was asked for."""
-    found = []
+    problems = []
     for move in draft.moves:
         for target in move.targets:
             want = draft.state[target].get_value().dtype
             for name in move.sources:
                 have = DTYPES[draft.sources[name].dtype]
                 if not may_become(have, want, cast):
-                    told = f"{name} is {have.name} and {target} is {np.dtype(want).name}"
-                    found.append(f"{told}: {_advice(have, want)}.")
-    return found
+                    mismatch = f"{name} is {have.name} and {target} is {np.dtype(want).name}"
+                    problems.append(f"{mismatch}: {_advice(have, want)}.")
+    return problems
 
 
 def may_become(have: np.dtype, want: np.dtype, cast: Cast) -> bool:

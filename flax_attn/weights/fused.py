@@ -59,7 +59,7 @@ def role(piece: str) -> str:
 
 def _role_and_rest(piece: str) -> tuple[str, str]:
     """The role, and what else the name says: `*_proj` of `q_proj`."""
-    told, rest = "", []
+    role_letters, rest = "", []
     for word in re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()):
         letters = _LETTERS.fullmatch(word)
         said = _WORDS.get(word, letters[2] if letters else "")
@@ -67,9 +67,9 @@ def _role_and_rest(piece: str) -> tuple[str, str]:
             said = "".join(part[0] for part in re.findall("query|key|value", word))
         around = letters.group(1, 3) if letters and word not in _WORDS else ("", "")
         rest.append(f"{around[0]}*{around[1] or ''}" if said else word)
-        told += said
+        role_letters += said
     whole = re.sub(r"\*(_\*)+", "*", "_".join(rest))
-    return (told, whole) if told in ROLES else ("", piece)
+    return (role_letters, whole) if role_letters in ROLES else ("", piece)
 
 
 class Roles:
@@ -79,34 +79,34 @@ class Roles:
     """
 
     def __init__(self, names: Sequence[str]):
-        self._told: dict[str, str] = {}
+        self._roles: dict[str, str] = {}
         beside: dict[str, set[str]] = {}
         owners: dict[str, str] = {}
         for name in names:
-            owners[name], self._told[name] = _last_role(name)
-            beside.setdefault(owners[name], set()).add(self._told[name])
+            owners[name], self._roles[name] = _last_role(name)
+            beside.setdefault(owners[name], set()).add(self._roles[name])
         self._alone = {n for n in names if len(beside[owners[n]] - {""}) < 2}
 
     def may_meet(self, name: str, others: "Roles", other: str) -> bool:
         """Whether a name may become another of the other side: a key no query, and no gate."""
-        mine, theirs = self._told[name], others._told[other]
+        mine, theirs = self._roles[name], others._roles[other]
         apart = (mine and name not in self._alone) or (theirs and other not in others._alone)
         return mine == theirs or not apart
 
     def is_part(self, name: str) -> bool:
         """Whether it is one of query, key and value, and so holds no others."""
-        return len(self._told[name]) == 1 and name not in self._alone
+        return len(self._roles[name]) == 1 and name not in self._alone
 
     def whole(self, name: str) -> str:
         """Which parts a fused name says that it holds; "" for nothing."""
-        return self._told[name] if len(self._told[name]) > 1 else ""
+        return self._roles[name] if len(self._roles[name]) > 1 else ""
 
 
 def _last_role(name: str) -> tuple[str, str]:
     pieces = name.split(".")
     for i in reversed(range(len(pieces))):
-        if found := role(pieces[i]):
-            return ".".join(pieces[:i]), found
+        if letters := role(pieces[i]):
+            return ".".join(pieces[:i]), letters
     return ".".join(pieces[:-1]), ""
 
 
@@ -120,21 +120,23 @@ def in_order(pieces: Sequence[str], whole: str) -> Iterator[list[int]]:
     >>> list(in_order(["dense", "v_proj", "k_proj", "q_proj", "q_norm", "k_norm"], "qkv"))
     [[3, 2, 1]]
     """
-    told = [_role_and_rest(piece) for piece in pieces]
-    played = [i for i, (said, _) in enumerate(told) if said]
-    alike = [[i for i in played if told[i][1] == rest] for rest in {told[i][1]: 0 for i in played}]
+    roles = [_role_and_rest(piece) for piece in pieces]
+    played = [i for i, (said, _) in enumerate(roles) if said]
+    alike = [
+        [i for i in played if roles[i][1] == rest] for rest in {roles[i][1]: 0 for i in played}
+    ]
     for letters in (whole,) if whole else ("qkv", "kv"):
         for group in (*alike, played):  # names of one kind first, k_proj and v_proj, then any
-            chosen = [i for i in group if told[i][0] in letters and told[i][0] != letters]
-            chosen.sort(key=lambda i: letters.index(told[i][0]))
-            if "".join(told[i][0] for i in chosen) == letters:
+            chosen = [i for i in group if roles[i][0] in letters and roles[i][0] != letters]
+            chosen.sort(key=lambda i: letters.index(roles[i][0]))
+            if "".join(roles[i][0] for i in chosen) == letters:
                 yield chosen
                 break
 
 
 def fits(
-    here: Sequence[tuple[int, ...]],
-    there: Sequence[tuple[int, ...]],
+    torch_shapes: Sequence[tuple[int, ...]],
+    flax_shapes: Sequence[tuple[int, ...]],
     way: str,
     by_heads: bool,
     heads: Sequence[int],
@@ -142,33 +144,35 @@ def fits(
     """Layouts that bring torch's shapes into Flax's, one of them or both several, with sizes.
 
     Args:
-      here, there: torch's shapes and Flax's.
+      torch_shapes, flax_shapes: of what a rule moves, and of where it goes.
       way: "out first" or "in first", as torch's weight lies.
       by_heads: whether the parts lie head by head, or one after another.
       heads: numbers of heads that are known.
     """
-    if len(there) > 1:
+    if len(flax_shapes) > 1:
         known = SPLIT_BY_HEADS if by_heads else SPLIT
     else:
         known = JOIN_BY_HEADS if by_heads else JOIN
     for layout in (*known[way], *known["either"]):
-        sizes = _solved(layout, here, there, heads)
+        sizes = _solved(layout, torch_shapes, flax_shapes, heads)
         if sizes is not None:
-            yield layout, _needed(layout, here, len(there), sizes)
+            yield layout, _needed(layout, torch_shapes, len(flax_shapes), sizes)
 
 
 def _solved(
     layout: str,
-    here: Sequence[tuple[int, ...]],
-    there: Sequence[tuple[int, ...]],
+    torch_shapes: Sequence[tuple[int, ...]],
+    flax_shapes: Sequence[tuple[int, ...]],
     heads: Sequence[int],
 ) -> dict[str, Size] | None:
     """Every axis' size, a tuple where the parts differ; None if the layout does not fit."""
     sides = [
         [re.findall(r"\w+", group) for group in axis_groups(side)] for side in layout.split("->")
     ]
-    parts, whole = (there, here[0]) if len(there) > 1 else (here, there[0])
-    part, all_of_them = (sides[1], sides[0]) if parts is there else sides
+    parts, whole = (
+        (flax_shapes, torch_shapes[0]) if len(flax_shapes) > 1 else (torch_shapes, flax_shapes[0])
+    )
+    part, all_of_them = (sides[1], sides[0]) if parts is flax_shapes else sides
     part = part[1:]  # without the braces' axis
     if len(all_of_them) != len(whole) or any(len(part) != len(shape) for shape in parts):
         return None
@@ -217,19 +221,19 @@ def _holds(
 
 
 def _needed(
-    layout: str, here: Sequence[tuple[int, ...]], parts: int, sizes: Mapping[str, Size]
+    layout: str, torch_shapes: Sequence[tuple[int, ...]], parts: int, sizes: Mapping[str, Size]
 ) -> dict[str, Size]:
     """The sizes that a rule must be told: those of unequal parts, and what does not follow."""
-    told: dict[str, Size] = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
+    rule_sizes: dict[str, Size] = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
     for name in ("", *(name for name in ("g", "h", "k", "o") if name in sizes)):
-        told |= {name: sizes[name]} if name else {}
+        rule_sizes |= {name: sizes[name]} if name else {}
         try:
-            found = sizes_of(layout, here, parts, told)
+            all_sizes = sizes_of(layout, torch_shapes, parts, rule_sizes)
         except ValueError:
             continue
-        if all(found.get(name) == size for name, size in sizes.items()):
+        if all(all_sizes.get(name) == size for name, size in sizes.items()):
             break
-    return told
+    return rule_sizes
 
 
 def heads_of(module: nnx.Module, path: str) -> list[int]:

@@ -218,8 +218,8 @@ class _Header:
         if version not in VERSIONS:
             big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
             hint = "It is big-endian: convert it." if big else ""
-            told = " and ".join(map(str, VERSIONS))
-            raise self.fault(f"Its version is {version}; {told} are read.", hint)
+            versions = " and ".join(map(str, VERSIONS))
+            raise self.fault(f"Its version is {version}; {versions} are read.", hint)
         tensors, self.left = self.number("Q"), self.number("Q")
         check_count(self.path, tensors)
         check_count(self.path, self.left)
@@ -227,15 +227,15 @@ class _Header:
 
     def keys(self) -> dict[str, Any]:
         """Every value by its key."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _ in range(self.left):
             key = self.text("A key", _MOST_KEY)
             if not key or not key.isprintable():
                 raise self.fault(f"A key must have printable characters; one is {quoted(key)}.")
-            if key in found:
+            if key in values:
                 raise self.fault(f"The key {quoted(key)} is there twice.")
-            found[key] = self.value(key, self.number("I"))
-        return found
+            values[key] = self.value(key, self.number("I"))
+        return values
 
     def value(self, key: str, kind: int) -> Any:
         if kind == _STRING:
@@ -250,8 +250,8 @@ class _Header:
             values = self.numbers(key, kind, count)
             return tuple(values.tolist()) if count <= self.listed else None
         if count <= self.listed:
-            told = f"A value of {quoted(key)}"
-            return tuple(self.text(told, self.most) for _ in range(count))
+            label = f"A value of {quoted(key)}"
+            return tuple(self.text(label, self.most) for _ in range(count))
         for _ in range(count):  # ends with the header at the latest
             self.take(self.number("Q"))
         return None
@@ -281,12 +281,12 @@ class _Header:
 
 
 def _alignment(path: Path, keys: Mapping[str, Any]) -> int:
-    found = keys.get(ALIGNMENT, 32)
-    is_count = type(found) is int and 8 <= found <= _MOST_ALIGNMENT
-    if not is_count or found & (found - 1):
+    alignment = keys.get(ALIGNMENT, 32)
+    is_count = type(alignment) is int and 8 <= alignment <= _MOST_ALIGNMENT
+    if not is_count or alignment & (alignment - 1):
         why = f"{ALIGNMENT} must be a power of two from 8 to {_MOST_ALIGNMENT}."
         raise CheckpointError(path, None, why)
-    return found
+    return alignment
 
 
 def _padded(at: int, alignment: int) -> int:
@@ -295,8 +295,8 @@ def _padded(at: int, alignment: int) -> int:
 
 def _entry(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> Entry:
     if number not in TYPES:
-        told = ", ".join(type.name for type in TYPES.values())
-        raise CheckpointError(path, name, f"Its type is number {number}; {told} are read.")
+        names = ", ".join(type.name for type in TYPES.values())
+        raise CheckpointError(path, name, f"Its type is number {number}; {names} are read.")
     type = TYPES[number]
     check_shape(path, name, shape, max(type.size, 8))
     if shape[-1] % type.elements:

@@ -65,13 +65,14 @@ class _Keys:
 
     def __init__(self, path: Path, header: Gguf):
         self.path, self.header = path, header
-        found = header.keys.get("general.architecture")
-        if not isinstance(found, str) or found not in _CONFIGS:
+        architecture = header.keys.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in _CONFIGS:
             is_none = "It has no general.architecture"
-            told = is_none if found is None else f"Its general.architecture is {quoted(found)}"
-            raise self.fault(f"{told}; {', '.join(sorted(_CONFIGS))} are read.")
-        self.architecture = found
-        dot = f"{found}."
+            is_other = f"Its general.architecture is {quoted(architecture)}"
+            problem = is_none if architecture is None else is_other
+            raise self.fault(f"{problem}; {', '.join(sorted(_CONFIGS))} are read.")
+        self.architecture = architecture
+        dot = f"{architecture}."
         self.left = {k.removeprefix(dot): v for k, v in header.keys.items() if k.startswith(dot)}
 
     def fault(self, why: str) -> CheckpointError:
@@ -79,8 +80,8 @@ class _Keys:
 
     def check_all_read(self) -> None:
         if self.left:
-            told = ", ".join(quoted(f"{self.architecture}.{key}") for key in [*self.left][:6])
-            raise self.fault(f"It has keys that are not known here: {told}.")
+            names = ", ".join(quoted(f"{self.architecture}.{key}") for key in [*self.left][:6])
+            raise self.fault(f"It has keys that are not known here: {names}.")
 
     def count(self, key: str, missing: int | None = None) -> int:
         """A whole number of at least 1; CheckpointError if it is missing and nothing stands in."""
@@ -136,11 +137,11 @@ def _scaling(keys: _Keys) -> dict[str, Any] | None:
         return None
     if kind not in ("linear", "yarn"):
         raise keys.fault(f"rope.scaling.type is {quoted(kind)}; none, linear, yarn are read.")
-    found = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    scaling = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
     if kind == "yarn":
         length = keys.count("rope.scaling.original_context_length")
-        found["original_max_position_embeddings"] = length
-    return found
+        scaling["original_max_position_embeddings"] = length
+    return scaling
 
 
 def _llama(keys: _Keys) -> dict[str, Any]:
@@ -157,15 +158,15 @@ def _llama(keys: _Keys) -> dict[str, Any]:
 
 def _llama3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     """The scaling of Llama 3, if the divisors of the frequencies are those that it makes."""
-    found = read_tensor(_FREQS, keys.header.entries[_FREQS]).astype(np.float64)
+    divisors = read_tensor(_FREQS, keys.header.entries[_FREQS]).astype(np.float64)
     low, high, length = _LLAMA3.values()
     turned = np.arange(0, config["head_dim"], 2) / config["head_dim"]
     waves = length / (2 * pi * config["rope_theta"] ** turned)  # in a sequence of the training
-    factor = float(found.max(initial=0))
-    if found.shape == waves.shape and factor >= 1:
+    factor = float(divisors.max(initial=0))
+    if divisors.shape == waves.shape and factor >= 1:
         smooth = np.clip((waves - low) / (high - low), 0, 1)
         want = 1 / ((1 - smooth) / factor + smooth)
-        if (np.abs(found / want - 1) < 1e-5).all():
+        if (np.abs(divisors / want - 1) < 1e-5).all():
             return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     raise CheckpointError(keys.path, _FREQS, "Its frequencies are not those that Llama 3 has.")
 

@@ -59,26 +59,26 @@ _THREE = {
 }
 
 
-def _general(held: nnx.LinearGeneral, out_first: bool = True) -> Roles:
+def _general(layer: nnx.LinearGeneral, out_first: bool = True) -> Roles:
     """Axes are flattened in order; None of it where they are taken in another, or batched."""
-    if held.batch_axis or list(held.axis) != sorted(held.axis):
+    if layer.batch_axis or list(layer.axis) != sorted(layer.axis):
         return {}
-    ins = {f"i{k}": size for k, size in enumerate(held.in_features)}
-    outs = {f"o{k}": size for k, size in enumerate(held.out_features)}
+    ins = {f"i{k}": size for k, size in enumerate(layer.in_features)}
+    outs = {f"o{k}": size for k, size in enumerate(layer.out_features)}
     i, o = " ".join(ins), " ".join(outs)
     left = f"({o}) ({i})" if out_first else f"({i}) ({o})"
     weight = _to("kernel", f"{left} -> {i} {o}", **ins, **outs)
     return {"weight": weight, "bias": _to("bias", f"({o}) -> {o}", **outs)}
 
 
-def _conv_transpose(held: nnx.ConvTranspose) -> Roles:
+def _conv_transpose(layer: nnx.ConvTranspose) -> Roles:
     """torch's is the gradient of a convolution, so its kernel is mirrored; nnx's only if asked."""
-    layout = "i o ... -> ... o i" if held.transpose_kernel else "i o ... -> ~... i o"
+    layout = "i o ... -> ... o i" if layer.transpose_kernel else "i o ... -> ~... i o"
     return {"weight": _to("kernel", layout), **_BIAS}
 
 
-def _heads(held: nnx.MultiHeadAttention) -> Roles:
-    n = held.num_heads
+def _heads(layer: nnx.MultiHeadAttention) -> Roles:
+    n = layer.num_heads
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     return {
         "in_proj_weight": _to("query.kernel key.kernel value.kernel", "(n h d) i -> n i h d", h=n),
@@ -93,7 +93,7 @@ PAIRS: dict[str, dict[type, Roles | Callable[[Any], Roles]]] = {
     "Linear": {nnx.Linear: _LINEAR, nnx.LinearGeneral: _general},
     "Conv1D": {
         nnx.Linear: {"weight": _to("kernel"), **_BIAS},
-        nnx.LinearGeneral: lambda held: _general(held, out_first=False),
+        nnx.LinearGeneral: lambda layer: _general(layer, out_first=False),
     },
     "Embedding": {nnx.Embed: {"weight": _to("embedding")}},
     "Conv": {nnx.Conv: {"weight": _to("kernel", "o i ... -> ... i o"), **_BIAS}},
@@ -113,17 +113,17 @@ PAIRS: dict[str, dict[type, Roles | Callable[[Any], Roles]]] = {
 LAYERS = tuple({cls for classes in PAIRS.values() for cls in classes} - {nnx.Module})
 
 
-def place(kind: str, role: str, held: Any) -> Place | None:
-    """Where torch's `role` of a module of type `kind` lies in the Flax module `held`, if known."""
+def place(kind: str, role: str, layer: Any) -> Place | None:
+    """Where torch's `role` of a module of type `kind` lies in the Flax module `layer`, if known."""
     kind = cell_of(kind, role)
     for cls, roles in PAIRS.get(kind, {}).items():
-        like = kind in NORMS[:2] and type(held).__name__.endswith(kind)
-        if isinstance(held, cls) or like:
-            return (roles(held) if callable(roles) else roles).get(role)
+        like = kind in NORMS[:2] and type(layer).__name__.endswith(kind)
+        if isinstance(layer, cls) or like:
+            return (roles(layer) if callable(roles) else roles).get(role)
     return None
 
 
-def roles_of(held: Any) -> tuple[str, Roles]:
+def roles_of(layer: Any) -> tuple[str, Roles]:
     """The kind of torch module that a Flax layer stands for, and its roles; "" where none is known.
 
     nnx has one Linear for torch's Linear and for transformers' Conv1D, whose matrices lie the other
@@ -131,20 +131,20 @@ def roles_of(held: Any) -> tuple[str, Roles]:
     """
     for kind, classes in PAIRS.items():
         for cls, roles in classes.items():
-            if cls is not nnx.Module and isinstance(held, cls):
-                return kind, roles(held) if callable(roles) else roles
+            if cls is not nnx.Module and isinstance(layer, cls):
+                return kind, roles(layer) if callable(roles) else roles
     for kind in NORMS[:2]:
-        if type(held).__name__.endswith(kind):
+        if type(layer).__name__.endswith(kind):
             return kind, _NORM
     return "", {}
 
 
-def kind_of(held: Any, role: str) -> str:
+def kind_of(layer: Any, role: str) -> str:
     """The kind of the torch module that a tensor belongs to, by the Flax module that it goes to."""
-    kind, roles = roles_of(held)
+    kind, roles = roles_of(layer)
     if role in roles:
         return kind
-    packed = role in _THREE and isinstance(held, nnx.Module)
+    packed = role in _THREE and isinstance(layer, nnx.Module)
     return "MultiheadAttention" if packed else "Parameter"
 
 
@@ -162,12 +162,12 @@ def cell_of(kind: str, role: str) -> str:
     return f"{kind}Cell" if kind in RECURRENT and role in _DENSE else kind
 
 
-def refusal(source: Source, held: Any, path: str) -> str | None:
+def refusal(source: Source, layer: Any, path: str) -> str | None:
     """Why a tensor of a known type has no place, and what would work; None: nothing known.
 
     Args:
       source: the torch tensor.
-      held: the Flax module at its owner's path, or None.
+      layer: the Flax module at its owner's path, or None.
       path: where it was to go.
     """
     kind, name = source.kind, source.name
@@ -184,39 +184,39 @@ def refusal(source: Source, held: Any, path: str) -> str | None:
             f"as a Param `weight` of torch's shape, or say "
             f'Rule("{name} -> ...", "o i j -> ...").'
         )
-    if kind == "MultiheadAttention" and role in ("bias_k", "bias_v") and held is not None:
-        return f"{name}: {a(held)} has no {role}; torch needs add_bias_kv=False."
+    if kind == "MultiheadAttention" and role in ("bias_k", "bias_v") and layer is not None:
+        return f"{name}: {a(layer)} has no {role}; torch needs add_bias_kv=False."
     if kind == "InstanceNorm" and role.startswith("running_"):
         return f"{name}: nnx.InstanceNorm has no statistics; torch needs track_running_stats=False."
-    return _no_bias(name, held)
+    return _no_bias(name, layer)
 
 
-def no_groups(source: Source, held: Any) -> str | None:
+def no_groups(source: Source, layer: Any) -> str | None:
     """Why a grouped transposed convolution cannot be carried."""
-    if not isinstance(held, nnx.ConvTranspose) or source.kind != "ConvTranspose":
+    if not isinstance(layer, nnx.ConvTranspose) or source.kind != "ConvTranspose":
         return None
-    if len(source.shape) < 2 or held.out_features in (source.shape[1], 0):
+    if len(source.shape) < 2 or layer.out_features in (source.shape[1], 0):
         return None
-    groups, rest = divmod(held.out_features, source.shape[1])
+    groups, rest = divmod(layer.out_features, source.shape[1])
     if rest or not source.name.endswith("weight"):
         return None
     return (
-        f"{source.name} {list(source.shape)} has {groups} groups for {held.out_features} outputs, "
+        f"{source.name} {list(source.shape)} has {groups} groups for {layer.out_features} outputs, "
         f"and nnx.ConvTranspose has none: hold one nnx.ConvTranspose for each group."
     )
 
 
-def _no_bias(name: str, held: Any) -> str | None:
+def _no_bias(name: str, layer: Any) -> str | None:
     """torch's cells have two biases, nnx's one: their sum could not be taken apart again."""
     role = name.rpartition(".")[2].partition("_l")[0]
-    if role not in ("bias_ih", "bias_hh") or not isinstance(held, nnx.RNNCellBase):
+    if role not in ("bias_ih", "bias_hh") or not isinstance(layer, nnx.RNNCellBase):
         return None
-    if isinstance(held, nnx.LSTMCell):
+    if isinstance(layer, nnx.LSTMCell):
         parts = "ii, if_, ig and io" if role == "bias_ih" else "hi, hf, hg and ho"
     else:
         parts = "dense_i" if role == "bias_ih" else "dense_h"
     return (
-        f"{name} has no place: nnx.{type(held).__name__} is built with one bias, and the sum of "
+        f"{name} has no place: nnx.{type(layer).__name__} is built with one bias, and the sum of "
         f"torch's two could not be carried back. Replace its {parts} by nnx.Linear with a bias, "
         f'or make {role} zero in torch and say Rule.skip("{name}").'
     )
@@ -239,17 +239,17 @@ def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
     And every other variable that holds an array, since a tensor that torch does not train may lie
     there; random keys, their counts and intermediate results are left out.
     """
-    found: dict[str, nnx.Variable] = {}
+    variables: dict[str, nnx.Variable] = {}
 
     def walk(node: Any, path: tuple[str, ...], above: tuple[int, ...]) -> None:
         if isinstance(node, nnx.Param | nnx.BatchStat) or _may_be_filled(node):
-            found[".".join(path)] = node
+            variables[".".join(path)] = node
         elif not isinstance(node, nnx.Variable) and id(node) not in above:
             for name, child in _children(node).items():
                 walk(child, (*path, name), (*above, id(node)))
 
     walk(module, (), ())
-    return found
+    return variables
 
 
 def _may_be_filled(node: Any) -> bool:
@@ -262,10 +262,10 @@ def _may_be_filled(node: Any) -> bool:
 
 def held_at(module: nnx.Module, path: str) -> Any:
     """What lies at a dotted path, or None."""
-    held: Any = module
+    node: Any = module
     for piece in path.split(".") if path else ():
-        held = _children(held).get(piece)
-    return held
+        node = _children(node).get(piece)
+    return node
 
 
 def flax_path(module: nnx.Module, path: str) -> str:
@@ -275,15 +275,15 @@ def flax_path(module: nnx.Module, path: str) -> str:
     >>> flax_path(net, "0.kernel")
     'layers.0.kernel'
     """
-    told: list[str] = []
-    held: Any = module
+    pieces: list[str] = []
+    node: Any = module
     for piece in path.split("."):
-        if isinstance(held, nnx.Sequential) and piece.isdigit():
-            told.append("layers")
-            held = held.layers
-        told.append(piece)
-        held = _children(held).get(piece)
-    return ".".join(told)
+        if isinstance(node, nnx.Sequential) and piece.isdigit():
+            pieces.append("layers")
+            node = node.layers
+        pieces.append(piece)
+        node = _children(node).get(piece)
+    return ".".join(pieces)
 
 
 def _children(node: Any) -> dict[str, Any]:

@@ -185,12 +185,12 @@ def _check_arguments(layer: Any, how: _How) -> None:
     state = flax_state(layer)
     if isinstance(how.sharding, Mapping):
         for path in how.sharding.keys() - state.keys():
-            told = f"sharding names {path!r}, which the layer does not have"
-            raise ValueError(f"{told}; nearest: {nearest(path, state)}.")
-    for path, held in state.items():
+            problem = f"sharding names {path!r}, which the layer does not have"
+            raise ValueError(f"{problem}; nearest: {nearest(path, state)}.")
+    for path, variable in state.items():
         where = _sharding_of(path, how)
         if where is not None:
-            _check_divides(path, tuple(held.get_value().shape), where)
+            _check_divides(path, tuple(variable.get_value().shape), where)
 
 
 def _check_divides(path: str, shape: tuple[int, ...], sharding: Sharding) -> None:
@@ -255,18 +255,20 @@ def _cast(value: np.ndarray, want: np.dtype, checkpoint: Checkpoint, move: Move)
     if value.dtype == want:
         return value
     with np.errstate(all="ignore"):
-        there = value.astype(want)
-    if overflows(value, there):
+        result = value.astype(want)
+    if overflows(value, result):
         names = ", ".join(move.sources)
         why = f"A value of {value.dtype.name} overflows {want.name}."
         raise CheckpointError(checkpoint.path, names, why, "Build the layer with a wider dtype.")
-    return there
+    return result
 
 
-def _array(value: np.ndarray, held: Any, sharding: Sharding | None) -> jax.Array:
+def _array(value: np.ndarray, current: Any, sharding: Sharding | None) -> jax.Array:
     """A jax array where it was asked to be, else where the layer's is."""
-    if sharding is None and (getattr(held, "committed", False) or not isinstance(held, jax.Array)):
-        sharding = getattr(held, "sharding", None)
+    if sharding is None and (
+        getattr(current, "committed", False) or not isinstance(current, jax.Array)
+    ):
+        sharding = getattr(current, "sharding", None)
     with jax.enable_x64(True):  # or a float64 value would be halved without a word
         if sharding is None:
             return jnp.asarray(value)
@@ -279,8 +281,8 @@ def _count(layers: nnx.Module) -> int:
     shapes = {path: tuple(x.get_value().shape) for path, x in flax_state(layers).items()}
     counts = {shape[:1] for shape in shapes.values()}
     if len(counts) != 1 or counts == {()} or counts == {(0,)}:
-        told = ", ".join(f"{path} {list(shape)}" for path, shape in list(shapes.items())[:6])
-        raise ValueError(f"Stacked layers have one first axis in all their Params; got {told}.")
+        listing = ", ".join(f"{path} {list(shape)}" for path, shape in list(shapes.items())[:6])
+        raise ValueError(f"Stacked layers have one first axis in all their Params; got {listing}.")
     return counts.pop()[0]
 
 
@@ -302,6 +304,6 @@ def _check_alike(checkpoint: Checkpoint, prefixes: Sequence[str]) -> None:
         here = {n: (x.dtype, x.shape) for n, x in under(path, entries, prefix).items()}
         for name in sorted(first.keys() | here.keys()):
             if first.get(name) != here.get(name):
-                told = [one.get(name, "nothing") for one in (here, first)]
-                why = f"Stacked layers must be alike; it is {told[0]}, in {prefixes[0]} {told[1]}."
+                kind, want = (one.get(name, "nothing") for one in (here, first))
+                why = f"Stacked layers must be alike; it is {kind}, in {prefixes[0]} {want}."
                 raise CheckpointError(path, f"{prefix}.{name}", why)

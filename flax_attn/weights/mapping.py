@@ -50,12 +50,12 @@ class Move:
         layout = None if self.layout is None else backwards(self.layout)
         return self._carry(values, self.targets, self.sources, layout, -self.shift)
 
-    def _carry(self, values, here, there, layout, shift):
-        arrays = [values[name] for name in here]
+    def _carry(self, values, sources, targets, layout, shift):
+        arrays = [values[name] for name in sources]
         if shift:
             arrays = [x + np.asarray(shift, x.dtype) for x in arrays]
-        laid = arrays if layout is None else lay_out(arrays, layout, len(there), self.sizes)
-        return dict(zip(there, laid, strict=True))
+        laid = arrays if layout is None else lay_out(arrays, layout, len(targets), self.sizes)
+        return dict(zip(targets, laid, strict=True))
 
 
 class Draft:
@@ -108,51 +108,53 @@ class Draft:
         groups = rule.groups(names)
         if not groups and not self._names_taps(rule):
             self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
-        for here, there in groups:
-            missing = [name for name in here if name not in self.sources]
+        for sources, targets in groups:
+            missing = [name for name in sources if name not in self.sources]
             if missing:
                 self.problems.append(f"{rule} asks for {some(missing)}, which torch does not have.")
                 continue
             if rule.kind == "tied":
-                self._tie(rule, here[0], there[0])
+                self._tie(rule, sources[0], targets[0])
                 continue
-            if self._stays(rule, here[0], there[0]):
+            if self._stays(rule, sources[0], targets[0]):
                 continue
-            self.done.update(here)
+            self.done.update(sources)
             if rule.kind == "skip":
-                self.skipped += here
+                self.skipped += sources
             elif rule.layout is None:
                 count = len(self.moves)
-                self._move_by_type(here[0], there[0])
+                self._move_by_type(sources[0], targets[0])
                 self.moves[count:] = [replace(x, shift=rule.shift) for x in self.moves[count:]]
             else:
-                paths = tuple(flax_path(self.module, path) for path in there)
-                self._move(Move(here, paths, rule.layout, dict(rule.sizes)))
+                paths = tuple(flax_path(self.module, path) for path in targets)
+                self._move(Move(sources, paths, rule.layout, dict(rule.sizes)))
 
     def _names_taps(self, rule: Rule) -> bool:
         """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""
         if rule.kind != "move" or rule.layout is not None:
             return False
-        here, there = rule.sides
+        source, target = rule.sides
         if self.parts is not None:
-            found = rule.groups([part for part in self.parts if part.count(".") == here.count(".")])
+            groups = rule.groups(
+                [part for part in self.parts if part.count(".") == source.count(".")]
+            )
         else:
-            found = [((here,), (there,))]
-        if here.rpartition(".")[2] in POINTS and held_at(self.module, there) is None:
+            groups = [((source,), (target,))]
+        if source.rpartition(".")[2] in POINTS and held_at(self.module, target) is None:
             return True
-        return bool(found) and all(map(self._holds_nothing, (to for _, (to, *_) in found)))
+        return bool(groups) and all(map(self._holds_nothing, (to for _, (to, *_) in groups)))
 
     def _holds_nothing(self, path: str) -> bool:
         """Whether Flax has a module at a path that holds no tensors."""
         path = flax_path(self.module, path)
-        held = isinstance(held_at(self.module, path), nnx.Module)
-        return held and not any(name.startswith(f"{path}.") for name in self.state)
+        is_module = isinstance(held_at(self.module, path), nnx.Module)
+        return is_module and not any(name.startswith(f"{path}.") for name in self.state)
 
-    def _stays(self, rule: Rule, name: str, there: str) -> bool:
+    def _stays(self, rule: Rule, name: str, path: str) -> bool:
         """A buffer of a module that moves is still a constant, unless Flax has it too."""
         moves = rule.kind == "move" and self.sources[name].kind == "buffer"
         named = name.count(".") == rule.sides[0].count(".")
-        return moves and not named and flax_path(self.module, there) not in self.state
+        return moves and not named and flax_path(self.module, path) not in self.state
 
     def _tie(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)
@@ -165,53 +167,53 @@ class Draft:
     def _move_by_type(self, name: str, path: str) -> None:
         """Moves one tensor to where its type has it in the Flax module at the path's owner."""
         self.done.add(name)
-        source, there = self.sources[name], flax_path(self.module, path)
-        owner, role, held, kind = self._owner(there, source.kind)
-        if there in self.state:
-            return self._move_onto(name, there, held)
-        known = place(kind, role, held)
+        source, full_path = self.sources[name], flax_path(self.module, path)
+        owner, role, layer, kind = self._owner(full_path, source.kind)
+        if full_path in self.state:
+            return self._move_onto(name, full_path, layer)
+        known = place(kind, role, layer)
         dot = f"{owner}." if owner else ""
         if known is not None:
             paths = tuple(dot + target for target in known.targets)
             absent = any(path not in self.state for path in paths)
-            why = refusal(source, held, there) if absent else no_groups(source, held)
+            why = refusal(source, layer, full_path) if absent else no_groups(source, layer)
             if why is None:
                 return self._move(Move((name,), paths, known.layout, dict(known.sizes)))
             return self._refuse((name,), why)
         meant = becomes(cell_of(kind, role), role)
-        why = refusal(source, held, there)
-        if why is None and meant is not None and held is not None:
-            why = self._meets(name, owner, held, meant[0], "...")
+        why = refusal(source, layer, full_path)
+        if why is None and meant is not None and layer is not None:
+            why = self._meets(name, owner, layer, meant[0], "...")
         if why is not None:
             return self._refuse((name,), why)
-        target = f"{dot}{meant[1]}" if meant is not None and held is None else there
+        target = f"{dot}{meant[1]}" if meant is not None and layer is None else full_path
         return self._move(Move((name,), (target,), None))
 
-    def _owner(self, there: str, kind: str) -> tuple[str, str, Any, str]:
+    def _owner(self, path: str, kind: str) -> tuple[str, str, Any, str]:
         """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by."""
         # nn.MultiheadAttention's output projection is a part of nnx.MultiHeadAttention.
-        owner, _, role = there.rpartition(".")
+        owner, _, role = path.rpartition(".")
         above, _, last = owner.rpartition(".")
-        held, parent = held_at(self.module, owner), held_at(self.module, above)
-        if held is None and last == "out_proj" and isinstance(parent, nnx.MultiHeadAttention):
+        layer, parent = held_at(self.module, owner), held_at(self.module, above)
+        if layer is None and last == "out_proj" and isinstance(parent, nnx.MultiHeadAttention):
             return above, f"{last}.{role}", parent, "MultiheadAttention"
-        return owner, role, held, kind
+        return owner, role, layer, kind
 
-    def _move_onto(self, name: str, there: str, held: Any) -> None:
+    def _move_onto(self, name: str, path: str, layer: Any) -> None:
         """Moves one tensor onto the value at this very path, laid out as the two types ask."""
-        source, (owner, _, leaf) = self.sources[name], there.rpartition(".")
-        known = place(source.kind, name.rpartition(".")[2], held)
+        source, (owner, _, leaf) = self.sources[name], path.rpartition(".")
+        known = place(source.kind, name.rpartition(".")[2], layer)
         if known is not None and known.targets == (leaf,):
-            return self._move(Move((name,), (there,), known.layout, dict(known.sizes)))
-        if PAIRS.get(source.kind) and isinstance(held, LAYERS) and len(source.shape) > 1:
+            return self._move(Move((name,), (path,), known.layout, dict(known.sizes)))
+        if PAIRS.get(source.kind) and isinstance(layer, LAYERS) and len(source.shape) > 1:
             meant = next(iter(PAIRS[source.kind]))
-            return self._refuse((name,), self._meets(name, owner, held, meant, there))
-        return self._move(Move((name,), (there,), None))
+            return self._refuse((name,), self._meets(name, owner, layer, meant, path))
+        return self._move(Move((name,), (path,), None))
 
-    def _meets(self, name: str, owner: str, held: Any, meant: type, there: str) -> str:
+    def _meets(self, name: str, owner: str, layer: Any, meant: type, path: str) -> str:
         return (
-            f"{name} of {a(self.sources[name].kind)} meets {owner or 'the module'}, {a(held)}, "
-            f'where {a(meant)} would be known: say Rule("{name} -> {there}", "layout").'
+            f"{name} of {a(self.sources[name].kind)} meets {owner or 'the module'}, {a(layer)}, "
+            f'where {a(meant)} would be known: say Rule("{name} -> {path}", "layout").'
         )
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
@@ -238,8 +240,8 @@ class Draft:
             empty = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
             got = move.forward(dict(zip(move.sources, empty, strict=True)))
         except ValueError as error:
-            held = " ".join(str(list(want)) for want in wants.values())
-            why = f"{what} cannot fill {some(wants)} {held}: {error}."
+            current_shapes = " ".join(str(list(want)) for want in wants.values())
+            why = f"{what} cannot fill {some(wants)} {current_shapes}: {error}."
             return self._misfit(move, why)
         for path, value in got.items():
             if value.shape != wants[path]:
@@ -267,16 +269,16 @@ class Draft:
             ids = tuple(id(self.state[path]) for path in move.targets)
             for root in roots:
                 places.setdefault(root, {})[ids] = ", ".join(move.targets)
-            for path, held in zip(move.targets, ids, strict=True):
-                fillers.setdefault(held, {})[roots] = path
+            for path, param in zip(move.targets, ids, strict=True):
+                fillers.setdefault(param, {})[roots] = path
         for filled in fillers.values():
             if len(filled) > 1:
                 by = " and by ".join(", ".join(roots) for roots in filled)
                 self.problems.append(f"{next(iter(filled.values()))} is filled twice: by {by}.")
-        for root, held in places.items():
-            if len(held) > 1:
+        for root, uses in places.items():
+            if len(uses) > 1:
                 self.problems.append(
-                    f"{root} is tied in torch, but {' and '.join(held.values())} are "
+                    f"{root} is tied in torch, but {' and '.join(uses.values())} are "
                     'Params apart: tie them, or say Rule.tied("second -> first") or Rule.skip.'
                 )
         unfilled = {
@@ -284,7 +286,7 @@ class Draft:
             for path, x in reversed(self.state.items())
             if id(x) not in fillers and isinstance(x, nnx.Param | nnx.BatchStat)
         }
-        missed = [path for held, path in unfilled.items() if held not in self.misfits]
+        missed = [path for param, path in unfilled.items() if param not in self.misfits]
         self.problems += [self._unfilled(path) for path in reversed(missed)]
         return list(reversed(unfilled.values()))
 

@@ -34,13 +34,13 @@ class Plan:
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Flax's arrays by path, from torch's by name; of some tensors alone, as of gradients."""
-        there = [move for move in self.moves if not values.keys().isdisjoint(move.sources)]
-        return {k: v for move in there for k, v in move.forward(values).items()}
+        moves = [move for move in self.moves if not values.keys().isdisjoint(move.sources)]
+        return {k: v for move in moves for k, v in move.forward(values).items()}
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's arrays by name, from Flax's by path; of some of them alone."""
-        there = [move for move in self.moves if not values.keys().isdisjoint(move.targets)]
-        return {k: v for move in there for k, v in move.back(values).items()}
+        moves = [move for move in self.moves if not values.keys().isdisjoint(move.targets)]
+        return {k: v for move in moves for k, v in move.back(values).items()}
 
     def __str__(self) -> str:
         lines = [

@@ -132,16 +132,16 @@ class Rule:
         left, right = (self.names, self.names) if self.kind == "skip" else self.sides
         alternatives = spread(left)
         pattern = re.compile(_regex(alternatives[0]))
-        found = {}
+        groups = {}
         for name in names:
             match = pattern.fullmatch(name)
             if match:
                 *wild, rest = match.groups()
                 fill = [_fill(side, wild) + (rest or "") for side in alternatives]
-                found[tuple(fill)] = tuple(
+                groups[tuple(fill)] = tuple(
                     _fill(side, wild) + (rest or "") for side in spread(right)
                 )
-        return list(found.items())
+        return list(groups.items())
 
     def __str__(self) -> str:
         if self.shift:
@@ -182,14 +182,14 @@ def check_layout(layout: str | None, names: str, sizes: Mapping[str, Size]) -> N
             raise ParityError(f"Sizes belong to a layout, which {names!r} lacks; got {sizes}.")
         return
     sides = layout.split("->")
-    found = [_axes(side) for side in sides]
+    orders = [_axes(side) for side in sides]
     if any(_unreadable(side) for side in sides) or re.search(r"\([^)]*\.\.\.", layout):
         raise ParityError(f'A layout reads "a (b c) ... -> ... c (a b)"; got {layout!r}.')
-    if any(len(axes) != len(set(axes)) for axes in found) or {*found[0]} != {*found[1]}:
+    if any(len(axes) != len(set(axes)) for axes in orders) or {*orders[0]} != {*orders[1]}:
         raise ParityError(
             f"A layout must be reversible, each axis once on each side; got {layout!r}."
         )
-    wrong = [f"{k}={v!r}" for k, v in sizes.items() if k not in found[0] or not _is_size(v)]
+    wrong = [f"{k}={v!r}" for k, v in sizes.items() if k not in orders[0] or not _is_size(v)]
     if wrong:
         raise ParityError(f"{layout!r} has no axis of such a size: {', '.join(wrong)}.")
     for side, axes in zip(names.split("->"), sides, strict=True):
@@ -216,17 +216,17 @@ def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
     ragged = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
     if not ragged:
         return
-    (axis, parts), told = (
+    (axis, parts), listing = (
         next(iter(ragged.items())),
         ", ".join(f"{k}={v}" for k, v in ragged.items()),
     )
     if len(ragged) > 1:
-        raise ParityError(f"One axis alone may have unequal parts; got {told}.")
+        raise ParityError(f"One axis alone may have unequal parts; got {listing}.")
     counts = [len(spread(side)) for side in names.split("->")]
     if {*counts} - {1} != {len(parts)}:
         few = " and ".join(str(count) for count in counts if count > 1) or "no"
         raise ParityError(
-            f"{told} has {len(parts)} parts, and {names!r} has {few} names in braces."
+            f"{listing} has {len(parts)} parts, and {names!r} has {few} names in braces."
         )
     sides = layout.split("->")
     braces = [side.split()[0] for side, count in zip(sides, counts, strict=True) if count > 1]
@@ -234,11 +234,11 @@ def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
     single = [side for side, count in zip(sides, counts, strict=True) if count == 1]
     known = sizes.get(braces[0], len(parts))
     if len({*braces}) > 1 or axis in braces or known != len(parts):
-        raise ParityError(f"{told} are sizes of the braces' parts; {layout!r} has other braces.")
+        raise ParityError(f"{listing} are sizes of the braces' parts; {layout!r} has other braces.")
     if not all(re.search(place, side) for side in single):
         raise ParityError(
             f"Unequal parts lie in one bracket, the braces' axis right before theirs: "
-            f"({braces[0]} {axis}) has a place for {told}, {layout!r} has none."
+            f"({braces[0]} {axis}) has a place for {listing}, {layout!r} has none."
         )
 
 
@@ -340,7 +340,7 @@ def expand(layout: str, rank: int) -> str:
 
 
 def sizes_of(
-    layout: str, shapes: Sequence[tuple[int, ...]], parts: int, given: Mapping[str, Size]
+    layout: str, shapes: Sequence[tuple[int, ...]], parts: int, fixed: Mapping[str, Size]
 ) -> dict[str, Size]:
     """The size of every axis of a layout, from the shapes of the arrays that it is applied to.
 
@@ -348,7 +348,7 @@ def sizes_of(
       layout: of a rule.
       shapes: of one array, or of all arrays of the braces.
       parts: how many arrays it becomes.
-      given: sizes that are known.
+      fixed: sizes that are known.
 
     Raises:
       ValueError: with the sizes there are, if they do not fit.
@@ -356,18 +356,18 @@ def sizes_of(
     >>> sizes_of("(n o) i -> n i o", [(40, 18)], 3, {"o": (24, 8, 8)})
     {'o': (24, 8, 8), 'i': 18}
     """
-    ragged = {k: v for k, v in given.items() if isinstance(v, tuple)}
-    plain = {k: v for k, v in given.items() if isinstance(v, int)}
+    ragged = {k: v for k, v in fixed.items() if isinstance(v, tuple)}
+    plain = {k: v for k, v in fixed.items() if isinstance(v, int)}
     if not ragged:
         if len({*shapes}) > 1:
-            told = " ".join(str(list(shape)) for shape in shapes)
+            listing = " ".join(str(list(shape)) for shape in shapes)
             raise ValueError(
-                f"{layout!r} takes parts of one shape, these are {told}: give the axis that "
+                f"{layout!r} takes parts of one shape, these are {listing}: give the axis that "
                 "differs the size of each part, as in o=(24, 8, 8)"
             )
         whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
         return {**axis_sizes(layout, whole, parts, plain)}
-    axis, each, inner = _parts(layout, len(shapes), given)
+    axis, each, inner = _parts(layout, len(shapes), fixed)
     if len(shapes) == 1:
         each = [{**each[0], axis: sum(ragged[axis])}]
     known: dict[str, int] = {}
@@ -375,24 +375,24 @@ def sizes_of(
         try:
             known |= axis_sizes(inner, shape, 1, {**known, **part})
         except ValueError:
-            raise ValueError(_misfit(layout, shapes, given)) from None
+            raise ValueError(_misfit(layout, shapes, fixed)) from None
     return {**known, **ragged}
 
 
-def _misfit(layout: str, shapes: Sequence[tuple[int, ...]], given: Mapping[str, Size]) -> str:
-    told = ", ".join(
+def _misfit(layout: str, shapes: Sequence[tuple[int, ...]], fixed: Mapping[str, Size]) -> str:
+    listing = ", ".join(
         f"{k}={v}" + (f" ({sum(v)} in all)" if isinstance(v, tuple) and len(shapes) == 1 else "")
-        for k, v in given.items()
+        for k, v in fixed.items()
     )
-    return f"{layout!r} with {told} does not fit {' '.join(str(list(x)) for x in shapes)}"
+    return f"{layout!r} with {listing} does not fit {' '.join(str(list(x)) for x in shapes)}"
 
 
 def axis_sizes(
-    layout: str, shape: tuple[int, ...], parts: int, given: dict[str, int]
+    layout: str, shape: tuple[int, ...], parts: int, fixed: dict[str, int]
 ) -> dict[str, int]:
     """The size of every axis of a layout, from the shape of what it is applied to."""
     left, _, right = (side.strip() for side in expand(layout, len(shape)).partition("->"))
-    known = dict(given)
+    known = dict(fixed)
     if parts > 1:
         known.setdefault(right.split()[0], parts)
     groups = [_axes(group) for group in axis_groups(left)]

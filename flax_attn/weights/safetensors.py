@@ -38,7 +38,9 @@ def read_header(path: Path) -> dict[str, Entry]:
         first = file.read(8)
         length, most = int.from_bytes(first, "little"), min(MOST_HEADER, total - 8)
         if len(first) < 8 or not 2 <= length <= most:
-            hint = next((told for magic, told in _OTHERS.items() if first.startswith(magic)), "")
+            hint = next(
+                (advice for magic, advice in _OTHERS.items() if first.startswith(magic)), ""
+            )
             why = f"The header's length must be 2 to {max(most, 0)}; it is {length}."
             raise CheckpointError(path, None, why, hint)
         raw = file.read(length)
@@ -69,8 +71,8 @@ def _check_metadata(path: Path, metadata: Any) -> None:
 def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
     check_name(path, name)
     if not isinstance(fields, dict) or fields.keys() != _KEYS:
-        told = ", ".join(map(quoted, list(fields)[:6])) if isinstance(fields, dict) else "no object"
-        why = f"Its entry must have dtype, shape and data_offsets and nothing else; it has {told}."
+        keys = ", ".join(map(quoted, list(fields)[:6])) if isinstance(fields, dict) else "no object"
+        why = f"Its entry must have dtype, shape and data_offsets and nothing else; it has {keys}."
         raise CheckpointError(path, name, why)
     dtype, shape, offsets = (fields[key] for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:

@@ -89,30 +89,30 @@ def save(
 def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict[str, np.ndarray]:
     """Torch's arrays by name; that `load` would give back the same bits is checked."""
     state, seen = {}, set()
-    for path, held in flax_state(layer).items():
-        if id(held) not in seen and isinstance(held, nnx.Param | nnx.BatchStat):
-            state[path] = np.asarray(held.get_value())
-            seen.add(id(held))
+    for path, variable in flax_state(layer).items():
+        if id(variable) not in seen and isinstance(variable, nnx.Param | nnx.BatchStat):
+            state[path] = np.asarray(variable.get_value())
+            seen.add(id(variable))
     odd = [f"{path} is {x.dtype}" for path, x in state.items() if x.dtype not in NAMES]
     if odd:
         raise ValueError(f"Safetensors has no such dtype: {', '.join(odd)}.")
     moving = [rule for rule in rules if rule.kind == "move"]
     moves = _moves(layer, state, moving)
-    found = {name: value for move in moves for name, value in move.back(state).items()}
+    arrays = {name: value for move in moves for name, value in move.back(state).items()}
     entries = {
         name: Entry(where, NAMES[value.dtype], value.shape, 0, value.nbytes)
-        for name, value in found.items()
+        for name, value in arrays.items()
     }
     try:
-        back = fit(where, entries, layer, moving, found.__getitem__, "exact")
+        back = fit(where, entries, layer, moving, arrays.__getitem__, "exact")
     except CheckpointError as error:
         raise ValueError(f"The layer could not be loaded back with these rules. {error}") from None
-    again = {k: v for move in back for k, v in move.forward(found).items()}
+    again = {k: v for move in back for k, v in move.forward(arrays).items()}
     if again.keys() != state.keys() or any(
         again[path].tobytes() != value.tobytes() for path, value in state.items()
     ):
         raise ValueError("With these rules two Params would trade places, or have one name.")
-    return found
+    return arrays
 
 
 def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule]) -> list[Move]:
@@ -121,9 +121,9 @@ def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule
     for rule in rules:
         if rule.layout is None:
             continue
-        here, there = rule.sides
+        source, target = rule.sides
         layout = backwards(rule.layout)
-        back = Rule(f"{there} -> {here}", layout, **dict(rule.sizes))
+        back = Rule(f"{target} -> {source}", layout, **dict(rule.sizes))
         for paths, names in back.groups(left):
             if not {*paths} <= {*left}:
                 continue  # which `fit` then says in a sentence
@@ -141,9 +141,9 @@ def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
     kind_roles = roles_of(held_at(layer, owner))[1]
     dot = f"{owner}." if owner else ""
     for rule in renames:
-        (here, there) = rule.sides
-        if there.count(".") == path.count("."):
-            for _, (name,) in Rule(f"{there} -> {here}").groups([path]):
+        (source, target) = rule.sides
+        if target.count(".") == path.count("."):
+            for _, (name,) in Rule(f"{target} -> {source}").groups([path]):
                 return Move((name,), (path,))
     for role, known in kind_roles.items():
         if known.targets == (leaf,):
@@ -154,8 +154,8 @@ def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
 def _renamed(name: str, renames: Sequence[Rule]) -> str:
     """The torch name of which a rule says that it goes to this one."""
     for rule in renames:
-        here, there = rule.sides
-        for _, (other,) in Rule(f"{there} -> {here}").groups([name]):
+        source, target = rule.sides
+        for _, (other,) in Rule(f"{target} -> {source}").groups([name]):
             return other
     return name
 

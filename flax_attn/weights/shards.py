@@ -25,11 +25,11 @@ def find(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    there = [name for name in (SINGLE, INDEX) if os.path.lexists(path / name)]
-    if len(there) == 1:
-        return _inside(path, there[0])
-    told = "both" if there else "neither"
-    why = f"A folder must hold {SINGLE} or {INDEX}; this one holds {told}."
+    names = [name for name in (SINGLE, INDEX) if os.path.lexists(path / name)]
+    if len(names) == 1:
+        return _inside(path, names[0])
+    which = "both" if names else "neither"
+    why = f"A folder must hold {SINGLE} or {INDEX}; this one holds {which}."
     raise CheckpointError(path, None, why, "Give the path of the one that is meant.")
 
 
@@ -53,14 +53,14 @@ def read_entries(path: Path) -> dict[str, Entry]:
     listed = _weight_map(path)
     entries: dict[str, Entry] = {}
     for shard in sorted({*listed.values()}):
-        found = read_header(_inside(path.parent, shard))
+        header = read_header(_inside(path.parent, shard))
         want = {name for name, where in listed.items() if where == shard}
-        for name in sorted(found.keys() ^ want):
-            is_there = "holds" if name in found else "lacks"
+        for name in sorted(header.keys() ^ want):
+            is_there = "holds" if name in header else "lacks"
             said = f"in {listed[name]}" if name in listed else "nowhere"
             why = f"{shard} {is_there} it, but the index says that it is {said}."
             raise CheckpointError(path, name, why)
-        entries |= found
+        entries |= header
     return entries
 
 

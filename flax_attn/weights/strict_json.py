@@ -46,12 +46,12 @@ def check_count(path: Path, count: int) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {quoted(twice)} is there twice")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:

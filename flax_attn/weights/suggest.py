@@ -49,8 +49,8 @@ def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
     """The rule of the same names for parts that lie head by head, where that fits too."""
     if rule.layout is None or "{" not in rule.names:
         return []
-    here, there = rule.groups(draft.unplaced)[0]
-    for layout, sizes in _fused(draft, here, there, by_heads=True):
+    sources, targets = rule.groups(draft.unplaced)[0]
+    for layout, sizes in _fused(draft, sources, targets, by_heads=True):
         other = Rule(rule.names, layout, **sizes)
         if other != rule and _wrong(draft.also(other)) < _wrong(draft):
             return [other]
@@ -124,24 +124,26 @@ def _likeness(one: str, two: str) -> float:
     return SequenceMatcher(None, words(one), words(two), autojunk=False).ratio()
 
 
-def _likeliest(found: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
-    return (rule for _, rule in sorted(found, key=lambda pair: -pair[0]))
+def _likeliest(candidates: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
+    return (rule for _, rule in sorted(candidates, key=lambda pair: -pair[0]))
 
 
 def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     """Modules whose values all find their place in one Flax module of the type they become."""
     owners = [_owner(path) for path in draft.unfilled]
-    held = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
+    layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
     roles, theirs = _roles(draft.sources), _roles(draft.state)
-    found = []
+    candidates = []
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
         inside = [name for name in draft.unplaced if _owner(name) == mine.first]
-        for it in held:
+        for it in layers:
             if mine.text and it.text and mine.numbers == it.numbers:
                 meet = roles.may_meet(mine.first, theirs, it.first)
                 if meet and all(_fits(draft, name, it.first) for name in inside):
-                    found.append((_likeness(mine.text, it.text), Rule(f"{mine.text} -> {it.text}")))
-    return _likeliest(found)
+                    candidates.append(
+                        (_likeness(mine.text, it.text), Rule(f"{mine.text} -> {it.text}"))
+                    )
+    return _likeliest(candidates)
 
 
 def _roles(names: Iterable[str]) -> Roles:
@@ -160,7 +162,7 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
     want = _stacked([_shape(draft, path) for path in paths])
     if known is None or known.layout is None or want is None:
         return want == source.shape
-    return _told(known.layout, source.shape, want, dict(known.sizes)) is not None
+    return _sizes_both_ways(known.layout, source.shape, want, dict(known.sizes)) is not None
 
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
@@ -175,13 +177,13 @@ def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     ]
     sides += [([mine], group) for mine in ours for group in _groups(theirs, roles, mine)]
     sides += [(group, [it]) for it in theirs for group in _groups(ours, others, it)]
-    found = []
-    for here, there in sides:
-        if here[0].numbers == there[0].numbers and (how := _layout(draft, here, there)):
-            names = f"{_joined(here)} -> {_joined(there)}"
-            likeness = max(_likeness(x.text, y.text) for x in here for y in there)
-            found.append((likeness, Rule(names, how[0], **how[1])))
-    return _likeliest(found)
+    candidates = []
+    for sources, targets in sides:
+        if sources[0].numbers == targets[0].numbers and (how := _layout(draft, sources, targets)):
+            names = f"{_joined(sources)} -> {_joined(targets)}"
+            likeness = max(_likeness(x.text, y.text) for x in sources for y in targets)
+            candidates.append((likeness, Rule(names, how[0], **how[1])))
+    return _likeliest(candidates)
 
 
 def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Name]]:
@@ -219,36 +221,36 @@ def _joined(names: list[_Name]) -> str:
 
 
 def _layout(
-    draft: Draft, here: list[_Name], there: list[_Name]
+    draft: Draft, sources: list[_Name], targets: list[_Name]
 ) -> tuple[str | None, dict[str, Size]] | None:
     """The likeliest layout that fits, with the sizes it must be told; None if none does."""
-    if len(here) != len(there):
-        names = [name.first for name in here], [name.first for name in there]
+    if len(sources) != len(targets):
+        names = [name.first for name in sources], [name.first for name in targets]
         for by_heads in (False, True):
             for layout, sizes in _fused(draft, *names, by_heads):
                 return layout, sizes
         return None
-    shape, want = draft.sources[here[0].first].shape, _shape(draft, there[0].first)
-    way = _way(draft, here[0].first)
-    turned = way == "out first" and len(want) > 1 and there[0].first.endswith("kernel")
+    shape, want = draft.sources[sources[0].first].shape, _shape(draft, targets[0].first)
+    way = _way(draft, sources[0].first)
+    turned = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
     if shape == want and not turned:
         return None, {}
     for layout in (*ONE[way], *ONE["either"]):
-        sizes = _told(layout, shape, want, {})
+        sizes = _sizes_both_ways(layout, shape, want, {})
         if sizes is not None:
             return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}
     return None
 
 
 def _fused(
-    draft: Draft, here: Sequence[str], there: Sequence[str], by_heads: bool
+    draft: Draft, sources: Sequence[str], targets: Sequence[str], by_heads: bool
 ) -> Iterator[tuple[str, dict[str, Size]]]:
     """Layouts of one tensor onto several Params, or of several onto one, that fit."""
-    paths = [flax_path(draft.module, path) for path in there]
-    heads = [*heads_of(draft.module, paths[0]), *draft.sources[here[0]].heads]
-    shapes = [draft.sources[name].shape for name in here]
+    paths = [flax_path(draft.module, path) for path in targets]
+    heads = [*heads_of(draft.module, paths[0]), *draft.sources[sources[0]].heads]
+    shapes = [draft.sources[name].shape for name in sources]
     wants = [_shape(draft, path) for path in paths]
-    return fits(shapes, wants, _way(draft, here[0]), by_heads, heads)
+    return fits(shapes, wants, _way(draft, sources[0]), by_heads, heads)
 
 
 def _way(draft: Draft, name: str) -> str:
@@ -267,15 +269,15 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
 
 
-def _told(
-    layout: str, shape: tuple[int, ...], want: tuple[int, ...], given: dict[str, int]
+def _sizes_both_ways(
+    layout: str, shape: tuple[int, ...], want: tuple[int, ...], fixed: dict[str, int]
 ) -> dict[str, int] | None:
     """Every axis' size where a layout brings one shape into the other; None where it does not."""
     try:
-        sizes = dict(given)
+        sizes = dict(fixed)
         for side, of in ((layout, shape), (backwards(layout), want)):
             if "(" not in side.partition("->")[0]:
-                sizes |= axis_sizes(side, of, 1, given)
+                sizes |= axis_sizes(side, of, 1, fixed)
         forth = axis_sizes(layout, shape, 1, sizes)
         back = axis_sizes(backwards(layout), want, 1, forth)
     except ValueError:

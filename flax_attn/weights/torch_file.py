@@ -42,15 +42,15 @@ def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     torch = _torch(path)
     with open_regular(path) as file:
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of many types: a pickle may be anything
             why = f"torch.load refuses it: {quoted(str(error).partition('. ')[0])}."
             raise CheckpointError(path, None, why) from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        why = f"It holds no tensors by name, but {quoted(found)}."
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+        why = f"It holds no tensors by name, but {quoted(tensors)}."
         raise CheckpointError(path, None, why, "Save model.state_dict().")
-    check_count(path, len(found))
-    return {name: _array(path, name, value, torch) for name, value in found.items()}
+    check_count(path, len(tensors))
+    return {name: _array(path, name, value, torch) for name, value in tensors.items()}
 
 
 def _torch(path: Path) -> Any:

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from flax_attn.weights.entry import held, read_tensor
+from flax_attn.weights.entry import entries_of, read_tensor
 from flax_attn.weights.gguf import TYPES, read_gguf
 
 from . import test_gguf as gguf
@@ -95,7 +95,7 @@ def test_safetensors_are_read_by_the_same_steps():
 
 def test_arrays():
     empty = np.zeros((0, 3), bool)
-    assert read_tensor("w", held(Path("arrays"), {"w": empty})["w"]).shape == (0, 3)
+    assert read_tensor("w", entries_of(Path("arrays"), {"w": empty})["w"]).shape == (0, 3)
     for name in npz.ARRAYS:
         npz.test_arrays_that_no_checkpoint_holds(name)
     npz.test_arrays_have_no_manifest_and_no_nan()
