@@ -35,8 +35,8 @@ def fill(page: str, marks: re.Pattern[str], text: str) -> str:
     >>> fill("<!-- a -->\\nold\\n<!-- b -->", between("<!-- a -->", "<!-- b -->"), "new\\n")
     '<!-- a -->\\nnew\\n<!-- b -->'
     """
-    found = marks.search(page)
-    if found is None:
+    match = marks.search(page)
+    if match is None:
         place = marks.pattern.replace(r"\n(?P<table>.*?)", " ... ")
         raise ValueError(f"The page has no place for it: {place}.")
-    return page[: found.start("table")] + text + page[found.end("table") :]
+    return page[: match.start("table")] + text + page[match.end("table") :]

@@ -8,6 +8,7 @@ eps. *No worse*: the same against another way of our own, at most twice its erro
 Fills go by their places, and huge numbers are judged apart from all others (`groups`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,8 +46,8 @@ class Verdict:
       statement: "exact", "same function", "same precision" or "no worse".
       error: norm-relative error; inf where shapes or NaN and Inf patterns differ.
       limit: the largest error that passes.
-      own: torch's own error against the float64 truth, for "same precision"; the other way's, for
-        "no worse".
+      other_error: torch's error against the float64 truth, for "same precision"; the other way's,
+        for "no worse".
       index: of the element that differs most, or None.
       got, want: the two values there.
       note: a sentence where the numbers do not say it all.
@@ -57,13 +58,19 @@ class Verdict:
     statement: str
     error: float
     limit: float
-    own: float | None = None
+    other_error: float | None = None
     index: tuple[int, ...] | None = None
     got: float | None = None
     want: float | None = None
     note: str = ""
     noise: float | None = None
     shows: bool = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "own":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn("Verdict.own is called other_error.", DeprecationWarning, stacklevel=2)
+        return self.other_error
 
     @property
     def ok(self) -> bool:
@@ -84,7 +91,7 @@ class Verdict:
     @property
     def ratio(self) -> float | None:
         """The error over torch's own, where both were measured."""
-        return None if not self.own else self.error / self.own
+        return None if not self.other_error else self.error / self.other_error
 
 
 def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
@@ -183,7 +190,7 @@ def same_precision(
 
 def within_precision(
     got: np.ndarray,
-    own: float,
+    torch_error: float,
     truth: np.ndarray,
     dtype: str,
     scale: float | None = None,
@@ -193,7 +200,7 @@ def within_precision(
     sides = _Sides.of(got, truth, dtype, False, False)
 
     def judged(part: np.ndarray) -> Verdict:
-        return _precise(sides.error(part, scale), own, dtype)
+        return _precise(sides.error(part, scale), torch_error, dtype)
 
     return _worst(sides, judged, scale is not None or zero)
 
@@ -216,12 +223,12 @@ def no_worse(
     floor = SAME_FUNCTION if dtype == "float64" else FLOOR_EPS[dtype] * eps
     if not np.isfinite(other_error):
         note = f"the other has NaN or Inf in {dtype} where the truth has none, or the reverse"
-        return Verdict("no worse", INF, 0.0, own=other_error, note=note)
+        return Verdict("no worse", INF, 0.0, other_error=other_error, note=note)
     sides = _Sides.of(got, truth, dtype, False, False)
 
     def judged(part: np.ndarray) -> Verdict:
         limit = NO_WORSE * other_error + floor
-        return Verdict("no worse", sides.error(part, scale), limit, own=other_error)
+        return Verdict("no worse", sides.error(part, scale), limit, other_error=other_error)
 
     return _worst(sides, judged, scale is not None or zero)
 
@@ -270,12 +277,12 @@ def gradient_floor(gradients: list[np.ndarray]) -> float:
     return GRADIENT_SHARE * whole_gradient(gradients)
 
 
-def gradient_scale(gradients: list[np.ndarray], own: np.ndarray) -> float:
+def gradient_scale(gradients: list[np.ndarray], gradient: np.ndarray) -> float:
     """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against.
 
     Only finite elements count, here and below: measured against Inf, anything would pass.
     """
-    return max(whole_gradient([own]), gradient_floor(gradients))
+    return max(whole_gradient([gradient]), gradient_floor(gradients))
 
 
 def whole_gradient(gradients: list[np.ndarray]) -> float:
@@ -384,7 +391,7 @@ def _precise(error: float, torch_error: float, dtype: str) -> Verdict:
     """How precise `error` is beside torch's own error."""
     if not np.isfinite(torch_error):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
-        return Verdict("same precision", INF, 0.0, own=torch_error, note=note, shows=False)
+        return Verdict("same precision", INF, 0.0, other_error=torch_error, note=note, shows=False)
     limit = FACTOR[dtype] * torch_error + FLOOR_EPS[dtype] * float(ml_dtypes.finfo(dtype).eps)
     note = f"torch's own error in {dtype} is {torch_error:.1e}, beside which nothing shows"
     much = torch_error > TELLS

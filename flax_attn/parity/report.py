@@ -52,8 +52,8 @@ class Row:
         v = self.verdict
         text = f"{self.kind:<9}{self.name:<34} {self.dtype:<9}{self.mode:<6}"
         text += f"{v.error:<9.2g} limit {v.limit:<8.2g}"
-        if v.own is not None:
-            text += f" torch's own {v.own:.2g}"
+        if v.other_error is not None:
+            text += f" torch's own {v.other_error:.2g}"
         if v.index is not None:
             text += f"  worst at {list(v.index)}: {v.got:.9g}, torch {v.want:.9g}"
         return f"{text}  {v.note}".rstrip()
@@ -387,8 +387,8 @@ def effects(report: Report) -> list[str]:
         worst = max(rows, key=lambda row: np.nan_to_num(row.verdict.error, nan=np.inf))
         line = f"{dtype:<9} {kind:<9} {len(rows)} of {of} over the limit, worst "
         line += f"{worst.name} {worst.verdict.error:.1e}"
-        if worst.verdict.own is not None:
-            line += f" (torch's own {worst.verdict.own:.1e})"
+        if worst.verdict.other_error is not None:
+            line += f" (torch's own {worst.verdict.other_error:.1e})"
         lines.append(f"{line}  {worst.verdict.note}".rstrip())
     return lines
 
@@ -411,7 +411,7 @@ def _noise(report: Report) -> list[str]:
 
 def _line(row: Row, wide: int) -> str:
     v = row.verdict
-    torch_error = "" if v.own is None else f"  {v.own:.1e}"
+    torch_error = "" if v.other_error is None else f"  {v.other_error:.1e}"
     what = f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}"
     return f"{what}  {v.error:.1e}  {v.noise:.1e}{torch_error}"
 

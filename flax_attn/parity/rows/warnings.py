@@ -20,7 +20,7 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     elements all may come out right by chance. So all gradients together must say the same; where
     there are none, torch's error must be more than the last digits, the judge's floor.
     """
-    dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.own is not None)
+    dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.other_error is not None)
     return [sentence for dtype in dtypes for sentence in _of(rows, dtype)]
 
 
@@ -32,15 +32,15 @@ def _of(rows: Sequence[Row], dtype: str) -> Iterator[str]:
         row
         for row in rows
         if row.kind == "output" and row.dtype == dtype and _low(row.verdict.ratio)
-        if floor < (row.verdict.own or 0.0) < np.inf
+        if floor < (row.verdict.other_error or 0.0) < np.inf
     ]
     if not outputs or (gradients and not _low(_together(gradients))):
         return
     least = min(outputs, key=lambda row: row.verdict.ratio or 0.0)
     yield (
         f"somebody rounds in {dtype}: in {least.name} Flax's error is {least.verdict.error:.1e}, "
-        f"torch's own {least.verdict.own:.1e}; torch rounds where Flax does not, or XLA left out a "
-        "cast to fewer bits and back, which jax.lax.reduce_precision keeps"
+        f"torch's own {least.verdict.other_error:.1e}; torch rounds where Flax does not, or XLA "
+        "left out a cast to fewer bits and back, which jax.lax.reduce_precision keeps"
     )
 
 
@@ -50,7 +50,7 @@ def _low(ratio: float | None) -> bool:
 
 def _together(gradients: Sequence[Row]) -> float | None:
     """The error of all gradients over torch's own, where each is measured against all."""
-    torch_error = gradients[0].verdict.own
+    torch_error = gradients[0].verdict.other_error
     errors = [row.verdict.error for row in gradients]
     if not torch_error or not np.isfinite(errors).all():
         return None

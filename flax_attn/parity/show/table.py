@@ -74,7 +74,7 @@ def _names(rows: list[Row]) -> Html:
 
 def _table(rows: list[Row]) -> Html:
     modes = len({row.mode for row in rows}) > 1
-    torch_errors = any(row.verdict.own is not None for row in rows)
+    torch_errors = any(row.verdict.other_error is not None for row in rows)
     heads = ["name", *(["mode"] if modes else []), "error", "limit"]
     heads += ["torch's own", "error / own"] if torch_errors else []
     body = [_line(row, modes, torch_errors) for row in rows]
@@ -95,7 +95,7 @@ def _line(row: Row, modes: bool, torch_errors: bool) -> Html:
     cells += [el("td", row.mode)] if modes else []
     cells += [el("td", number(v.error)), el("td", number(v.limit))]
     if torch_errors:
-        cells.append(el("td", "" if v.own is None else number(v.own)))
+        cells.append(el("td", "" if v.other_error is None else number(v.other_error)))
         cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.3g}x"))
     return el("tr", *cells, class_="bad" if v.differs else None)
 

@@ -49,9 +49,17 @@ def test_a_verdict_passes_up_to_its_limit_and_never_on_nan():
 
 
 def test_the_ratio_is_over_torchs_own_error_where_there_is_one():
-    assert judge.Verdict("exact", 3.0, 1.0, own=2.0).ratio == 1.5
+    assert judge.Verdict("exact", 3.0, 1.0, other_error=2.0).ratio == 1.5
     assert judge.Verdict("exact", 3.0, 1.0).ratio is None
-    assert judge.Verdict("exact", 3.0, 1.0, own=0.0).ratio is None
+    assert judge.Verdict("exact", 3.0, 1.0, other_error=0.0).ratio is None
+
+
+def test_the_other_error_has_its_old_name_for_a_release():
+    verdict = judge.Verdict("exact", 3.0, 1.0, other_error=2.0)
+    with pytest.warns(DeprecationWarning, match="is called other_error"):
+        assert verdict.own == 2.0
+    with pytest.raises(AttributeError, match="'Verdict' object has no attribute 'owned'"):
+        getattr(verdict, "owned")  # noqa: B009
 
 
 def test_verdicts_are_frozen_and_equal_by_value():
@@ -77,7 +85,7 @@ def test_exact_names_the_first_element_that_differs_and_the_share():
     got[1, 2], got[2, 0], got[2, 3] = np.nextafter(6.0, 7), 0.0, 90.0
     verdict = judge.exact(got, want)
     assert (verdict.statement, verdict.error, verdict.limit) == ("exact", 0.25, 0.0)
-    assert type(verdict.error) is float and not verdict.ok and verdict.own is None
+    assert type(verdict.error) is float and not verdict.ok and verdict.other_error is None
     assert place(verdict) == ((1, 2), np.nextafter(6.0, 7), 6.0)
 
 
@@ -254,7 +262,7 @@ def test_the_same_precision_is_a_multiple_of_torchs_own_error_and_a_few_eps():
             assert plain(at, "same precision", limit, limit, own)
             more = limit + 2.0**-40
             over = judge.within_precision(row(2.0, sign * more), own, two, dtype)
-            assert not over.ok and (over.limit, over.own) == (limit, own)
+            assert not over.ok and (over.limit, over.other_error) == (limit, own)
             assert over.index == (1,) and over.error == more
         floor = judge.within_precision(row(1.0), 0.0, row(1.0), dtype)
         assert plain(floor, "same precision", 0.0, FLOOR[dtype] * eps, 0.0)
@@ -272,7 +280,7 @@ def test_the_same_precision_measures_torch_against_the_truth_too():
         for dtype in EPS:
             verdict = judge.same_precision(row(4.0), torchs, truth, dtype, scale)
             assert verdict == judge.within_precision(row(4.0), own, truth, dtype, scale)
-            assert verdict.own == own and verdict.error == 0.0
+            assert verdict.other_error == own and verdict.error == 0.0
             assert judge.same_precision(torchs, torchs, truth, dtype, scale=scale).error == own
     wide = np.asarray([3.0], ml_dtypes.bfloat16)
     assert judge.same_precision(row(3.5), wide, truth, "bfloat16").ratio == 0.5
@@ -282,7 +290,7 @@ def test_torch_that_is_far_off_itself_shows_nothing():
     for own in (INF, NAN):
         verdict = judge.within_precision(row(1.0), own, row(1.0), "float16")
         assert (verdict.statement, verdict.error, verdict.limit) == ("same precision", INF, 0.0)
-        assert verdict.own is own and not verdict.ok and not verdict.differs
+        assert verdict.other_error is own and not verdict.ok and not verdict.differs
         assert verdict.note == "torch itself has other NaN or Inf in float16 than in float64"
     own = np.nextafter(0.1, 1)
     for got, ok in ((1.0, True), (7.0, False)):
@@ -291,7 +299,7 @@ def test_torch_that_is_far_off_itself_shows_nothing():
         assert not verdict.shows and not verdict.differs and verdict.index is None
         assert verdict.note == "torch's own error in float16 is 1.0e-01, beside which nothing shows"
     assert judge.within_precision(row(1.0), 0.1, row(1.0), "float16").shows
-    assert judge.same_precision(row(1.0), row(NAN), row(1.0), "float32").own == INF
+    assert judge.same_precision(row(1.0), row(NAN), row(1.0), "float32").other_error == INF
 
 
 def test_a_truth_of_zeros_proves_nothing_unless_it_is_expected():
@@ -309,9 +317,9 @@ def test_a_truth_of_zeros_proves_nothing_unless_it_is_expected():
 
 def test_failures_of_precision_keep_torchs_own_error():
     shape = judge.within_precision(np.ones((1, 2)), 0.0625, np.ones(2), "float32")
-    assert shape.own == 0.0625 and shape.note == "shape (1, 2) is not (2,)" and not shape.ok
+    assert shape.other_error == 0.0625 and shape.note == "shape (1, 2) is not (2,)" and not shape.ok
     pattern = judge.within_precision(row(1.0, NAN), 0.0625, row(1.0, 2.0), "float32")
-    assert pattern.own == 0.0625 and pattern.index == (1,) and "one side" in pattern.note
+    assert pattern.other_error == 0.0625 and pattern.index == (1,) and "one side" in pattern.note
     assert pattern.limit == shape.limit == 0.125 + 4 * EPS["float32"]
 
 

@@ -110,7 +110,7 @@ def test_precision_is_that_of_each_group():
     fine = judge.same_precision(truth + row(eps, 0, 0), torchs, truth, "float32")
     assert fine.ok
     off = judge.same_precision(truth + row(1e-3, 0, 0), torchs, truth, "float32")
-    assert off.differs and off.index == (0,) and off.own == 2.0**-24 / np.sqrt(5)
+    assert off.differs and off.index == (0,) and off.other_error == 2.0**-24 / np.sqrt(5)
     narrow = row(1.0, -F32, 2.0)
     wide = row(1.0, -F64, 2.0)
     assert judge.same_precision(narrow, narrow, wide, "float32").ok

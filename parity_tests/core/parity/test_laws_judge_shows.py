@@ -95,15 +95,15 @@ def test_another_shape_differs_where_torch_itself_tells_nothing():
     assert verdict.differs and verdict.note == "shape (2, 1) is not (2,)"
     assert verdict.error == INF and verdict.index is None
     torchs = judge.same_precision(truth, np.ones((2, 1)), truth, "float32")
-    assert torchs.own == INF and not torchs.shows
+    assert torchs.other_error == INF and not torchs.shows
 
 
 def test_torch_that_has_a_nan_somewhere_shows_nothing():
     truth = row(1.0, 2.0, 4.0)
     verdict = judge.same_precision(truth, row(1.0, NAN, 4.0), truth, "float32")
-    assert verdict.own == INF and not verdict.shows
+    assert verdict.other_error == INF and not verdict.shows
     filled = judge.same_precision(truth, row(1.0, 2.0, -1e9), truth, "float32")
-    assert filled.own == INF and not filled.shows
+    assert filled.other_error == INF and not filled.shows
 
 
 def test_a_scale_measures_all_elements_together():
@@ -113,7 +113,7 @@ def test_a_scale_measures_all_elements_together():
     assert judge.same_precision(got, truth, truth, "float32").differs
     torchs = truth + row(0, 3e15)  # its own error hides what is small only if all go together
     assert judge.same_precision(got, torchs, truth, "float32").differs
-    assert judge.same_precision(got, torchs, truth, "float32", 4e15).own > 0.5
+    assert judge.same_precision(got, torchs, truth, "float32", 4e15).other_error > 0.5
 
 
 def test_fills_count_only_where_groups_are_split():
@@ -155,7 +155,7 @@ def test_the_worst_group_is_that_which_exceeds_its_own_limit_most():
 def test_a_group_that_shows_nothing_does_not_speak_for_one_that_passes():
     truth = row(1.0, 3e15)
     verdict = judge.same_precision(truth, truth + row(0.5, 0), truth, "float32")
-    assert verdict.ok and verdict.shows and verdict.own == 0.0
+    assert verdict.ok and verdict.shows and verdict.other_error == 0.0
 
 
 def test_what_stands_beside_is_told_by_its_largest_number_that_is_no_fill():

@@ -66,7 +66,7 @@ def equal(title="multi_head[d_in=3|x=2x6x3|torch_ref.MultiHeadAttention]"):
         rows += rows_of(dict.fromkeys(TAPS, 3e-16), mode=mode)
         rows += rows_of({"output": 5e-16}, "output", mode)
         rows += rows_of({"q_proj.kernel": 0.0}, "gradient", mode)
-    narrow = judge.Verdict("same precision", 1.2e-7, 2.5e-7, own=1e-7)
+    narrow = judge.Verdict("same precision", 1.2e-7, 2.5e-7, other_error=1e-7)
     rows += [Row("output", "output", dtype, "jit", narrow) for dtype in ("float32", "bfloat16")]
     return Report(title, tuple(rows), 4, versions=VERSIONS, reproduce=COMMAND)
 
