@@ -95,12 +95,18 @@ class GroupedHeads(Heads):
         # Without dropout there is no random key in the layer's state.
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
+    def heads(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
+        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
+        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
+        return q, *self.keys_and_values(x, positions)
+
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
-        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
-        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
-        return q, *self.keys_and_values(x, positions), None
+        """Queries, keys and values; `combine` needs nothing more."""
+        return *self.heads(x, positions), None
 
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None

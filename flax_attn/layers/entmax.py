@@ -64,7 +64,7 @@ class EntmaxAttention(GroupedHeads):
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         x, seen = self.tokens(x, mask, valid)
-        q, k, v, _ = self.project(x, positions)  # *B T N H, *B T K H, *B T K H
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         how = {"normalise": partial(entmax, alpha=self.alpha), "mask": seen}
         o = attend_by_weights(q, k, v, **how, **self.how_by_weights(deterministic))  # *B T N H
         return self.output(o, valid)  # *B T D

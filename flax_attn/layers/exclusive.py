@@ -68,7 +68,7 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
     ) -> tuple[Array, Array, Array, Float[Array, "*B T E"] | None]:
         """Queries, keys, values, and the gate if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
-        return *super().project(x, positions, cached)[:3], gate
+        return *self.heads(x, positions), gate
 
     def combine(
         self, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], more: Array | None

@@ -74,7 +74,7 @@ class SelectiveAttention(GroupedHeads):
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         x, seen = self.tokens(x, mask, valid)
-        q, k, v, _ = self.project(x, positions)  # *B T N H, *B T K H, *B T K H
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         sizes = Sizes(x.shape[:-2], q.shape[-2], x.shape[-2], x.shape[-2])
         grid = jnp.asarray(seen.bind(sizes).grid(sizes))
 

@@ -65,7 +65,7 @@ class SigmoidAttention(GroupedHeads):
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         x, seen = self.tokens(x, mask, valid)
-        q, k, v, _ = self.project(x, positions)  # *B T N H, *B T K H, *B T K H
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         bias = -math.log(max(x.shape[-2], 1)) if self.logit_bias is None else self.logit_bias
         how = self.how_by_weights(deterministic)
         how["score"] >>= Additive(jnp.full((1, 1, 1), bias, q.dtype))

@@ -92,7 +92,7 @@ class ValueResidualAttention(DecodingHeads):
         x, seen = self.tokens(x, mask, valid, cache)
         if cache is not None:
             positions = self.places(x, positions, valid, cache)
-        q, k, v, _ = self.project(x, positions)  # *B T N H, *B T K H, *B T K H
+        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         v = self._mixed(x, v, values, valid)  # *B T K H
         how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
         o, cache = attended(q, k, v, cache, **how)  # *B T N H

@@ -20,7 +20,6 @@ from flax_attn.backends.protocol import (
     long_cache,
     of_mesh,
     passed_over,
-    with_known_lengths,
 )
 from flax_attn.masks import (
     CAUSAL,
@@ -72,22 +71,6 @@ def test_a_cache_is_long_from_a_mebibyte_a_query_on():
     )
     assert long_cache(q, k, v)
     assert not long_cache(q, k, SimpleNamespace(shape=(1, 1023, 2, 64), dtype=np.dtype("f4")))
-
-
-def test_lengths_that_are_left_open_are_refused():
-    refuses = with_known_lengths(lambda *asked: f"asked with {asked[3]}")
-    q, k, _ = shapes(3, 4)
-    v = jax.ShapeDtypeStruct((1, 4, 2, 7), "float32")
-    assert with_known_lengths(lambda *asked: asked)(q, k, v, "rules") == (q, k, v, "rules")
-    assert refuses(q, k, v, "rules") == "asked with rules"
-    for arrays in (
-        (SimpleNamespace(shape=(1, "open", 2, 4)), k),
-        (q, SimpleNamespace(shape=(1, "open", 2, 4))),
-    ):
-        told = refuses(*arrays, v, "rules")
-        assert told == "needs lengths that are known when it is compiled"
-    batch = SimpleNamespace(shape=("open", 3, 2, 4))
-    assert refuses(batch, batch, batch, "rules") == "asked with rules"
 
 
 def test_numbers_are_what_is_known():
