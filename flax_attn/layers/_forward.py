@@ -67,10 +67,10 @@ class Heads(nnx.Module):
         x: Float[Array, "*B T D"],
         positions: Int[Array, "... T"] | None,
         valid: Bool[Array, "*#B T"] | None,
-        cache: AnyCache,
+        cache: AnyCache | None,
     ) -> Int[Array, "... T"] | None:
         """What the rotary is given: the positions, or without any the places in the cache."""
-        if positions is not None or self.rotary is None:
+        if positions is not None or cache is None or self.rotary is None:
             return positions
         return jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
 
