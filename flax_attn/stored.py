@@ -4,20 +4,17 @@ k's scale goes on the logits and v's on the weights, so that eight bits a number
 backward pass makes wide keys and values of them.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ._arrays import varying_alike
 from ._types import wide
 from .backends.blockwise import attention as attention_blockwise
-from .backends.blockwise import backward_pass, stats_of, with_sinks
-from .backends.blockwise.few_queries import forward_store
-from .backends.blockwise.plan import Plan, plan_of
+from .backends.blockwise import run
+from .backends.blockwise.plan import plan_of
 from .backends.hoist import hoist
 from .backends.local import flat
 from .backends.platform import platform_of
@@ -99,38 +96,4 @@ def _quantized(q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -
     keys, values = jax.lax.stop_gradient((keys, values))
     q, keys, values, rules = varying_alike((q, keys, values, rules))
     axes = jax.typeof(q).manual_axis_type.varying
-    return _run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))
-
-
-@partial(jax.jit, static_argnums=0)
-def _run(plan: Plan, q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
-    return _attend(plan, q, keys, values, rules)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
-    return _forward(plan, q, keys, values, rules)[0]
-
-
-def _forward(plan: Plan, q, keys: Quantized, values: Quantized, rules: Rules) -> Any:
-    o, m, l = with_sinks(rules, *forward_store(plan, q, keys, values, rules))
-    return (o.astype(q.dtype), stats_of(rules, m, l)), (q, keys, values, rules, o, m, l)
-
-
-def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
-    q, keys, values, rules, o, m, l = kept
-    do, dstats = cotangents
-    dlse = dstats.l * stats_of(rules, m, l).l
-    # As wide as the logits, so that the weights are those of the forward pass.
-    k, v = (_as_attended(x, wide(q.dtype)) for x in (keys, values))
-    everything = q.astype(k.dtype), k, v, rules, o, m, l, do, dlse
-    dq, _, _, drules = backward_pass(plan, *everything)
-    return dq.astype(q.dtype), *jax.tree.map(_nothing, (keys, values)), drules
-
-
-def _nothing(x: jax.Array) -> Any:
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    return jnp.zeros_like(x) if floating else np.zeros(x.shape, jax.dtypes.float0)
-
-
-_attend.defvjp(_forward, _backward)
+    return run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))

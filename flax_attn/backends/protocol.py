@@ -269,7 +269,8 @@ def blank(x: jax.Array) -> Any:
     """The gradient of what has none."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
+    known = all(isinstance(n, int) for n in x.shape)  # else `jax.export` left a size open
+    return np.zeros(x.shape, jax.dtypes.float0) if known else None
 
 
 def _delta(o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:

@@ -19,17 +19,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ... import reference, taps
 from ..._arrays import varying_alike
 from ..._types import wide
+from ...quantized import Quantized
 from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
-from ..protocol import COPIED, are_few
+from ..protocol import COPIED, are_few, blank
 from ..protocol import passed_over as passed_over_up_to
 from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
@@ -37,6 +37,7 @@ from .few_queries import forward_few
 from .online_softmax import backward_heads, forward_heads
 from .plan import Plan, plan_of
 
+Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
 PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
 FEW_COPIED = 2**16  # bytes of keys and values a query, up to which it is beside few queries
 
@@ -75,7 +76,7 @@ def attention(
     made = plan(q, k, rules, platform_of(q), **how)
     q, k, v, rules = varying_alike((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
-    return _run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
+    return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
 
 
 def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) -> Plan:
@@ -85,21 +86,22 @@ def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) ->
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def run(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
+    """Output and parts of the weights by a plan; keys and values may be in eight bits."""
     return _attend(plan, q, k, v, rules)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def _attend(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     return _forward(plan, q, k, v, rules)[0]
 
 
-def _forward(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def _forward(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     o, m, l = forward_pass(plan, q, k, v, rules)
     return (o.astype(q.dtype), stats_of(rules, m, l)), (q, k, v, rules, o, m, l)
 
 
-def forward_pass(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def forward_pass(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
     return with_sinks(rules, *(forward_few if plan.few else forward_heads)(plan, q, k, v, rules))
 
@@ -117,7 +119,13 @@ def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
     q, k, v, rules, o, m, l = kept
     do, dstats = cotangents
     dlse = dstats.l * stats_of(rules, m, l).l
-    return backward_pass(plan, q, k, v, rules, o, m, l, do, dlse)
+    if not isinstance(k, Quantized):
+        return backward_pass(plan, q, k, v, rules, o, m, l, do, dlse)
+    # As wide as the logits, so that the weights are those of the forward pass.
+    wide_k, wide_v = (jnp.swapaxes(x.dequantized(wide(q.dtype)), 1, 2) for x in (k, v))
+    rows = o, m, l, do, dlse
+    dq, _, _, drules = backward_pass(plan, q.astype(wide_k.dtype), wide_k, wide_v, rules, *rows)
+    return dq.astype(q.dtype), *jax.tree.map(blank, (k, v)), drules
 
 
 def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple[Any, ...]:
@@ -163,13 +171,6 @@ def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
 
 def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array]) -> Rules:
     """The gradients in the structure of the rules; zeros where none flow."""
-    zeros = jax.tree.map(_zero, rules)
+    zeros = jax.tree.map(blank, rules)
     grads = {"scale": dscale, "score": leaves_of(zeros.score)[1](dscore)}
     return replace(zeros, **{name: g for name, g in grads.items() if g is not None})
-
-
-def _zero(x: jax.Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.zeros_like(x)
-    known = all(isinstance(n, int) for n in x.shape)  # else `jax.export` left a size open
-    return np.zeros(x.shape, jax.dtypes.float0) if known else None

@@ -36,22 +36,15 @@ Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
 def forward_few(
     plan: Plan,
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K h"],
+    k: Float[Array, "B S K H"] | Quantized,
+    v: Float[Array, "B S K h"] | Quantized,
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """Output, m and l, all in float32 or wider and before the sinks."""
-    return forward_store(plan, q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), rules)
+    """Output, m and l, all in float32 or wider and before the sinks.
 
-
-def forward_store(
-    plan: Plan,
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B K S H"] | Quantized,
-    v: Float[Array, "B K S h"] | Quantized,
-    rules: Rules,
-) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """The same of keys and values as a cache stores them."""
+    Keys and values in eight bits lie as a cache stores them, `B K S H`.
+    """
+    k, v = (x if isinstance(x, Quantized) else jnp.swapaxes(x, 1, 2) for x in (k, v))
     (B, T, N, H), G = q.shape, plan.groups
     rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
     m, l, o = _walk(plan, rows, k, v, rules)
