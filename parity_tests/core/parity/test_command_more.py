@@ -256,7 +256,7 @@ def test_two_modules_with_one_name_are_not_recorded(somewhere):
 def test_what_is_told_of_a_case_has_its_name_once():
     about = "half[good|x=3x4|somebody.theirs.Half]"
     for note in (f"{about} is not recorded in half.npz.", "KeyError: 'x'", "half is not here."):
-        text = cli._told(Report(about, (), notes=(note,)))
+        text = cli._report_text(Report(about, (), notes=(note,)))
         assert text.count(about) == 1 and text.startswith(about) and text.endswith(note)
 
 
