@@ -344,7 +344,8 @@ def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None
             raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
         return name
     platform = platform_of(request.q)
-    names = [name for name, backend in BACKENDS.items() if platform in backend.platforms]
+    homes = {name: backend.platforms for name, backend in BACKENDS.items()}
+    names = [name for name, known in homes.items() if known is None or platform in known]
     verdicts = [_verdict(name, request, rules, sequence) for name in names]
     if platform in KERNELS:
         warn_if_slow(request.q, request.k, Explanation(verdicts))

@@ -20,13 +20,14 @@ class Backend(NamedTuple):
     `refusal` gives, from static facts alone, the reason why it cannot serve a request of known
     lengths, or None;
     `passed_over` the reason why "auto" passes it over although it could, or None; None in place of
-    either never has a reason. "auto" asks the backend on these `platforms` alone.
+    either never has a reason. "auto" asks the backend on these `platforms` alone, if any
+    are named.
     """
 
     attention: Attention
     refusal: Refusal | None = None
     passed_over: Refusal | None = None
-    platforms: tuple[str, ...] = ("cpu", "gpu", "tpu")
+    platforms: tuple[str, ...] | None = None
 
 
 def _by_lse(forward: Any) -> Attention:

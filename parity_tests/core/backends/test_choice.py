@@ -20,6 +20,8 @@ from flax_attn import (
 )
 from flax_attn.backends import BACKENDS, choice
 from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path
+from flax_attn.request import Request
+from flax_attn.rules import Rules
 from parity_tests.core.backends.refusal import told
 
 LONG = 4096 * 4096
@@ -150,6 +152,13 @@ def test_another_platforms_kernel_is_one():
 @pytest.mark.parametrize("platform", ["cpu", "METAL"])
 def test_without_kernels_there_is_nothing_to_miss(platform):
     assert slow_path(platform, verdicts(cudnn="no", tokamax="no", splash="no"), LONG) is None
+
+
+def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
+    monkeypatch.setitem(attend.__globals__, "platform_of", lambda x: "METAL")
+    chosen = attend.__globals__["_choose"]
+    request = Request.of(*arrays())
+    assert chosen("auto", request, Rules(scale=1.0), None) == "blockwise"
 
 
 def test_few_pairs_need_no_kernel():
