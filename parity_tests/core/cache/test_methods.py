@@ -73,6 +73,15 @@ def test_a_ring_gives_back_no_more_than_it_has_spare():
         twice.truncate(11)
 
 
+def test_many_tokens_at_once_do_not_see_what_was_taken_back():
+    make, how = CACHES["ring"]
+    x, other = tokens(length=14), tokens(seed=7, length=8)  # more than spare, so read before
+    _, cache = stepped(part(x, 0, 9), make(), (9,), **how)
+    o, _ = stepped(other, cache.truncate(7), (8,), **how)
+    both = {name: joined([x[name][:, :7], other[name]]) for name in x}
+    assert same(o, whole(both, **how)[:, 7:])
+
+
 @kinds
 def test_rows_are_reordered_and_copied(kind):
     make, how = CACHES[kind]
@@ -95,6 +104,14 @@ def test_an_emptied_row_begins_anew_whatever_it_held(kind):
     o, _ = stepped(part(x, 9, 14), cache, (4, 1), **how)
     assert same(o[1], whole(part(x, 9, 14), **how)[1])
     assert same(o[::2], whole(x, **how)[::2, 9:])
+
+
+def test_an_emptied_row_shows_nothing_of_before_where_no_mask_hides_it():
+    x = tokens(length=14)
+    _, cache = stepped(part(x, 0, 9), empty(), (9,), mask=None)
+    o, _ = stepped(part(x, 9, 11), cache.reset(np.asarray([False, True, False])), (2,), mask=None)
+    assert same(o[1], whole(part(x, 9, 11))[1])
+    assert same(o[::2], whole(part(x, 0, 11))[::2, 9:])
 
 
 @kinds

@@ -24,7 +24,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize(("store", "made"), with_nightly(product(STORES, MADE), commit=2))
+@pytest.mark.parametrize(("store", "made"), with_nightly(product(STORES, MADE), commit=3))
 def test_every_cut_gives_attention_over_what_was_stored(store, made):
     (how, mask), x = MADE[made], tokens(length=14)
     k, v = (STORES[store].quantize(x[name]).dequantized(jnp.float64) for name in "kv")

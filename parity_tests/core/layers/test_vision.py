@@ -13,6 +13,7 @@ from flax_attn import (
     CrossCovarianceAttention,
     SpatialReductionAttention,
     TalkingHeadsAttention,
+    WindowAttention,
 )
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
@@ -105,6 +106,18 @@ def test_padding_is_as_if_it_were_not_there(name):
     assert same(gradient[:, VALID], want) and not np.any(gradient[:, ~VALID])
     if name != "class":
         assert not np.any(whole[:, ~VALID])
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (0, 2)])
+def test_windows_that_are_moved_along_one_axis_do_not_see_across_the_edge(shift):
+    layer = WindowAttention(12, (2, 3), 3, shift=shift, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    x = normal(1, 5, 4, 9, 12)
+    other = x.copy()
+    last = np.s_[:, -1] if shift[0] else np.s_[:, :, -1]
+    other[last] = normal(2, *x[last].shape)
+    first = np.s_[:, 0] if shift[0] else np.s_[:, :, :2]
+    one, two = (np.asarray(compiled(layer, x)) for x in (x, other))
+    assert judge.exact(one[first], two[first]).ok and not np.array_equal(one, two)
 
 
 def test_talking_heads_do_not_look_ahead():

@@ -37,6 +37,13 @@ def test_the_table_is_that_of_explain(capsys):
     assert "blockwise  chosen" in long
 
 
+def test_a_capability_is_read_whole(capsys):
+    more = ["--dtype", "bfloat16", "--on", "gpu", "--capability"]
+    for capability in ("7.5", "6.1"):
+        text = said(capsys, *SHAPES, *more, capability)[1]
+        assert f"capability 8.0 or later; this one has {capability}\n" in text
+
+
 def test_sinks_and_dropout_are_asked_too(capsys):
     status, text = said(capsys, *SHAPES, "--sinks", "--dropout", "0.1", "--on", "gpu")
     assert status == 0 and "reference" in text

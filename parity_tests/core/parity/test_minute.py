@@ -11,12 +11,13 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from flax import nnx
 from rich.console import Console
 
 from flax_attn import CausalAttention, cli, proving
-from flax_attn.parity import Case
+from flax_attn.parity import Case, ParityError
 from flax_attn.parity.cases import cache, certificate, home, known, prove, workers
 from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.collect import Listed, collect, listed, modules
@@ -82,6 +83,15 @@ def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
     whole = Job(listed, True, True).case
     assert Job(listed, True, False, short=True).case.dtypes == ("float64",)
     assert len(whole.dtypes) == 3 and Job(listed, True, True).case.dtypes == whole.dtypes
+
+
+def test_a_seed_that_is_asked_for_draws_other_numbers():
+    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
+    plain, other = Job(listed, True, True).case, Job(listed, True, True, seed=5).case
+    assert (plain.seed, other.seed) == (0, 5) and other.reproduce.endswith(" --seed 5")
+    mine, theirs = plain.arrays(), other.arrays()
+    assert mine.keys() == theirs.keys()
+    assert not any(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
 def everything(monkeypatch, reports, more=0):
@@ -208,6 +218,13 @@ def test_a_table_fits_the_terminal_and_nothing_is_left_out(width):
     for word in (*WITNESSES, "simplified_self_attention"):
         assert word in names or width >= 160
     assert text.count("DIFFERENT") == 2
+
+
+def test_a_line_of_several_cases_shows_the_worst_verdict():
+    reports = [judged(1.0), judged(1.0, 5.0, 10.0), judged(0.0), judged(1.0, 5.0)]
+    for number, worst in enumerate(reports, start=1):
+        (line,) = certificate.lines([("luong", "w", report) for report in reports[:number]])
+        assert line.shown_verdict == line.cells()[-1] == worst.verdict
 
 
 def test_equal_is_green_a_difference_red_and_nothing_else_is_coloured():
@@ -340,6 +357,19 @@ def test_a_case_of_ours_is_proven_in_strict_modes_and_no_other(ours, monkeypatch
                 _prove(job)
         else:
             _prove(job)
+
+
+def test_a_case_passes_if_its_input_can_tell_and_nothing_differs(monkeypatch):
+    case = Case(CausalAttention, {}, x=(3, 4))
+    reports = [judged(1.0), judged(1.0, 5.0, 10.0), judged(0.0), judged(1.0, 5.0)]
+    for report in reports:
+        monkeypatch.setattr(Case, "report", lambda self, report=report: report)
+        if report.verdict == "equal":
+            case.check()
+        else:
+            with pytest.raises(ParityError) as refused:
+                case.check()
+            assert refused.value.report is report
 
 
 def test_a_case_without_a_witness_must_be_of_our_own():
