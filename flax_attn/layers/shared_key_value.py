@@ -113,8 +113,7 @@ class SharedKeyValueAttention(DecodingHeads):
         """
         check_choice("empty", empty, *get_args(Empty))
         x, seen = self.tokens(x, mask, valid, cache)
-        if cache is not None:
-            positions = self.places(x, positions, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         k, v = self._made_or_given(x, positions, valid, keys_and_values)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         q = self.placed(q, self.q_norm, positions)  # *B T N H

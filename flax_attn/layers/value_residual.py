@@ -90,8 +90,7 @@ class ValueResidualAttention(DecodingHeads):
         """
         check_choice("empty", empty, *get_args(Empty))
         x, seen = self.tokens(x, mask, valid, cache)
-        if cache is not None:
-            positions = self.places(x, positions, valid, cache)
+        positions = self.places(x, positions, valid, cache)
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         v = self._mixed(x, v, values, valid)  # *B T K H
         how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}

@@ -26,26 +26,8 @@ from flax_attn import (
 )
 from flax_attn._types import Sizes
 from flax_attn.parity import judge
+from parity_tests.core.attend.test_hidden_numbers import BACKENDS, N, arrays, drawn, same
 from parity_tests.tables import with_nightly
-
-BACKENDS = ("reference", "blockwise")
-B, T, N, H = 2, 12, 3, 4
-HUGE = 3e38
-
-
-def drawn(seed, *shape, dtype=np.float32):
-    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape), dtype)
-
-
-def arrays():
-    return drawn(0, B, T, N, H), drawn(1, B, T, N, H), drawn(2, B, T, N, H)
-
-
-def same(a, b):
-    return all(
-        judge.exact(np.asarray(x), np.asarray(y)).ok
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
 
 
 @pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8, int])
