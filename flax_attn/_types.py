@@ -37,21 +37,15 @@ class Sizes(NamedTuple):
         return (*self.batch, self.N, self.T, self.S)
 
     def grid(self) -> tuple[Any, ...]:
-        """Open index arrays b, n, q, k that broadcast to B N T S; numpy's if the size is known."""
-        return self._open(_steps)
+        """Open numpy arrays b, n, q, k of indices, which broadcast to B N T S."""
+        return tuple(x.astype(np.int32) for x in np.ogrid[: self.B, : self.N, : self.T, : self.S])
 
     def iotas(self) -> tuple[jax.Array, ...]:
         """The same, counted inside a program: known numbers would be folded while it compiles."""
-        return self._open(lambda count: jnp.arange(count, dtype=jnp.int32))
-
-    def _open(self, counted: Any) -> tuple[Any, ...]:
         shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
         counts = (self.B, self.N, self.T, self.S)
-        return tuple(counted(n).reshape(shape) for n, shape in zip(counts, shapes, strict=True))
-
-
-def _steps(count: Any) -> Any:
-    return (np if isinstance(count, int) else jnp).arange(count, dtype=np.int32)
+        axes = zip(counts, shapes, strict=True)
+        return tuple(jnp.arange(n, dtype=jnp.int32).reshape(shape) for n, shape in axes)
 
 
 def wide(dtype: Any) -> Any:
@@ -132,10 +126,6 @@ def _state(self: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(self).items() if name != "_hash"}
 
 
-def _fields(self: Any) -> dict[str, Any]:
-    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
 def leaf_axes(node: Any) -> list[str]:
     """For each leaf the axes of the weights that it lies along, aligned at its last axis.
 
@@ -159,7 +149,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
-    fields = _fields(self)
+    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     names = vars(self).get("_children")  # of a rebuilt object, whose leaves may be anything
     if names is None:
         names = tuple(name for name, value in fields.items() if not _is_plain(value))

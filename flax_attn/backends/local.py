@@ -32,11 +32,10 @@ def flat_qkv(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
     the transposes around it only if no reshape stands between them.
     """
     sizes = sizes_of(q, k)
-    (q,) = flat(sizes, q)
-    if not are_few(sizes, k.shape[-2]):
-        return q, *flat(sizes, k, v)
-    k, v = flat(sizes, *(jnp.swapaxes(x, -3, -2) for x in (k, v)))  # B K S H
-    return q, *(jnp.swapaxes(x, 1, 2) for x in (k, v))
+    few = are_few(sizes, k.shape[-2])
+    k, v = (jnp.swapaxes(x, -3, -2) if few else x for x in (k, v))  # *B K S H
+    q, k, v = (x.reshape(sizes.B, *x.shape[-3:]) for x in (q, k, v))
+    return q, *(jnp.swapaxes(x, 1, 2) if few else x for x in (k, v))
 
 
 def attend_locally(

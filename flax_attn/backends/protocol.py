@@ -115,7 +115,7 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
 
 def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """The same for any mask, a few queries at a time: never an array of T x S."""
-    b, n, _, k = (jnp.asarray(x) for x in sizes._replace(N=1).grid())
+    b, n, _, k = sizes._replace(N=1).iotas()
     rows = min(ROWS, sizes.T)
 
     def step(keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:

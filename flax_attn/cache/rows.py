@@ -38,12 +38,12 @@ def next_places(
     >>> next_places(jnp.asarray([3]), 3, jnp.asarray([[False, True, True]])).tolist()
     [[-1, 3, 4]]
     """
+    shape = (*length.shape, T)
     if valid is None:
-        return length[..., None] + counted(T, length.ndim)
-    token_mask = valid_tokens("valid", valid, (*length.shape, T))
-    return jnp.where(
-        token_mask, length[..., None] + jnp.cumsum(token_mask, -1, dtype=jnp.int32) - 1, -1
-    )
+        return length[..., None] + jax.lax.broadcasted_iota(jnp.int32, shape, length.ndim)
+    token_mask = valid_tokens("valid", valid, shape)
+    counts = jnp.cumsum(token_mask, -1, dtype=jnp.int32)  # *B T
+    return jnp.where(token_mask, length[..., None] + counts - 1, -1)
 
 
 def counted(count: int, rows: int) -> Int[Array, "... count"]:

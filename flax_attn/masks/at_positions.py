@@ -1,6 +1,6 @@
 """Masks asked at the positions of queries and keys, which slots of a cache hold in any order."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from .._types import Sizes, frozen
 from ..places import FURTHEST, Positions, check_no_end, goes_by_slot
 from .algebra import And, Mask, Not, Or
 from .answers import Range, Rows, inner, outer
-from .runs import Full
+from .runs import FULL
 
 
 def at_positions(mask: Mask, positions: Positions) -> Mask:
@@ -19,46 +19,37 @@ def at_positions(mask: Mask, positions: Positions) -> Mask:
     What has an array along the queries or the keys goes on by slot. Presence is joined last, so
     that `~` shows no absent key.
     """
-    present = AtPositions(Present(), positions)
-    return present if isinstance(mask, Full) else present & _moved(mask, positions)
+    moved = _moved(mask, positions)
+    return AtPositions(FULL, positions) & moved if presence_in(moved) is None else moved
 
 
 def presence_in(mask: Mask) -> Mask | None:
-    """The part of a mask from `at_positions` that hides what is absent; None in other masks."""
+    """A mask that hides what is absent alone, from one of `at_positions`; None from others."""
     if isinstance(mask, And):
         return presence_in(mask.a)
-    return mask if isinstance(mask, AtPositions) and isinstance(mask.mask, Present) else None
+    return AtPositions(FULL, mask.positions) if isinstance(mask, AtPositions) else None
 
 
 def _moved(mask: Mask, positions: Positions) -> Mask:
-    if isinstance(mask, And | Or):
-        return type(mask)(_moved(mask.a, positions), _moved(mask.b, positions))
-    if isinstance(mask, Not):
+    """`mask` at positions, of which each one by itself shows nothing absent, but `~` may."""
+    if isinstance(mask, Not):  # told of slots, its longest range is one of slots
         return Not(_moved(mask.a, positions))
-    if isinstance(mask, Full) or goes_by_slot(mask):
+    if isinstance(mask, And | Or):
+        a, b = (_moved(part, positions) for part in (mask.a, mask.b))
+        if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
+            return AtPositions(a.mask & b.mask, positions)  # asked once for the range of both
+        return type(mask)(a, b)
+    if goes_by_slot(mask):
         return mask
     check_no_end(mask)
     return AtPositions(mask, positions)
 
 
 @frozen
-class Present(Mask):
-    """Queries and keys whose positions are not negative."""
-
-    AXES: ClassVar = {}
-
-    def __call__(self, b, n, q, k):
-        return (q >= 0) & (k >= 0)
-
-    def seen_range(self, b, n, q, sizes):
-        return 0, sizes.S
-
-
-@frozen
 class AtPositions(Mask):
-    """A mask that is asked at positions in place of slots.
+    """A mask that is asked at positions in place of slots; what has a negative one sees nothing.
 
-    Its ranges hold for queries and keys that are present, and for no others.
+    Nor is it seen.
     """
 
     mask: Mask
@@ -74,12 +65,16 @@ class AtPositions(Mask):
     def bind(self, sizes):
         return AtPositions(self.mask.bind(_endless(sizes)), self.positions)
 
+    def asked(self, b: Any, n: Any, q: Any, k: Any) -> Any:
+        """Whether a query at position q may look at a key at position k."""
+        return (q >= 0) & (k >= 0) & self.mask(b, n, q, k)
+
     def __call__(self, b, n, q, k):
-        return self.mask(b, n, *self.positions.of(b, q, k))
+        return self.asked(b, n, *self.positions.of(b, q, k))
 
     def grid(self, sizes):
         b, n, _, _ = sizes.iotas()
-        return jnp.asarray(self.mask(b, n, *self.positions.grid))
+        return self.asked(b, n, *self.positions.grid)
 
     def key_range(self, b, n, q, sizes):
         """From the first to the last slot whose position the mask may show to these queries."""

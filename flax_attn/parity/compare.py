@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,11 +11,12 @@ from flax import nnx
 from ..errors import ParityError
 from ..weights.described import Source
 from ..weights.mapping import some
-from ..weights.plan import Plan, make_plan
+from ..weights.plan import make_plan
 from ..weights.rule import Rule
 from . import draw, judge
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
+from .options import Options, Weights
 from .port import flax_values, set_flax
 from .report import Report, Row
 from .rows import decoding
@@ -26,13 +27,10 @@ from .rows.values import idle, judged, other_shapes, unpaired, untested
 from .rows.warnings import warnings
 from .sides.leaves import leaves
 from .sides.match import counterparts
-from .sides.pair import Names, Pair, plain_call
+from .sides.pair import Names, Pair
 from .sides.run import Request, Run, checked_constants
 from .sides.steps import Decoded, check_decode, decoded
 from .torch_module import describe, read
-
-Weights = Literal["random", "given", "as_is"]
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def compare(
@@ -102,50 +100,67 @@ def compare(
     >>> compare(theirs, mine, np.ones((4, 3)), dtypes=("float64",)).ok
     True
     """
-    _check_knobs(dtypes, weights, eager or jit, steps)
+    options = Options(
+        dtypes=dtypes,
+        grads=grads,
+        taps=taps,
+        eager=eager,
+        jit=jit,
+        train=train,
+        constants=constants,
+        noise=noise,
+        optimizer=optimizer,
+        steps=steps,
+        weights=weights,
+        rules=rules,
+        seed=seed,
+        torch_call=torch_call,
+        flax_call=flax_call,
+        decode=decode,
+    )
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
     request = checked_constants(constants, request)
-    calls = (torch_call or plain_call, flax_call or plain_call)
-    check_decode(decode, flax_module, calls[1], request)
-    pair = make_pair(torch_module, flax_module, calls, request, weights, rules)
-    modes = _modes(eager, jit)
-    seen = _Seen([*_exact(pair), *trained(pair)], _told_of_modes(torch_module, train), noise)
-    seen.run(pair, dtypes, modes, decode)
-    if optimizer is not None:
-        stepped(pair, optimizer, steps, modes[-1], seen.rows, seen.notes)
+    check_decode(decode, flax_module, options.calls[1], request)
+    pair = make_pair(torch_module, flax_module, request, options)
+    seen = _Seen(pair, options)
+    seen.run()
     title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
-    report = Report(title, **seen.facts(pair.plan), reproduce=reproduce)
+    report = Report(title, **seen.facts(), reproduce=reproduce)
     return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
 
 
 class _Seen:
     """What a report will tell: rows, taps without a counterpart, sentences."""
 
-    def __init__(self, rows: list[Row], notes: Sequence[str], noise: bool):
-        self.rows, self.noise = rows, noise
+    def __init__(self, pair: Pair, options: Options):
+        self.pair, self.options = pair, options
+        self.rows: list[Row] = [*_exact(pair), *trained(pair)]
+        self.notes = dict.fromkeys(_told_of_modes(pair.torch_module, options.train))
         self.noisy: dict[str, list[Run]] = {}
         self.alone: dict[str, None] = {}
-        self.notes = dict.fromkeys(notes)
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
         self.steps: tuple[Decoded, list[decoding.Held]] | None = None
 
-    def run(
-        self, pair: Pair, dtypes: Sequence[str], modes: Sequence[str], decode: Decode | None
-    ) -> None:
+    def run(self) -> None:
         """Runs both sides in every dtype, and step by step in the first, if that is asked for."""
-        for dtype in dtypes:
-            for mode, runs in pair.run(dtype, modes).items():
-                self.add(pair, runs, dtype, mode)
-        if decode is not None:
-            self.decode(pair, decode, dtypes[0], modes[-1])
+        options = self.options
+        for dtype in options.dtypes:
+            for mode, runs in self.pair.run(dtype, options.modes).items():
+                self.add(runs, dtype, mode)
+        if options.decode is not None:
+            self.decode(options.decode, options.dtypes[0], options.modes[-1])
+        if options.optimizer is not None:
+            steps, mode = options.steps, options.modes[-1]
+            stepped(self.pair, options.optimizer, steps, mode, self.rows, self.notes)
 
-    def add(self, pair: Pair, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
+    def add(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
+        pair = self.pair
         got, torchs, truth = self.runs[dtype, mode] = runs
-        noisy = self._noisy(pair, torchs, dtype) if self.noise else ()
+        noisy = self._noisy(torchs, dtype) if self.options.noise else ()
         rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
-            noisy = self._noisy(pair, torchs, dtype)
+            noisy = self._noisy(torchs, dtype)
             rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
         self.rows += rows
         states(pair, got, torchs, dtype, mode, self.rows, self.notes)
@@ -160,25 +175,26 @@ class _Seen:
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *torchs.notes, *truth.notes))
 
-    def decode(self, pair: Pair, how: Decode, dtype: str, mode: str) -> None:
+    def decode(self, how: Decode, dtype: str, mode: str) -> None:
         """Runs both sides step by step, each with its cache."""
         runs = self.runs[dtype, mode]
-        steps = decoded(pair, how, runs, dtype, mode)
+        steps = decoded(self.pair, how, runs, dtype, mode)
         kept = decoding.comparisons(steps, runs, dtype, mode)
         if dtype == "float64" and _decided_against([each.row for each in kept]):
-            kept = decoding.comparisons(steps, runs, dtype, mode, self._noisy(pair, runs[1], dtype))
+            kept = decoding.comparisons(steps, runs, dtype, mode, self._noisy(runs[1], dtype))
         self.steps = steps, kept
         self.rows += [each.row for each in kept]
         self.notes |= dict.fromkeys(decoding.notes(steps, runs[2]))
 
-    def _noisy(self, pair: Pair, torchs: Run, dtype: str) -> list[Run]:
+    def _noisy(self, torchs: Run, dtype: str) -> list[Run]:
         """Torch's runs in a dtype with every operation moved, made once."""
         if dtype not in self.noisy:
-            self.noisy[dtype] = pair.noisy(dtype, torchs.keeps)
+            self.noisy[dtype] = self.pair.noisy(dtype, torchs.keeps)
         return self.noisy[dtype]
 
-    def facts(self, plan: Plan | None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """The report's fields, with what it says of the mapping."""
+        plan = self.pair.plan
         skipped = plan.skipped if plan else ()
         return {
             "rows": tuple(self.rows),
@@ -191,7 +207,7 @@ class _Seen:
             ),
             "unpaired": tuple(self.alone),
             "versions": versions(),
-            "noise": self.noise,
+            "noise": self.options.noise,
         }
 
 
@@ -215,14 +231,10 @@ def _decided_against(rows: Sequence[Row]) -> bool:
 
 
 def make_pair(
-    torch_module: Any,
-    flax_module: nnx.Module,
-    calls: tuple[Callable[..., Any], Callable[..., Any]],
-    request: Request,
-    weights: Weights,
-    rules: Sequence[Rule],
+    torch_module: Any, flax_module: nnx.Module, request: Request, options: Options
 ) -> Pair:
     """The two modules with a mapping between them and weights for both."""
+    weights, rules = options.weights, options.rules
     sources = describe(torch_module)
     parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
     plan = None if weights == "as_is" else make_plan(sources, flax_module, rules, parts)
@@ -234,7 +246,7 @@ def make_pair(
         values |= {k: v for k, v in read(torch_module).items() if k in carried} if carried else {}
     ties = {source.name: source.same_as for source in sources if source.same_as}
     names = Names(plan, flax_module, rules)
-    return Pair(torch_module, flax_module, calls, request, plan, names, values, ties)
+    return Pair(torch_module, flax_module, options.calls, request, plan, names, values, ties)
 
 
 def assert_parity(
@@ -290,18 +302,6 @@ def versions() -> dict[str, str]:
     return by_library
 
 
-def _check_knobs(dtypes: Sequence[str], weights: str, runs: bool, steps: int) -> None:
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be a whole number, 1 or more; got {steps!r}.")
-    if not runs:
-        raise ValueError("Flax must run eagerly or under jit; got eager=False, jit=False.")
-    wrong = [dtype for dtype in dtypes if dtype not in DTYPES]
-    if isinstance(dtypes, str) or wrong or not dtypes:
-        raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}; got {dtypes!r}.")
-    if weights not in ("random", "given", "as_is"):
-        raise ValueError(f'weights must be "random", "given" or "as_is"; got {weights!r}.')
-
-
 def _check_modules(
     torch_module: Any, flax_module: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
@@ -350,7 +350,3 @@ def _exact(pair: Pair) -> list[Row]:
         Row(name, "exact", "", "", judge.exact(value, carried[name]))
         for name, value in back.items()
     ]
-
-
-def _modes(eager: bool, jit: bool) -> list[str]:
-    return ["eager"] * eager + ["jit"] * jit

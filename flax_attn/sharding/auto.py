@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._arrays import is_float
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
+from ..backends.blockwise.plan import plan_of
 from ..backends.hoist import hoist
 from ..backends.local import flat, flat_qkv, mean_where_empty
 from ..backends.platform import platform_of
@@ -113,13 +114,13 @@ def _attend(known: Known, *operands: jax.Array) -> Any:
 def _forward(known: Known, *operands: jax.Array) -> Any:
     o, m, l, *stats = _partitioned(known, "forward")(*operands)
     stats = Stats(*stats)
-    return (o.astype(operands[0].dtype), stats), (operands, o, m, l, stats.l)
+    return (o.astype(operands[0].dtype), stats), (operands, o, m, l)
 
 
 def _backward(known: Known, kept: tuple, cotangents: tuple) -> tuple:
-    operands, o, m, l, total = kept
+    operands, o, m, l = kept
     do, dstats = cotangents
-    grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l * total)
+    grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l)
     gradients = iter(grads)
     return tuple(next(gradients) if is_float(x) else blank(x) for x in operands)
 
@@ -135,10 +136,10 @@ def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
     with _as_traced(known):
         (q, k, v), numbers, leaves = known.split(operands)
         sizes, rules = sizes_of(q, k), known.bound(q, k, numbers, leaves)
-        plan = blockwise.plan(q, k, rules, known.platform)
+        plan = plan_of(sizes, k.shape[-2], rules, known.platform)
         q, k, v = flat_qkv(q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
-        stats = blockwise.stats_of(rules, m, l)
+        o, stats = blockwise.with_sinks(rules.sinks, o, m, l)
         return o.reshape(*sizes.batch, *o.shape[1:]), *(
             x.reshape(*sizes.batch, *x.shape[1:]) for x in (m, l, *stats)
         )
@@ -146,7 +147,7 @@ def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
 
 def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
     """The gradients of all floating operands of the forward pass, of this device's part."""
-    *operands, o, m, l, do, dlse = operands
+    *operands, o, m, l, do, dl = operands
     (q, k, v), numbers, leaves = known.split(operands)
     with _as_traced(known):
         sizes, floats = sizes_of(q, k), [x for x in leaves if is_float(x)]
@@ -157,8 +158,8 @@ def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
             return known.bound(q, k, numbers, leaves_)
 
         rules, pull = jax.vjp(bind, floats)
-        plan = blockwise.plan(q, k, rules, known.platform)
-        arrays, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dlse)
+        plan = plan_of(sizes, k.shape[-2], rules, known.platform)
+        arrays, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dl)
         everything: Any = plan, *arrays, rules, *rows
         *grads, drules = blockwise.backward_pass(*everything)
         grads = [g.reshape(x.shape) for g, x in zip(grads, (q, k, v), strict=True)]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from .._arrays import is_float, varying_alike
 from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
+from ..backends.blockwise.plan import plan_of
 from ..backends.local import flat
 from ..backends.platform import platform_of
 from ..backends.protocol import blank
@@ -99,7 +100,7 @@ def ring(
     whole = sizes.S * sequence.devices
     cut = tuple(i if n == whole > sizes.S else None for i, n in zip(axes, counts, strict=True))
     made = Ring(sequence, structure, goes, cut, sizes, q.shape[-1])
-    plan = blockwise.plan(q, k, made.bound(leaves, places, 0), platform_of(q))
+    plan = plan_of(sizes, k.shape[-2], made.bound(leaves, places, 0), platform_of(q))
     made = made._replace(plan=plan._replace(adds=True))
     stay, travel = made.split(leaves)
     q, k, v = flat(sizes, q, k, v)
@@ -123,11 +124,10 @@ def _forward(ring: Ring, q, k, v, sinks, places: Places, stay: list, travel: lis
         rules = ring.bound(ring.joined(stay, travel), places, step)
         return merged(total, blockwise.forward_pass(ring.plan, q, k, v, rules))
 
-    last = Rules(sinks=sinks)
     part = _round(ring, add, _nothing(q, k, v, stay), (k, v, travel))
-    o, m, l = blockwise.with_sinks(last, *part)
-    kept = (q, k, v, sinks, places, stay, travel), (o, m, l)
-    return (o.astype(q.dtype), blockwise.stats_of(last, m, l)), kept
+    o, stats = blockwise.with_sinks(sinks, *part)
+    kept = (q, k, v, sinks, places, stay, travel), (o, *part[1:])
+    return (o.astype(q.dtype), stats), kept
 
 
 def _nothing(q: jax.Array, *rest: Any) -> Part:
@@ -166,9 +166,8 @@ def merged(one: Part, two: Part) -> Part:
 
 def _backward(ring: Ring, kept: tuple, cotangents: tuple) -> tuple:
     (q, k, v, sinks, places, stay, travel), (o, m, l) = kept
-    (do, dstats), last = cotangents, Rules(sinks=sinks)
-    dlse = dstats.l * blockwise.stats_of(last, m, l).l
-    rows, dsinks = blockwise.rows_of(last, o, m, l, do, dlse)  # of whole rows: o, m and l are
+    do, dstats = cotangents
+    rows, dsinks = blockwise.rows_of(sinks, o, m, l, do, dstats.l)  # of whole rows: o, m, l are
 
     def add(state: Any, pair: Any, step: Any) -> Any:
         (dq, dstay), came = state

@@ -73,104 +73,87 @@ def attention(
         return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
-    made = plan(q, k, rules, platform_of(q), **how)
+    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **how)
     q, k, v, rules = varying_alike((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
     return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
 
 
-def plan(q: jax.Array, k: jax.Array, rules: Rules, platform: str, **how: Any) -> Plan:
-    """The plan of one attention on a platform, for arrays of any batch axes and bound rules."""
-    sizes = sizes_of(q, k)
-    return plan_of(sizes._replace(batch=(sizes.B,)), k.shape[-2], rules, platform, **how)
-
-
-@partial(jax.jit, static_argnums=0)
-def run(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
-    """Output and parts of the weights by a plan; keys and values may be in eight bits."""
-    return _attend(plan, q, k, v, rules)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
+    """Output and parts of the weights by a plan; keys and values may be in eight bits."""
     return _forward(plan, q, k, v, rules)[0]
 
 
+run = jax.jit(_attend, static_argnums=0)
+
+
 def _forward(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
-    o, m, l = forward_pass(plan, q, k, v, rules)
-    return (o.astype(q.dtype), stats_of(rules, m, l)), (q, k, v, rules, o, m, l)
+    part = forward_pass(plan, q, k, v, rules)
+    o, stats = with_sinks(rules.sinks, *part)
+    return (o.astype(q.dtype), stats), (q, k, v, rules, o, *part[1:])
 
 
 def forward_pass(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
-    return with_sinks(rules, *(forward_few if plan.few else forward_heads)(plan, q, k, v, rules))
+    return (forward_few if plan.few else forward_heads)(plan, q, k, v, rules)
 
 
-def with_sinks(rules: Rules, o: jax.Array, m: jax.Array, l: jax.Array) -> Any:
-    """The output scaled down by the share of the sinks; m and l as they are."""
-    if rules.sinks is not None:
-        stats = Stats(m, l)
-        kept = share(stats, joined(stats, rules.sinks))  # B N T
-        o = o * jnp.swapaxes(kept, 1, 2)[..., None]
-    return o, m, l
+def with_sinks(sinks: Any, o: jax.Array, m: jax.Array, l: jax.Array) -> tuple[jax.Array, Stats]:
+    """The output scaled down by the share of the sinks, if any, and the parts of the weights.
+
+    m is a shift, of which nothing depends: the gradient of the log-sum-exp is that of l alone.
+    """
+    before, after = Stats(m, l), joined(Stats(m, l), sinks)
+    if sinks is not None:
+        o = o * jnp.swapaxes(share(before, after), 1, 2)[..., None]
+    m, l = after
+    return o, Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
 
 def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
-    q, k, v, rules, o, m, l = kept
-    do, dstats = cotangents
-    dlse = dstats.l * stats_of(rules, m, l).l
+    q, k, v, rules, *rows = kept
+    rows += [cotangents[0], cotangents[1].l]
     if not isinstance(k, Quantized):
-        return backward_pass(plan, q, k, v, rules, o, m, l, do, dlse)
+        return backward_pass(plan, q, k, v, rules, *rows)
     # As wide as the logits, so that the weights are those of the forward pass.
     wide_k, wide_v = (jnp.swapaxes(x.dequantized(wide(q.dtype)), 1, 2) for x in (k, v))
-    rows = o, m, l, do, dlse
     dq, _, _, drules = backward_pass(plan, q.astype(wide_k.dtype), wide_k, wide_v, rules, *rows)
     return dq.astype(q.dtype), *jax.tree.map(blank, (k, v)), drules
 
 
-def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dlse) -> tuple[Any, ...]:
-    """Gradients of q, k, v and the rules from what `forward_pass` gave and the cotangents."""
-    rows, dsinks = rows_of(rules, o, m, l, do, dlse)
+def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dl) -> tuple[Any, ...]:
+    """Gradients of q, k, v and the rules from the output, m and l before the sinks, and cotangents.
+
+    `dl` is the cotangent of the l of `with_sinks`.
+    """
+    rows, dsinks = rows_of(rules.sinks, o, m, l, do, dl)
     *grads, drules = gradients(plan, q, k, v, rules, do, rows)
     return *grads, drules if dsinks is None else replace(drules, sinks=dsinks)
 
 
-def rows_of(rules: Rules, o, m, l, do, dlse) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+def rows_of(sinks: Any, o, m, l, do, dl) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
     """What `gradients` is told of each row: m, 1 / l and delta; and the gradient of the sinks."""
+    dead, dsinks = l == 0, None
+    m, l = stats = joined(Stats(m, l), sinks)
+    dlse = dl * l
     delta = jnp.sum(do.astype(o.dtype) * o, axis=-1)  # B T N
     delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T
-    dead, dsinks = l == 0, None
-    if rules.sinks is not None:
-        stats = joined(Stats(m, l), rules.sinks)
-        dsinks = gradient(rules.sinks, stats, jnp.where(dead, -dlse, delta))
-        m, l = stats
+    if sinks is not None:
+        dsinks = gradient(sinks, stats, jnp.where(dead, -dlse, delta))
     return (jnp.where(dead, jnp.inf, m), 1 / nonzero(l), jnp.where(dead, 0, delta)), dsinks
 
 
 def gradients(plan: Plan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, ...]:
-    """Gradients of q, k, v and the rules, but for the sinks.
+    """Gradients of q, k, v and the rules, but for the sinks; zeros where none flow.
 
     The rows may have seen more keys than these: of several parts of the keys they add up.
     """
     with jax.default_matmul_precision(plan.precision):
-        *grads, dscore = backward_heads(plan, q, k, v, rules, do, *rows)
-    return *grads[:3], _cotangent(rules, grads[3], dscore)
+        *grads, dscale, dscore = backward_heads(plan, q, k, v, rules, do, *rows)
+    drules = jax.tree.map(blank, rules)
+    drules = replace(drules, score=leaves_of(drules.score)[1](dscore))
+    return *grads, drules if dscale is None else replace(drules, scale=dscale)
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def stats_of(rules: Rules, m: jax.Array, l: jax.Array) -> Stats:
-    """The parts of the weights from what `forward_pass` gave, sinks included.
-
-    m is a shift, of which nothing depends: the gradient of the log-sum-exp is that of l alone.
-    """
-    m, l = joined(Stats(m, l), rules.sinks)
-    return Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
-
-
-def _cotangent(rules: Rules, dscale: Any, dscore: list[jax.Array]) -> Rules:
-    """The gradients in the structure of the rules; zeros where none flow."""
-    zeros = jax.tree.map(blank, rules)
-    grads = {"scale": dscale, "score": leaves_of(zeros.score)[1](dscore)}
-    return replace(zeros, **{name: g for name, g in grads.items() if g is not None})

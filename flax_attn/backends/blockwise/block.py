@@ -81,7 +81,7 @@ def _(mask: Dense, at: Block):
 
 @seen.register
 def _(mask: AtPositions, at: Block):
-    return mask.mask(*at.asked_at(mask.positions))
+    return mask.asked(*at.asked_at(mask.positions))
 
 
 @seen.register

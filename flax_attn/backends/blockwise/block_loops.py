@@ -1,6 +1,7 @@
 """The ways through the keys and the queries: written out block by block, or loops."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,13 +11,31 @@ from ..._arrays import larger, smaller
 from ...masks import Mask, Rows
 from ...masks.answers import inner, outer
 from .block import Block
-from .plan import Plan
-from .ranges import static_inner, static_outer
+from .plan import Plan, static_inner, static_outer
 
 ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 
 
 Step = Callable[[Any, Block, bool], Any]
+
+
+def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
+    """`carry, ys = step(carry, heads, block)` for every key head; `heads` and `ys` are U ...
+
+    Of `batched` ones each starts from the carry, which is zeros, and the sum of theirs is given.
+    """
+    groups = plan.sizes.N // plan.groups
+    each = jnp.arange(plan.sizes.B * groups, dtype=jnp.int32)
+
+    def one(carry: Any, xs: tuple) -> tuple[Any, Any]:
+        heads, u = xs
+        at = Block(u // groups, u % groups * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
+        return step(carry, heads, at)
+
+    if not batched:
+        return jax.lax.scan(one, carry, (heads, each))
+    carries, ys = jax.vmap(partial(one, carry))((heads, each))
+    return jax.tree.map(lambda x: x.sum(axis=0), carries), ys
 
 
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:

@@ -24,8 +24,7 @@ from ...masks.answers import outer
 from ...quantized import Quantized
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
-from .plan import Plan
-from .ranges import static_inner
+from .plan import Plan, static_inner
 
 READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
 MOST = 0.4  # of the keys: from here on they are

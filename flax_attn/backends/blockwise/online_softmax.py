@@ -1,6 +1,7 @@
 """The arithmetic of one key head and its G query heads, and the loop over all of them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from ...reference import finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
 from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
-from .block_loops import over_keys, over_queries
+from .block_loops import over_heads, over_keys, over_queries
 from .plan import Plan
 
 ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
@@ -37,21 +38,6 @@ def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
     return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
 
 
-def take(x: Float[Array, "B T N H"], b: Any, n: Any, G: int) -> Float[Array, "G T H"]:
-    """G heads from `n` of one batch entry."""
-    x = jax.lax.dynamic_slice(x, _starts(b, 0, n, 0), (1, x.shape[1], G, x.shape[3]))
-    return jnp.moveaxis(x[0], 1, 0)
-
-
-def put(total: jax.Array, x: jax.Array, *start: Any) -> jax.Array:
-    """`total` with `x` in it; in place inside a loop."""
-    return jax.lax.dynamic_update_slice(total, x.astype(total.dtype), _starts(*start))
-
-
-def _starts(*index: Any) -> list[jax.Array]:
-    return [jnp.asarray(i, jnp.int32) for i in index]
-
-
 def forward_heads(
     plan: Plan,
     q: Float[Array, "B T N H"],
@@ -60,45 +46,20 @@ def forward_heads(
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
     """Output, m and l, all in float32 or wider and before the sinks."""
-    G, sizes, kind = plan.groups, plan.sizes, wide(q.dtype)
+    sizes, G = plan.sizes, plan.groups
 
-    def one(q, k, v, b, n):
-        at = Block(b, n, 0, 0, G, plan.rows, plan.cols)
+    def one(carry, heads, at):
+        return over_queries(plan, at, partial(_forward_rows, plan, rules, heads), carry)
 
-        def rows(carry, at, new):
-            return carry, _forward_rows(plan, rules, q, k, v, at)
-
-        return over_queries(plan, at, rows, ())[1]
-
-    if plan.batched:
-        heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
-        o, m, l = jax.vmap(one)(*heads, *_groups(plan))
-        m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
-        return join(o, sizes.B), m, l
-
-    def step(whole, group):
-        b, n = group
-        k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
-        o, *stats = one(take(q, b, n, G), k_, v_, b, n)
-        o = put(whole[0], jnp.moveaxis(o, 0, 1)[None], b, 0, n, 0)
-        stats = [put(x, y[None], b, n, 0) for x, y in zip(whole[1:], stats, strict=True)]
-        return (o, *stats), None
-
-    o = jnp.zeros((*q.shape[:3], v.shape[3]), kind)
-    m, l = (jnp.zeros((sizes.B, sizes.N, sizes.T), kind) for _ in range(2))
-    (o, m, l), _ = jax.lax.scan(step, varying_alike((o, m, l, q))[:3], _groups(plan))
-    return o, m, l
+    heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
+    _, (o, m, l) = over_heads(plan, plan.batched, one, (), heads)
+    m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
+    return join(o, sizes.B), m, l
 
 
-def _groups(plan: Plan) -> tuple[jax.Array, jax.Array]:
-    """Batch entry and first query head of every group of heads that share a key head."""
-    heads = plan.sizes.N // plan.groups
-    group = jnp.arange(plan.sizes.B * heads, dtype=jnp.int32)
-    return group // heads, group % heads * plan.groups
-
-
-def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _forward_rows(plan, rules, heads, carry, at: Block, new: Any) -> tuple[Any, tuple]:
     """Output, m and l of one block of queries by the online softmax."""
+    q, k, v = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
     q = _rows(q, at)
 
@@ -126,7 +87,7 @@ def _forward_rows(plan, rules, q, k, v, at: Block) -> tuple[jax.Array, jax.Array
     start = varying_alike((*start, q))[:3]
     m, l, o = over_keys(plan, rules.mask, at, step, start)
     o = o / jnp.where(l == 0, 1, l)[:, None]
-    return o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape)
+    return carry, (o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape))
 
 
 def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at: Block):
@@ -154,71 +115,33 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     `inv_l` is 1 / l. A row that sees nothing has an m of inf here.
     """
+    G, B, T = plan.groups, plan.sizes.B, plan.sizes.T
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
-    totals = varying_alike((totals, q))[0]
 
-    def one(totals, arrays, b, n):
-        at = Block(b, n, 0, 0, plan.groups, plan.rows, plan.cols)
-        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in arrays[1:3]]
-
-        def rows(carry, at, new):
-            return _backward_rows(plan, rules, arrays, at, new, carry)
-
-        start = (*varying_alike((*start, arrays[0]))[:2], totals)
+    def one(totals, heads, at):
+        # An upright dk would be summed and turned in one slow loop.
+        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in heads[1:3]]
+        start = (*varying_alike((*start, heads[0]))[:2], totals)
+        rows = partial(_backward_rows, plan, rules, heads)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
         return totals, (dq, dk, dv)
 
-    walk = _backward_batched if plan.batched and not leaves else _backward_looped
-    (dscale, dleaves), (dq, dk, dv) = walk(plan, one, totals, q, k, v, do, m, inv_l, delta)
-    grads = (dq, jnp.moveaxis(dk, 3, 1), jnp.moveaxis(dv, 3, 1))
-    grads = [x.astype(_dtype(plan, q)) for x in grads]
-    is_array = isinstance(rules.scale, jax.Array)
-    dscale = dscale.astype(rules.scale.dtype) if is_array else None
-    return *grads, dscale, [g.astype(x.dtype) for g, x in zip(dleaves, leaves, strict=True)]
+    lines = (x.reshape(-1, G, T) for x in (m, inv_l, delta))
+    heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
+    start = varying_alike((totals, q))[0]
+    # With all heads at once a score's leaves would have gradients of each head.
+    totals, (dq, *dkv) = over_heads(plan, plan.batched and not leaves, one, start, heads)
+    dk, dv = (jnp.moveaxis(x.reshape(B, -1, *x.shape[1:]), 3, 1) for x in dkv)  # B S K H
+    kind = wide(q.dtype) if plan.adds else q.dtype
+    dscale = totals[0].astype(rules.scale.dtype) if isinstance(rules.scale, jax.Array) else None
+    dleaves = [g.astype(x.dtype) for g, x in zip(totals[1], leaves, strict=True)]
+    return *(x.astype(kind) for x in (join(dq, B), dk, dv)), dscale, dleaves
 
 
-def _dtype(plan: Plan, q: jax.Array) -> Any:
-    """Of the gradients of q, k and v."""
-    return wide(q.dtype) if plan.adds else q.dtype
-
-
-def _backward_batched(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
-    """All key heads at once; dk and dv lie as B K H S."""
-    B, G, T = plan.sizes.B, plan.groups, plan.sizes.T
-    lines = (x.reshape(-1, G, T) for x in rows)
-    arrays = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
-    (dscale, _), (dq, dk, dv) = jax.vmap(lambda arrays, b, n: one(totals, arrays, b, n))(
-        arrays, *_groups(plan)
-    )
-    dk, dv = (x.reshape(B, -1, *x.shape[1:]) for x in (dk, dv))
-    return (dscale.sum(), []), (join(dq, B), dk, dv)
-
-
-def _backward_looped(plan: Plan, one: Callable, totals: Any, q, k, v, do, *rows: Any) -> tuple:
-    """One key head after the other, each written into the whole; dk and dv lie as B K H S."""
-    G, T = plan.groups, plan.sizes.T
-
-    def step(carry, group):
-        totals, whole = carry
-        b, n = group
-        k_, v_ = (take(x, b, n // G, 1)[0] for x in (k, v))
-        by_row = (jax.lax.dynamic_slice(x, _starts(b, n, 0), (1, G, T))[0] for x in rows)
-        arrays = take(q, b, n, G), k_, v_, take(do, b, n, G), *by_row
-        totals, (dq, *dkv) = one(totals, arrays, b, n)
-        dq = put(whole[0], jnp.moveaxis(dq, 0, 1)[None], b, 0, n, 0)
-        dkv = [put(x, y[None, None], b, n // G, 0, 0) for x, y in zip(whole[1:], dkv, strict=True)]
-        return (totals, (dq, *dkv)), None
-
-    # An upright dk would be summed and turned in one slow loop.
-    whole = [jnp.zeros((x.shape[0], *x.shape[2:], x.shape[1]), wide(x.dtype)) for x in (k, v)]
-    whole = varying_alike((jnp.zeros(q.shape, _dtype(plan, q)), *whole, q))[:3]
-    return jax.lax.scan(step, (totals, whole), _groups(plan))[0]
-
-
-def _backward_rows(plan, rules, arrays, at: Block, new: Any, carry: Any) -> tuple[Any, jax.Array]:
+def _backward_rows(plan, rules, heads, carry: Any, at: Block, new: Any) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, m, inv_l, delta = arrays
+    q, k, v, do, m, inv_l, delta = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
     raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]

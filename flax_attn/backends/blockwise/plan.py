@@ -1,5 +1,6 @@
 """The plan of one attention in blocks: all that is chosen before any array is looked at."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -7,10 +8,9 @@ import jax
 from ..._types import Sizes
 from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
-from ...masks.answers import block_starts
+from ...masks.answers import block_starts, inner, outer
 from ...rules import Rules
 from ..protocol import are_few
-from .ranges import all_seen, static_inner, static_outer
 
 COLS = 512  # keys of a block that few queries look at
 
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: Any) -> Plan:
-    """The plan for these sizes and bound rules on a platform; `how` overrules its choices.
+    """The plan for these sizes, of any batch axes, and bound rules; `how` overrules its choices.
 
     On a CPU one head after the other is quickest. Short sequences are written out, for then small
     blocks waste little on what is hidden, and what does not depend on each other runs on several
@@ -53,7 +53,7 @@ def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: An
     Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
     once for all heads, unless `how` asks for other blocks.
     """
-    G = sizes.N // key_heads
+    sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
     if not how and are_few(sizes, key_heads):
         how = {"few": True, "cols": COLS}
     if platform != "cpu":
@@ -111,3 +111,30 @@ def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
     ranges = [static_outer(rules.mask, Rows(q, rows), sizes) for q in starts]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None
+
+
+# What is known of the keys that queries see.
+
+
+def static_outer(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
+    """`outer`, of what is known before any array is: wider where arrays would narrow it."""
+    known = [outer(part, 0, rows, sizes) for part in parts_of(mask) if part.is_static]
+    return max((lo for lo, _ in known), default=0), min((hi for _, hi in known), default=sizes.S)
+
+
+def static_inner(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
+    """`inner`, of what is known before any array is."""
+    return inner(mask, 0, rows, sizes) if mask.is_static else (0, 0)
+
+
+@lru_cache(maxsize=256)
+def all_seen(mask: Mask, sizes: Sizes) -> bool:
+    """Whether it is certain that every key is seen by some query, for a static mask."""
+    reached = 0
+    for t in (sizes.T - 1, *range(sizes.T)):  # the last query alone will often do
+        lo, hi = inner(mask, 0, Rows(t, 1), sizes)
+        if lo <= reached:
+            reached = max(reached, hi)
+        if reached == sizes.S:
+            return True
+    return False

@@ -26,6 +26,7 @@ from .. import draw, judge
 from ..compare import draw_weights, make_pair, versions
 from ..decode import Decode
 from ..groups import fills, groups
+from ..options import Options
 from ..report import Report, Row
 from ..rows.decoding import name_of, stepwise
 from ..rows.values import gradients, same_structure, structure
@@ -282,9 +283,9 @@ def _request(case: Recorded, dtype: str) -> Request:
 
 def _record(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     torch_module, module = case.torch_module(), case.flax_module()
-    calls, results, arrays = (case.torch_call, case.flax_call), {}, {}
-    request = _request(case, "float64")
-    pair = make_pair(torch_module, module, calls, request, "random", case.rules)
+    results, arrays = {}, {}
+    options = Options(rules=case.rules, torch_call=case.torch_call, flax_call=case.flax_call)
+    pair = make_pair(torch_module, module, _request(case, "float64"), options)
     for dtype in case.dtypes:
         got, torchs, truth = pair.run(dtype, ["jit"])["jit"]
         facts, pieces = [], []

@@ -21,8 +21,7 @@ from flax_attn.backends.blockwise.block_loops import (
     over_keys,
     over_queries,
 )
-from flax_attn.backends.blockwise.plan import Plan, plan_of
-from flax_attn.backends.blockwise.ranges import static_inner, static_outer
+from flax_attn.backends.blockwise.plan import Plan, plan_of, static_inner, static_outer
 from flax_attn.masks import (
     CAUSAL,
     FULL,

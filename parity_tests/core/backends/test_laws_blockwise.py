@@ -18,10 +18,12 @@ from flax_attn._types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import online_softmax
 from flax_attn.backends.blockwise.block import Block
+from flax_attn.backends.blockwise.block_loops import over_heads
+from flax_attn.backends.blockwise.plan import plan_of
 from flax_attn.dropout import DropoutMask
 from flax_attn.masks import CAUSAL
 from flax_attn.parity import judge
-from flax_attn.rules import Rules
+from flax_attn.rules import Rules, sizes_of
 from flax_attn.scores import Additive
 
 from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
@@ -117,17 +119,19 @@ def test_nothing_depends_on_the_largest_score():
 def test_the_parts_before_the_sinks_are_kept():
     (q, k, v, rules), _, want = case("documents")
     with jax.enable_x64(True), jax.disable_jit():
-        made = blockwise.plan(q, k, rules, "cpu", rows=3, cols=5)
+        made = plan_of(sizes_of(q, k), K, rules, "cpu", rows=3, cols=5)
         o, m, l = blockwise.forward_pass(made, q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float64
         bare = Rules(rules.mask, rules.score, rules.scale)
-        known = reference.attention(q, k, v, bare)[1]
+        alone, known = reference.attention(q, k, v, bare)
         got = reference.Stats(jnp.where(l == 0, 0.0, m), l)
         assert judge.same_function(got.lse, known.lse).ok
-        assert judge.same_function(o, want[0]).ok
-        stats = blockwise.stats_of(rules, m, l)
+        assert judge.same_function(o, alone).ok
+        less, stats = blockwise.with_sinks(rules.sinks, o, m, l)
+        assert judge.same_function(less, want[0]).ok
         assert judge.same_function(stats.lse, want[1]).ok
-        assert judge.exact(blockwise.stats_of(bare, m, l).l, l).ok
+        same, stats = blockwise.with_sinks(None, o, m, l)
+        assert same is o and judge.exact(stats.l, l).ok
 
 
 # Dtypes.
@@ -139,7 +143,7 @@ def test_narrow_inputs_are_summed_wide():
     exact = case("causal")
     for dtype in ("bfloat16", "float32"):
         (q, k, v, rules), cotangents, want = case("causal", dtype)
-        made = blockwise.plan(q, k, rules, "cpu", **LOOPS)
+        made = plan_of(sizes_of(q, k), K, rules, "cpu", **LOOPS)
         o, m, l = blockwise.forward_pass(made, q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float32
         got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
@@ -215,14 +219,14 @@ def test_the_plain_formula_is_left_small_requests_and_listeners():
 def test_one_jitted_program_for_one_plan():
     (q, k, v, rules), _, want = case("causal", "float32")
     traced = jax.make_jaxpr(partial(blockwise.forward, **LOOPS))(q, k, v, rules)
-    assert [e.params["name"] for e in traced.eqns if "name" in e.params].count("run") == 1
+    assert [e.params["name"] for e in traced.eqns if "name" in e.params].count("_attend") == 1
     got = blockwise.forward(q, k, v, rules, **LOOPS)
     for a, b, exact in zip(got, want, case("causal").want, strict=False):
         assert judge.no_worse(a, b, exact, "float32").ok
-    made = blockwise.plan(q, k, rules, "tpu")
+    made = plan_of(sizes_of(q, k), K, rules, "tpu")
     assert made.sizes == Sizes((B,), N, T, S) and made.batched and made.groups == N // K
-    lead = jnp.ones((3, 1, T, N, H)), jnp.ones((3, 1, S, K, H))
-    assert blockwise.plan(*lead, rules, "cpu").sizes == Sizes((3,), N, T, S)
+    lead = Sizes((3, 1), N, T, S)
+    assert plan_of(lead, K, rules, "cpu").sizes == Sizes((3,), N, T, S)
 
 
 def test_it_runs_inside_a_shard_map():
@@ -256,20 +260,27 @@ def test_heads_that_share_keys_stand_together_and_return():
         assert np.array_equal(
             online_softmax.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32")
         )
-    made = blockwise.plan(jnp.ones((2, 3, 6, 4)), jnp.ones((2, 5, 2, 4)), Rules(), "cpu")
-    made = online_softmax._groups(made)
-    assert [y.tolist() for y in made] == [[0, 0, 1, 1], [0, 3, 0, 3]]
-    assert {y.dtype for y in made} == {jnp.dtype("int32")}
+
+
+@eager64
+def test_every_key_head_is_walked_once_with_its_own_place():
+    """One after the other, or all at once, which gives the sum of their carries."""
+    plan = plan_of(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3)
+    heads = (jnp.asarray(normal(0, 4, 3)),)
+
+    def step(carry, heads, at):
+        assert (at.q, at.k, at.G, at.rows, at.cols) == (0, 0, 3, 2, 3)
+        assert at.b.dtype == at.n.dtype == jnp.int32
+        return carry + heads[0].sum(), (at.b, at.n, 2 * heads[0])
+
+    for batched in (False, True):
+        total, (b, n, twice) = over_heads(plan, batched, step, jnp.zeros(()), heads)
+        assert (b.tolist(), n.tolist()) == ([0, 0, 1, 1], [0, 3, 0, 3])
+        assert np.array_equal(twice, 2 * heads[0])
+        assert judge.same_function(total, heads[0].sum()).ok
 
 
 def test_parts_are_taken_from_their_place_and_put_there():
-    x = normal(1, 2, 3, 6, 4).astype("float32")
-    for b, n in ((0, 0), (1, 2), (jnp.asarray(1), jnp.asarray(4))):
-        want = np.moveaxis(x[int(b), :, int(n) : int(n) + 2], 1, 0)
-        assert np.array_equal(online_softmax.take(jnp.asarray(x), b, n, 2), want)
-    total = online_softmax.put(jnp.zeros((3, 4)), jnp.ones((2, 2), "bfloat16"), 1, jnp.asarray(2))
-    assert total.dtype == jnp.float32
-    assert total.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     at = Block(0, 0, 1, 2, 2, 2, 3)
     lines = np.arange(2 * 5 * 3.0).reshape(2, 5, 3)
     assert np.array_equal(online_softmax._rows(jnp.asarray(lines), at), lines[:, 1:3].reshape(4, 3))
@@ -281,8 +292,6 @@ def test_parts_are_taken_from_their_place_and_put_there():
     want = np.ones((2, 6), "float32")
     want[:, 2:5] += normal(2, 2, 3).astype("float32")
     assert np.array_equal(sums, want)
-    with jax.enable_x64(True):
-        assert {y.dtype for y in online_softmax._starts(1, jnp.asarray(2))} == {jnp.dtype("int32")}
 
 
 def test_the_scale_goes_where_it_rounds_nothing_away():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn._types import Sizes
-from flax_attn.backends.blockwise.ranges import all_seen, static_inner, static_outer
+from flax_attn.backends.blockwise.plan import all_seen, static_inner, static_outer
 from flax_attn.masks import (
     FULL,
     Causal,

@@ -14,8 +14,7 @@ from flax_attn._types import Sizes
 from flax_attn.backends import splash, tokamax
 from flax_attn.backends.blockwise.block import Block
 from flax_attn.backends.blockwise.block_loops import over_keys
-from flax_attn.backends.blockwise.plan import plan_of
-from flax_attn.backends.blockwise.ranges import static_inner, static_outer
+from flax_attn.backends.blockwise.plan import plan_of, static_inner, static_outer
 from flax_attn.masks import (
     CAUSAL,
     FULL,
