@@ -101,22 +101,7 @@ def compare(
     True
     """
     options = Options(
-        dtypes=dtypes,
-        grads=grads,
-        taps=taps,
-        eager=eager,
-        jit=jit,
-        train=train,
-        constants=constants,
-        noise=noise,
-        optimizer=optimizer,
-        steps=steps,
-        weights=weights,
-        rules=rules,
-        seed=seed,
-        torch_call=torch_call,
-        flax_call=flax_call,
-        decode=decode,
+        dtypes, eager, jit, noise, optimizer, steps, weights, rules, torch_call, flax_call, decode
     )
     _check_modules(torch_module, flax_module, inputs, kwargs or {})
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
@@ -136,7 +121,7 @@ class _Seen:
     def __init__(self, pair: Pair, options: Options):
         self.pair, self.options = pair, options
         self.rows: list[Row] = [*_exact(pair), *trained(pair)]
-        self.notes = dict.fromkeys(_told_of_modes(pair.torch_module, options.train))
+        self.notes = dict.fromkeys(_told_of_modes(pair.torch_module, pair.request.train))
         self.noisy: dict[str, list[Run]] = {}
         self.alone: dict[str, None] = {}
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}

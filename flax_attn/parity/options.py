@@ -14,25 +14,20 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords of `compare`, checked, but for what is handed to the modules.
+    """Keywords of `compare`, checked, but for those of one call, which its `Request` holds.
 
     Raises:
       ValueError: for a dtype or a kind of weights that does not exist, for no step, or no run.
     """
 
     dtypes: Sequence[str] = ("float64", "float32")
-    grads: bool = True
-    taps: bool = True
     eager: bool = True
     jit: bool = True
-    train: bool = False
-    constants: Sequence[str] = ()
     noise: bool = False
     optimizer: tuple[str, Mapping[str, Any]] | None = None
     steps: int = 1
     weights: Weights = "random"
     rules: Sequence[Rule] = ()
-    seed: int = 0
     torch_call: Callable[..., Any] | None = None
     flax_call: Callable[..., Any] | None = None
     decode: Decode | None = None
