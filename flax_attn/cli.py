@@ -201,7 +201,7 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     outcome = _proven(options, live, console)
     proofs = outcome.proofs
     lines = certificate.lines(proofs)
-    _wide(console).print(_table(options, outcome, console))
+    _wide_console(console).print(_table(options, outcome, console))
     for report in (report for line in lines for report in line.reports):
         if not report.ok or (options.strict and not report.certain):
             console.out(f"\n{_report_text(report)}", highlight=False)
@@ -262,7 +262,7 @@ def _width(console: "Console") -> int:
     return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
 
 
-def _wide(console: "Console") -> "Console":
+def _wide_console(console: "Console") -> "Console":
     """A console that breaks no line, since the table is made for the width."""
     from rich.console import Console
 

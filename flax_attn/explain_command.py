@@ -64,21 +64,21 @@ def mask_of(text: str) -> Mask:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"--mask {text!r} is no expression: {error}.") from error
-    return _mask(tree.body, text)
+    return _mask_of(tree.body, text)
 
 
-def _mask(node: ast.expr, text: str) -> Mask:
+def _mask_of(node: ast.expr, text: str) -> Mask:
     match node:
         case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](_mask(left, text), _mask(right, text))
+            return OPERATORS[type(op)](_mask_of(left, text), _mask_of(right, text))
         case ast.UnaryOp(ast.Invert(), inner):
-            return ~_mask(inner, text)
+            return ~_mask_of(inner, text)
         case ast.Name(name) if isinstance(_named(name), Mask):
             return _named(name)
         case ast.Call(ast.Name(name), args, keywords) if isinstance(_named(name), type):
-            named = {word.arg: _value(word.value, text) for word in keywords if word.arg}
+            named = {word.arg: _literal(word.value, text) for word in keywords if word.arg}
             try:
-                return _named(name)(*(_value(arg, text) for arg in args), **named)
+                return _named(name)(*(_literal(arg, text) for arg in args), **named)
             except TypeError as error:
                 raise ValueError(f"--mask {text!r}: {error}.") from error
     source = ast.get_source_segment(text.strip(), node) or text
@@ -91,7 +91,7 @@ def _mask(node: ast.expr, text: str) -> Mask:
     raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {source!r}.")
 
 
-def _value(node: ast.expr, text: str) -> Any:
+def _literal(node: ast.expr, text: str) -> Any:
     """A number, a text, or an array from a list."""
     try:
         value = ast.literal_eval(node)

@@ -96,7 +96,7 @@ def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
     >>> place(np.arange(8), 2, "zigzag", axis=0).tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
     """
-    x, axis = _checked(x, shards, layout, axis)
+    x, axis = _split_of(x, shards, layout, axis)
     if layout == "contiguous":
         return x
     if layout == "striped":
@@ -117,7 +117,7 @@ def unplace(x: Any, shards: int, layout: str, *, axis: int) -> Any:
     >>> unplace(np.asarray([0, 1, 6, 7, 2, 3, 4, 5]), 2, "zigzag", axis=0).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    x, axis = _checked(x, shards, layout, axis)
+    x, axis = _split_of(x, shards, layout, axis)
     if layout == "contiguous":
         return x
     if layout == "striped":
@@ -141,7 +141,7 @@ def positions(length: int, shards: int, layout: str) -> np.ndarray:
     >>> positions(8, 2, "striped").tolist()
     [0, 2, 4, 6, 1, 3, 5, 7]
     """
-    slots, _ = _checked(np.arange(length, dtype=np.int32), shards, layout, 0)
+    slots, _ = _split_of(np.arange(length, dtype=np.int32), shards, layout, 0)
     return tokens_in(slots, length, shards, layout)
 
 
@@ -188,7 +188,7 @@ def check_length(name: str, length: int, shards: int, layout: str) -> None:
         )
 
 
-def _checked(x: Any, shards: int, layout: str, axis: int) -> tuple[Any, int]:
+def _split_of(x: Any, shards: int, layout: str, axis: int) -> tuple[Any, int]:
     check_choice("layout", layout, *LAYOUTS)
     check_positive(shards=shards)
     x = x if isinstance(x, jax.Array) else np.asarray(x)

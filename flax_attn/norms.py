@@ -168,7 +168,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
         """x, normed over H, or over N H with `over_heads`."""
         z = x.reshape(*x.shape[:-2], -1) if self.over_heads else x
-        scale = None if self.scale is None else _fits(self.scale[...], z)
+        scale = None if self.scale is None else _gain_for(self.scale[...], z)
         z = rms_norm(z, scale, eps=self.eps, plus_one=self.plus_one, cast=self.cast)
         return z.reshape(x.shape)
 
@@ -216,7 +216,7 @@ class LayerNorm(nnx.Module):
         """x, normed over H."""
         assert self.scale is not None
         bias = None if self.bias is None else self.bias[...]
-        return layer_norm(x, _fits(self.scale[...], x), bias, eps=self.eps)
+        return layer_norm(x, _gain_for(self.scale[...], x), bias, eps=self.eps)
 
 
 def _shape(features: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def _param(
     return nnx.Param(init(rngs.params(), shape, dtype))
 
 
-def _fits(scale: Array, z: Array) -> Array:
+def _gain_for(scale: Array, z: Array) -> Array:
     if z.shape[z.ndim - scale.ndim :] != scale.shape:
         raise ValueError(f"The norm has a gain of shape {scale.shape}; got x of shape {z.shape}.")
     return scale

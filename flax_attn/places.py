@@ -62,7 +62,7 @@ class Places:
         for name, asked, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
             numbers = jnp.arange(count, dtype=jnp.int32) if asked is None else jnp.asarray(asked)
             whole = sizes.batch if name == "b" else (sizes.N,)
-            if asked is not None and not _fits(numbers.shape, whole):
+            if asked is not None and not _broadcasts(numbers.shape, whole):
                 raise ValueError(
                     f"Places.{name} must broadcast to {whole}; got shape {numbers.shape}."
                 )
@@ -71,7 +71,7 @@ class Places:
         return Places(**numbers_of)
 
 
-def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     pairs = zip(shape[::-1], whole[::-1], strict=False)
     return len(shape) <= len(whole) and all(n in (1, most) for n, most in pairs)
 
@@ -125,7 +125,7 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
     far, whole = known[known >= FURTHEST], (*sizes.batch, length)
     if far.size:
         raise ValueError(f"{name} must be less than {FURTHEST}; got {far[0]}.")
-    if not _fits(jnp.shape(positions), whole):
+    if not _broadcasts(jnp.shape(positions), whole):
         raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(positions)}.")
     at = jnp.clip(jnp.asarray(near(positions)), -1, FURTHEST - 1)
     if all(n == 1 for n in at.shape[:-1]):

@@ -14,7 +14,7 @@ def static(w: Workload) -> TorchProgram:
     """Slots of which the unused are masked; with a window a ring, of which all are seen."""
     torch: Any = import_module("torch")
     slots = min(w.window or w.length, w.length)
-    past = _past(w)
+    past = _last_slots(w)
     rows, at = torch.arange(w.batch), torch.from_numpy(past % slots)
 
     def pack(tensors: Any) -> Any:
@@ -43,13 +43,13 @@ def static(w: Workload) -> TorchProgram:
 def grown(w: Workload) -> TorchProgram:
     """Keys and values joined in each step; shorter rows are padded on the left."""
     torch = import_module("torch")
-    past = np.minimum(_past(w), (w.window or w.length) - 1)
+    past = np.minimum(_last_slots(w), (w.window or w.length) - 1)
 
     def pack(tensors: Any) -> Any:
         x, weights, keys, values = _projected(w, tensors)
         most = past.max()
         kept = [torch.zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
-        for b, (n, end) in enumerate(zip(past, _past(w), strict=True)):
+        for b, (n, end) in enumerate(zip(past, _last_slots(w), strict=True)):
             for new, old in zip((keys, values), kept, strict=True):
                 old[b, :, most - n :] = new[b, :, end - n : end]
         seen = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
@@ -76,7 +76,7 @@ class _Step(TorchProgram):
             return self.pack({name: tensor(x) for name, x in arrays.items()}), None
 
 
-def _past(w: Workload) -> np.ndarray:
+def _last_slots(w: Workload) -> np.ndarray:
     return np.maximum(1, w.stored * np.arange(1, w.batch + 1) // w.batch) - 1
 
 
@@ -86,7 +86,12 @@ def _projected(w: Workload, tensors: Any) -> tuple[Any, Any, Any, Any]:
     weights = [tensors[f"{name}.weight"].T.contiguous() for name in PROJECTIONS]
     x = tensors["x"]
     keys, values = (_split(w, torch.nn.functional.linear(x, y)) for y in weights[1:3])
-    return x[torch.arange(w.batch), torch.from_numpy(_past(w))][:, None], weights, keys, values
+    return (
+        x[torch.arange(w.batch), torch.from_numpy(_last_slots(w))][:, None],
+        weights,
+        keys,
+        values,
+    )
 
 
 def _split(w: Workload, x: Any) -> Any:

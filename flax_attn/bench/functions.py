@@ -167,11 +167,11 @@ def _tokamax(w: Workload) -> Call:
     return _jax_nn(partial(import_module("tokamax").dot_product_attention, **more), w)
 
 
-def _plain(w: Workload, which: str) -> str | None:
+def _refuses_extra(w: Workload, which: str) -> str | None:
     return None if w.extra == "plain" else f"it has no {w.extra}"
 
 
-def _layer(w: Workload, which: str) -> Program:
+def _no_program(w: Workload, which: str) -> Program:
     raise NotImplementedError(LAYER)
 
 
@@ -185,7 +185,7 @@ def others() -> list[Contender]:
         "torch": partial(_torch, _sdpa),
         "torch.eager": partial(_torch, _eager),
         "torch.compile": partial(_torch, _compiled),
-        "nn.MultiheadAttention": _layer,
+        "nn.MultiheadAttention": _no_program,
         "tokamax": partial(_jax, _tokamax),
     }
     quadratic_counts = {"torch.eager": (3, 5), "torch.compile": (3, 5)}
@@ -198,7 +198,7 @@ def others() -> list[Contender]:
             name,
             name,
             build,
-            refusals.get(name, _plain),
+            refusals.get(name, _refuses_extra),
             quadratic=quadratic_counts.get(name, (0, 0)),
         )
         for name, build in builds.items()

@@ -135,7 +135,7 @@ def _equinox(w: Workload) -> tuple[Run, Plan]:
         layer = equinox.tree_at(
             lambda m: [lookup(m, path) for path in paths], template, [weights[p] for p in paths]
         )
-        return jax.vmap(lambda one: layer(one, one, one, mask=_past(w)))(x)
+        return jax.vmap(lambda one: layer(one, one, one, mask=_causal_mask(w)))(x)
 
     return run, separate(EQUINOX, "weight", True)
 
@@ -154,7 +154,7 @@ def _jax_nn(w: Workload) -> tuple[Run, Plan]:
     return run, separate(NEW, "kernel", False)
 
 
-def _past(w: Workload) -> jax.Array:
+def _causal_mask(w: Workload) -> jax.Array:
     return jnp.tril(jnp.ones((w.length, w.length), bool))
 
 

@@ -106,12 +106,12 @@ def _torch(load: Callable[[], Call], w: Workload, which: str) -> Program:
     )
 
 
-def _proven(w: Workload) -> Workload:
+def _small(w: Workload) -> Workload:
     return replace(w, length=min(w.length, PROVEN), heads=2, batch=1)
 
 
 def _prove(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
-    return _judged(build, _proven(w), which)
+    return _judged(build, _small(w), which)
 
 
 @cache

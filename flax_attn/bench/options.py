@@ -94,16 +94,16 @@ def asked(options: argparse.Namespace) -> Asked:
         variant=options.variant,
         lengths=None if options.seq is None else lengths(options.seq),
         widths=None if options.width is None else _counts("--width", options.width),
-        heads=None if options.heads is None else _count("--heads", options.heads),
+        heads=None if options.heads is None else _one_count("--heads", options.heads),
         devices=None if options.devices is None else _counts("--devices", options.devices),
-        batch=None if options.batch is None else _count("--batch", options.batch),
+        batch=None if options.batch is None else _one_count("--batch", options.batch),
         dtypes=("float32",) if options.dtype is None else dtypes(options.dtype),
         passes=passes,
         masks=masks,
         extras=extras(getattr(options, "with") or "plain"),
         against=None if options.against is None else _names(options.against),
         backends=("auto",) if options.backend is None else _names(options.backend),
-        rounds=None if options.rounds is None else _count("--rounds", options.rounds),
+        rounds=None if options.rounds is None else _one_count("--rounds", options.rounds),
         seconds=None if options.seconds is None else _seconds(options.seconds),
     )
 
@@ -163,7 +163,7 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _count(option: str, text: str) -> int:
+def _one_count(option: str, text: str) -> int:
     counts = _counts(option, text)
     if len(counts) != 1:
         raise ValueError(f"{option} takes one whole number; got {text!r}.")

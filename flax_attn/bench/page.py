@@ -19,7 +19,7 @@ def markdown(results: Results, more: list[Table] | None = None) -> str:
         ratios, details = details, []
     parts = [f"## {results.title}", machine_of(results)]
     parts += [_table(t) for t in [*(more or []), *ratios]]
-    bullets = [f"* {_plain(sentence)}" for sentence in remarks(results)]
+    bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
     parts += ["\n".join(bullets)] if bullets else []
     if details:
         inner = "\n\n".join(_table(t) for t in details)
@@ -41,11 +41,11 @@ def machine_of(results: Results) -> str:
 
 
 def _table(table: Table) -> str:
-    header, *rows = ([*map(_plain, cells)] for cells in [table.header, *table.rows])
+    header, *rows = ([*map(_escaped, cells)] for cells in [table.header, *table.rows])
     return f"**{table.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
 
 
-def _plain(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

@@ -103,11 +103,11 @@ def references(w: Workload, precision: str) -> tuple[Found, Found]:
     """The plain formula's output and gradients of the judged rows: in the dtype and in float64."""
     arrays = w.arrays()
     with jax.enable_x64(True):
-        truth = _run(w, {name: x.astype(np.float64) for name, x in arrays.items()})
-    return _run(w, arrays), truth
+        truth = _plain_run(w, {name: x.astype(np.float64) for name, x in arrays.items()})
+    return _plain_run(w, arrays), truth
 
 
-def _run(w: Workload, arrays: Found) -> Found:
+def _plain_run(w: Workload, arrays: Found) -> Found:
     rows = w.rows()
     seen = np.broadcast_to(
         np.asarray(w.rule(0, 0, rows[:, None], np.arange(w.length)[None])), (len(rows), w.length)

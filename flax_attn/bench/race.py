@@ -95,7 +95,7 @@ class Race:
             notify("timing")
             self._time(entries)
             for entry in entries:
-                self.rate[_kind(entry.row)] = (entry.row.median or 0.0) / w.cells
+                self.rate[_kind_of_row(entry.row)] = (entry.row.median or 0.0) / w.cells
 
     def _start(self, contender: Contender, row: Row) -> Entry | None:
         """The contender compiled and proven; None, and the reason in its row, if it cannot be."""
@@ -116,7 +116,7 @@ class Race:
         weights = contender.quadratic[which == BOTH] * w.cells * 4
         if self.settings.timed and weights > memory_at_hand():
             return f"its weights would take {weights / 2**30:.0f} GiB"
-        expected = self.rate.get(_kind(row), 0.0) * w.cells
+        expected = self.rate.get(_kind_of_row(row), 0.0) * w.cells
         if expected > self.settings.call:
             return f"a call would take about {expected:.0f} s"
         return None
@@ -189,6 +189,6 @@ def _spent(entry: Entry) -> float:
     return sum(entry.row.seconds) * entry.repeat
 
 
-def _kind(row: Row) -> tuple:
+def _kind_of_row(row: Row) -> tuple:
     w = row.workload
     return row.contender, row.which, w.seen, w.dtype, w.width, w.layer

@@ -134,12 +134,12 @@ class Counted:
             rows.append(row)
             notify(f"{w.devices} devices, {row.contender}")
             try:
-                _count(way, row)
+                _fill_counts(way, row)
             except Exception as error:  # a sentence that says what would fit
                 row.status, row.reason = LEFT_OUT, first_line(error)
 
 
-def _count(way: Way, row: Row) -> None:
+def _fill_counts(way: Way, row: Row) -> None:
     w, which = row.workload, row.which
     proof = proven(way, w, which)
     row.proof = {"error": proof.error, "limit": proof.limit}

@@ -26,7 +26,7 @@ def _races(rows: Sequence[Row]) -> list[tuple[Workload, dict[str, Row]]]:
     return [(w, {row.contender: row for row in race}) for w, race in races]
 
 
-def _cells(w: Workload) -> list[str]:
+def _of_workload(w: Workload) -> list[str]:
     kind = w.store or (f"ring of {w.window}" if w.window else "")
     stored = str(w.stored) if w.batch == 1 else f"{max(1, w.stored // w.batch)} .. {w.stored}"
     return [str(w.length), stored, str(w.batch), str(w.kv_heads or w.heads), kind or "static"]
@@ -47,7 +47,9 @@ def _ratios(rows: Sequence[Row]) -> Table:
         cells = [f"{base_time * 1e3:.3g}", f"{w.batch / base_time:,.0f}", bytes_of(bytes_read(w))]
         cells.append(f"{100 * limit / base_time:.0f} %" if limit else "-")
         theirs = [least(race.get(name)) for name in others]
-        lines.append([*_cells(w), *cells, *(times(x / base_time) if x else "-" for x in theirs)])
+        lines.append(
+            [*_of_workload(w), *cells, *(times(x / base_time) if x else "-" for x in theirs)]
+        )
     return Table(f"time over that of {names[0]}: one step of a whole layer", header, lines)
 
 
@@ -59,7 +61,11 @@ def _figures(rows: Sequence[Row]) -> Table:
         timed = [row for row in race.values() if row.seconds]
         for row in sorted(timed, key=lambda row: least(row) or 0.0):
             time = least(row) or 0.0
-            cells = [times(time / base_time) if base_time else "", row.contender, *_cells(w)]
+            cells = [
+                times(time / base_time) if base_time else "",
+                row.contender,
+                *_of_workload(w),
+            ]
             cells += [f"{time * 1e3:.3g}", f"{1e3 * (row.median or 0.0):.3g}"]
             proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
             proof = "" if row.contender == LIMIT else proof

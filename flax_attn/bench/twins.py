@@ -31,7 +31,7 @@ def variants() -> dict[str, type[nnx.Module]]:
     """
     exports = (getattr(flax_layers, name) for name in vars(flax_layers))
     modules = [x for x in exports if isinstance(x, type) and issubclass(x, nnx.Module)]
-    known = {*_arguments(Workload(length=1)), "rngs"}
+    known = {*_sizes_as_arguments(Workload(length=1)), "rngs"}
     return {
         module.__module__.rsplit(".", 1)[1]: module
         for module in modules
@@ -66,20 +66,20 @@ def _prove(w: Workload, which: str) -> Proof:
     return Proof(worst.error, worst.limit, "" if report.ok else report.summary())
 
 
-def _kind(w: Workload) -> type[nnx.Module]:
+def _class_of(w: Workload) -> type[nnx.Module]:
     return variants()[w.layer or ""]
 
 
 def _inputs(w: Workload) -> int:
     """How many arrays the call needs."""
-    parameters = list(inspect.signature(_kind(w).__call__).parameters.values())[1:]
+    parameters = list(inspect.signature(_class_of(w).__call__).parameters.values())[1:]
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def config(w: Workload) -> dict[str, Any]:
     """What the constructor must be given, by the sizes of the workload."""
-    known = _arguments(w)
-    return {name: known[name] for name in _required(_kind(w)) if name in known}
+    known = _sizes_as_arguments(w)
+    return {name: known[name] for name in _required(_class_of(w)) if name in known}
 
 
 def _required(kind: type[nnx.Module]) -> list[str]:
@@ -89,7 +89,7 @@ def _required(kind: type[nnx.Module]) -> list[str]:
     return [p.name for p in named if p.default is p.empty]
 
 
-def _arguments(w: Workload) -> dict[str, Any]:
+def _sizes_as_arguments(w: Workload) -> dict[str, Any]:
     """The arguments of layers that a workload's sizes tell."""
     width, halves = w.features, w.heads // 2 if w.heads % 2 == 0 else w.heads
     known = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
@@ -100,7 +100,7 @@ def _arguments(w: Workload) -> dict[str, Any]:
 
 def layer(w: Workload) -> nnx.Module:
     """This library's."""
-    kind = _kind(w)
+    kind = _class_of(w)
     module = kind(**config(w), rngs=nnx.Rngs(w.seed))  # pyright: ignore[reportCallIssue]
     module.eval()
     return module
@@ -108,7 +108,7 @@ def layer(w: Workload) -> nnx.Module:
 
 def twin(w: Workload) -> Any:
     """The whiteboard's."""
-    kind = _kind(w)
+    kind = _class_of(w)
     module = getattr(import_module(f"{REF}.{w.layer}"), kind.__name__)(**config(w))
     return module.eval()
 

@@ -53,13 +53,9 @@ class Mask:
             "A mask is neither true nor false: `and`, `or`, `not` would drop one; use &, | and ~."
         )
 
-    @property
+    @cached_property
     def is_static(self) -> bool:
         """Whether the mask is known without any array, batch entry or head."""
-        return self._is_static
-
-    @cached_property
-    def _is_static(self) -> bool:
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
         declared = hasattr(self, "AXES")
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)

@@ -338,7 +338,7 @@ def _first(report: Report) -> list[str]:
     rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
     names = [row.name for row in rows]
     if first.tap not in names:
-        return [*lines, f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst(first)}"]
+        return [*lines, f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst_line(first)}"]
     at = names.index(first.tap)
     near = rows[max(at - 1, 0) : at + 2]
     kinds = ("gradient",) if _backward(first) else ("tap", "output")
@@ -350,7 +350,7 @@ def _first(report: Report) -> list[str]:
         far = f"{so_far[row.name]:.1e}" if row.name in so_far else ""
         line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:.1e}"
         line += f"     {far:<9} {row.verdict.limit:.1e}"
-        lines.append(line + (_worst(first) if here else ""))
+        lines.append(line + (_worst_line(first) if here else ""))
     return lines
 
 
@@ -358,7 +358,7 @@ def _backward(place: Divergence) -> bool:
     return place.kind == "gradient"
 
 
-def _worst(place: Divergence) -> str:
+def _worst_line(place: Divergence) -> str:
     if place.index is None:
         return ""
     at = ", ".join(map(str, place.index))

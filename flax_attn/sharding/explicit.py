@@ -86,11 +86,11 @@ def _cut(task: Any, sequence: Any, request: Request) -> Any:
     times = check_spread(q.shape[-2], k.shape[-2], shards.count(mesh))
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
     rules = hoist(request.rules, wide(q.dtype))
-    return _run(task, mesh, shards, sequence, q, k, v, rules)
+    return _run_shards(task, mesh, shards, sequence, q, k, v, rules)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Rules) -> Any:
+def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, rules: Rules) -> Any:
     sizes, axes = sizes_of(q, k), leaf_axes(rules)
     leaves, structure = jax.tree.flatten(rules)
     shapes = [jnp.shape(x) for x in leaves]

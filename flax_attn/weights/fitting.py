@@ -88,7 +88,7 @@ def _sources(
         if rule.kind == "move" and rule.layout is None:
             for here, to in rule.groups([name for name in entries if name not in targets]):
                 targets.setdefault(here[0], to[0])
-    tied = _ties(entries, rules, read)
+    tied = _tied_names(entries, rules, read)
     sources = []
     for name, entry in entries.items():
         owner, _, role = flax_path(module, targets.get(name, name)).rpartition(".")
@@ -106,7 +106,7 @@ def _likely_kind(name: str, entries: Mapping[str, Entry]) -> str:
     return "Linear" if is_linear else "Parameter"
 
 
-def _ties(
+def _tied_names(
     entries: Mapping[str, Entry], rules: Sequence[Rule], read: Callable[[str], np.ndarray]
 ) -> dict[str, str]:
     """The first name of each tensor that a rule ties to it, if the two are the same bits."""

@@ -180,7 +180,7 @@ def _solved(
         at = next(i for i, names in enumerate(part) if "g" in names)
         heads = (*heads, gcd(*(shape[at] for shape in parts)))
     for count in heads if any(len(names) > 1 for names in part) else (0,):
-        each = [_axes(part, shape, count) for shape in parts]
+        each = [_axis_sizes(part, shape, count) for shape in parts]
         if None in each:
             continue
         sizes = {name: tuple(x[name] for x in each if x) for name in each[0] or ()}
@@ -190,7 +190,7 @@ def _solved(
     return None
 
 
-def _axes(part: list[list[str]], shape: tuple[int, ...], count: int) -> dict[str, int] | None:
+def _axis_sizes(part: list[list[str]], shape: tuple[int, ...], count: int) -> dict[str, int] | None:
     """The sizes of a part's axes, `count` of the first of two in a bracket."""
     sizes: dict[str, int] = {}
     for (first, *rest), size in zip(part, shape, strict=True):

@@ -137,9 +137,9 @@ class Rule:
             match = pattern.fullmatch(name)
             if match:
                 *wild, rest = match.groups()
-                fill = [_fill(side, wild) + (rest or "") for side in alternatives]
+                fill = [_filled_name(side, wild) + (rest or "") for side in alternatives]
                 groups[tuple(fill)] = tuple(
-                    _fill(side, wild) + (rest or "") for side in spread(right)
+                    _filled_name(side, wild) + (rest or "") for side in spread(right)
                 )
         return list(groups.items())
 
@@ -163,7 +163,7 @@ def _regex(name: str) -> str:
     return re.escape(name).replace(r"\*", r"([^.]+)") + r"(\..+)?"
 
 
-def _fill(name: str, wild: list[str]) -> str:
+def _filled_name(name: str, wild: list[str]) -> str:
     for piece in wild:
         name = name.replace("*", piece, 1)
     return name

@@ -50,7 +50,7 @@ def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         why = f"It holds no tensors by name, but {quoted(tensors)}."
         raise CheckpointError(path, None, why, "Save model.state_dict().")
     check_count(path, len(tensors))
-    return {name: _array(path, name, value, torch) for name, value in tensors.items()}
+    return {name: _numpy_of(path, name, value, torch) for name, value in tensors.items()}
 
 
 def _torch(path: Path) -> Any:
@@ -66,7 +66,7 @@ def _torch(path: Path) -> Any:
     return torch
 
 
-def _array(path: Path, name: str, value: Any, torch: Any) -> np.ndarray:
+def _numpy_of(path: Path, name: str, value: Any, torch: Any) -> np.ndarray:
     check_name(path, name)
     dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
     dtype = _BY_NAME.get(str(value.dtype).removeprefix("torch.")) if dense else None

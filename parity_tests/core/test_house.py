@@ -400,18 +400,3 @@ def test_importing_computes_nothing_and_brings_no_torch():
         [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert run.returncode == 0, run.stderr
-
-
-BANNED = {"found", "told", "held", "given", "there", "own"}
-
-
-@of_all_sources
-def test_names_are_nouns(path):
-    """Six words that say nothing of a value are no names of variables, parameters or functions."""
-    if path.is_relative_to(ROOT / "flax_attn"):
-        bound = {
-            *(x.id for x in ast.walk(tree_of(path)) if isinstance(x, ast.Name)),
-            *(x.arg for x in ast.walk(tree_of(path)) if isinstance(x, ast.arg)),
-            *(x.name.strip("_") for x in ast.walk(tree_of(path)) if isinstance(x, ast.FunctionDef)),
-        }
-        assert not bound & BANNED, f"names {', '.join(sorted(bound & BANNED))}: take the noun."

@@ -133,7 +133,7 @@ def record(cases: Sequence[Recorded]) -> Path:
     _check_names(cases)
     arrays, entries, path = {}, {}, path_of(cases[0])
     for i, case in enumerate(cases):
-        entry, pieces = _record(case)
+        entry, pieces = _record_case(case)
         entries[str(case)] = {**entry, "at": i}
         arrays |= {f"{i}/{dtype}": x for dtype, x in pieces.items()}
     meta = {"format": FORMAT, "versions": versions(), "cases": entries}
@@ -281,7 +281,7 @@ def _request(case: Recorded, dtype: str) -> Request:
     return Request((), inputs, case.seed, case.train, True, dtype == "float64", constants)
 
 
-def _record(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     torch_module, module = case.torch_module(), case.flax_module()
     results, arrays = {}, {}
     options = Options(rules=case.rules, torch_call=case.torch_call, flax_call=case.flax_call)

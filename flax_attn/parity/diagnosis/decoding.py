@@ -41,7 +41,7 @@ def _place(
     looks = ""
     if first.place is not None and first.row.dtype == "float64":
         stepped = Stepped(steps, first.place, wrong, len(steps.cuts), runs[0], runs[2])
-        looks = attempt(lambda: decode_hint(stepped), "")
+        looks = attempt("decode_hint", lambda: decode_hint(stepped), "")
     place = Divergence.of(first.row, "decode", looks)
     where = str(first.place) if first.place else first.row.name
     where += ", against Flax's own full forward pass" if first.against == "whole" else ""

@@ -145,8 +145,8 @@ def _scale(axis: Axis, limit: float, local: bool) -> Html:
 def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
     seen = _marks(depth)
     labels = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in seen.items()]
-    lines = [_line(axis.at(10.0**i), None) for i in axis.ticks()]
-    lines += [_line(axis.at(limit), "limit")] if isfinite(limit) else []
+    lines = [_mark_line(axis.at(10.0**i), None) for i in axis.ticks()]
+    lines += [_mark_line(axis.at(limit), "limit")] if isfinite(limit) else []
     shown = depth.made_here or depth.so_far
     bad = depth.made_here is not None and depth.made_here.differs
     return el(
@@ -165,7 +165,7 @@ def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
     )
 
 
-def _line(x: float, kind: str | None) -> Html:
+def _mark_line(x: float, kind: str | None) -> Html:
     return el("line", x1=f"{x:.1f}%", x2=f"{x:.1f}%", y1=0, y2="100%", class_=kind)
 
 

@@ -11,7 +11,7 @@ def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:
 
     Taps that are `rewritten`, inside a function that is the same, are no failure.
     """
-    return [_fold(*key, group, rewritten) for key, group in _groups(rows).items()]
+    return [_fold_rows(*key, group, rewritten) for key, group in _groups(rows).items()]
 
 
 def summary(rows: Sequence[Row], rewritten: Sequence[str]) -> Html:
@@ -41,7 +41,7 @@ def _off(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
     return [row for row in over if row.kind != "tap" or row.name not in rewritten]
 
 
-def _fold(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> Html:
+def _fold_rows(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> Html:
     over = [row for row in rows if row.verdict.differs]
     off = _off(rows, rewritten)
     worst = max(rows, key=_rank).verdict

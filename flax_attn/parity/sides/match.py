@@ -69,7 +69,7 @@ def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     if shape == want:
         yield Layout.plain(lambda x: x)
     if point_of(tap) in TURNED and len(shape) >= 3:
-        yield from _turned(shape, want)
+        yield from _from_merged_batch(shape, want)
     if shape != want:
         for fine, order in ways(shape, want):
             yield Layout.plain(partial(_laid, shape, fine, order), fine, order)
@@ -154,7 +154,7 @@ def _joined(fine: Shape, order: Shape) -> tuple[Shape, Shape]:
     return sizes, tuple(ranked.index(run) for run in runs)
 
 
-def _turned(shape: Shape, want: Shape) -> Iterator[Layout]:
+def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
     """From torch's `(B N) T H` to `*B T N H`; keys repeated for their queries once each."""
     *batch, length, heads, width = shape
     rows = int(np.prod(batch)) * length * width

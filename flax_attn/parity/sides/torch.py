@@ -324,7 +324,7 @@ class _Recorder:
                 "drawn by jax.random.bernoulli, the one draw that is heard."
             )
         keep, shape = self.keeps[self.drawn - 1], tuple(like.shape)
-        if keep.shape != shape and not _merges(keep.shape, shape):
+        if keep.shape != shape and not _same_but_leading(keep.shape, shape):
             raise ParityError(
                 f"Dropout mask {self.drawn} has shape {keep.shape} in Flax and {shape} in torch."
             )
@@ -372,6 +372,6 @@ def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:
     )
 
 
-def _merges(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def _same_but_leading(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether two shapes differ only in how their leading axes are split."""
     return a[-2:] == b[-2:] and int(np.prod(a)) == int(np.prod(b)) and min(len(a), len(b)) >= 2

@@ -82,7 +82,7 @@ class Points:
     ):
         self.note, self.note_gradient = note, note_gradient
         self.known: dict[int, Any] = {}
-        self.fixed = {_memory(x) for x in fixed}
+        self.fixed = {_address(x) for x in fixed}
         self.noise: set[int] = set()
         self.drawn: Any = None
         self.kept_alive: list[Any] = []  # so that no memory is given out a second time
@@ -99,7 +99,7 @@ class Points:
 
     def drew(self, keep: Any) -> None:
         """A mask of dropout, while it is still zeros and ones."""
-        self.noise.add(_memory(keep))
+        self.noise.add(_address(keep))
         self.kept_alive.append(keep)
         self.drawn = keep.clone()
 
@@ -124,8 +124,8 @@ class Points:
     def _other(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """What is neither product nor softmax: a step on every element, or a normaliser's part."""
         inputs, made = list(_tensors(args)), list(_tensors((out,)))
-        if inputs and all(_memory(x) in self.fixed for x in inputs):
-            self.fixed.update(map(_memory, made))
+        if inputs and all(_address(x) in self.fixed for x in inputs):
+            self.fixed.update(map(_address, made))
             self.kept_alive += made
             return
         known = [(x, record) for x in inputs if (record := self._of(x)) is not None]
@@ -134,11 +134,11 @@ class Points:
         if name in ELEMENTWISE and len(made) == 1 and self._step(name, args, made[0], known):
             return
         _, record = next((k for k in known if not isinstance(k[1], Weights)), (None, None))
-        views = {_memory(x) for x in inputs} if not name.endswith("_") else set()
+        views = {_address(x) for x in inputs} if not name.endswith("_") else set()
         if isinstance(record, Product):
             record = Normalised(record, record.value)
         for x in made if isinstance(record, Normalised) else ():
-            if _memory(x) not in views:
+            if _address(x) not in views:
                 self._remember(x, record)
 
     def _step(self, name: str, args: tuple[Any, ...], out: Any, known: list[Any]) -> bool:
@@ -158,18 +158,18 @@ class Points:
                 steps = (*record.steps, step)
                 record = record._replace(steps=steps, before=record.value, value=out)
             elif isinstance(record, Normalised) and record.weights is None:
-                dropped = any(_memory(y) in self.noise for y in _tensors(args) if y is not x)
+                dropped = any(_address(y) in self.noise for y in _tensors(args) if y is not x)
                 record = record._replace(weights=x) if dropped else record
             self._remember(out, record)
             return True
         return False
 
     def _of(self, tensor: Any) -> Any:
-        return self.known.get(_memory(tensor)) if tensor.numel() else None
+        return self.known.get(_address(tensor)) if tensor.numel() else None
 
     def _remember(self, tensor: Any, what: Any) -> None:
         if tensor.numel():
-            self.known[_memory(tensor)] = what
+            self.known[_address(tensor)] = what
             self.kept_alive.append(tensor)
 
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
@@ -211,13 +211,13 @@ class Points:
         elif isinstance(made, Normalised) and self._weighs(made, left, right):
             self._weighed(made, left, right, out)
         else:
-            free = not {_memory(left), _memory(right)} & self.fixed
+            free = not {_address(left), _address(right)} & self.fixed
             self._remember(out, Product(left, right, free=free, value=out))
 
     def _weighs(self, made: Normalised, left: Any, right: Any) -> bool:
         """Whether this is the second product of an attention."""
         alike = left.shape[-2:] == made.scores.shape[-2:] and left.numel() == made.scores.numel()
-        return made.product.free and alike and _memory(right) not in self.fixed
+        return made.product.free and alike and _address(right) not in self.fixed
 
     def _weighed(self, made: Normalised, left: Any, right: Any, out: Any) -> None:
         """The points of an attention whose normaliser is no softmax of torch's."""
@@ -231,7 +231,7 @@ class Points:
 
     def _expect(self, left: Any, right: Any, one: str, two: str, result: str | None) -> None:
         """Both operands of a product, so that backward products tell their gradients."""
-        keys = _memory(left), _memory(right)
+        keys = _address(left), _address(right)
         if keys[0] != keys[1] and left.numel() and right.numel():
             self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
             self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
@@ -239,7 +239,7 @@ class Points:
 
     def _product_behind(self, one: Any, two: Any, out: Any) -> None:
         """A product of the backward pass: with an operand of attention it is a gradient."""
-        first, second = self.operands.get(_memory(one)), self.operands.get(_memory(two))
+        first, second = self.operands.get(_address(one)), self.operands.get(_address(two))
         if first and first.left and tuple(one.shape) == _turned(first.shape):
             key = first.result is None
             self.note_gradient(first.other, out.mT if key else out)
@@ -275,7 +275,7 @@ def _origin(record: Any) -> Any:
     return product.left if isinstance(product, Product) else product
 
 
-def _memory(tensor: Any) -> int:
+def _address(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr()
 
 

@@ -10,7 +10,7 @@ from flax_attn.parity.diagnosis import hints
 from flax_attn.parity.diagnosis.hints.again import Attention
 from flax_attn.parity.diagnosis.hints.conditioning import conditioning
 from flax_attn.parity.diagnosis.hints.evidence import Evidence
-from flax_attn.parity.diagnosis.hints.filled import other_fills, without_fills
+from flax_attn.parity.diagnosis.hints.filled import large, other_fills, without_fills
 from flax_attn.parity.diagnosis.hints.fitting import parallel
 from flax_attn.parity.diagnosis.hints.kept import changed_alone
 from flax_attn.parity.diagnosis.hints.norms import norm
@@ -27,9 +27,12 @@ def seen(got, want, call=None, tap="output", truth=None):
     return Evidence(tap, got, want, want, layout, call or Call("output"), truth or Run())
 
 
-@pytest.mark.parametrize("step", ["first", "later", "made", "judged"])
+WARNED = {"first": "raising", "later": "raising", "made": "made", "judged": "throughout"}
+
+
+@pytest.mark.parametrize("step", WARNED)
 def test_a_guess_that_raises_is_no_guess(monkeypatch, step):
-    """Neither the guess nor its search takes the verdict away, and others are still made."""
+    """It is named in a warning; neither it nor its search takes the verdict away."""
     want = RANDOM.standard_normal((3, 4))
 
     def raising(evidence):
@@ -43,7 +46,13 @@ def test_a_guess_that_raises_is_no_guess(monkeypatch, step):
         raise ValueError("cannot reshape array")
 
     monkeypatch.setattr(hints, "submodule", made if step == "made" else raising)
-    assert hints.explained(seen(-want, want)) == "the other sign"
+    with pytest.warns(RuntimeWarning) as heard:
+        assert hints.explained(seen(-want, want)) == "the other sign"
+    assert any(f"The hint '{WARNED[step]}' failed by " in str(x.message) for x in heard)
+
+
+def test_a_number_may_be_all_there_is():
+    assert not large(np.float64(3.0)) and large(np.float64(-1e30))
 
 
 class Names:
@@ -58,8 +67,10 @@ def test_whatever_raises_there_is_no_hint(monkeypatch):
     assert hints.hint(row, *runs, Names()) == "the other sign"
     monkeypatch.setattr(hints, "explained", None)
     monkeypatch.setattr(hints, "_evidence", None)
-    assert hints.hint(row, *runs, Names()) == ""
-    assert hints.backward_hint(want, None) == ""
+    with pytest.warns(RuntimeWarning, match="The hint 'of a tap' failed by TypeError"):
+        assert hints.hint(row, *runs, Names()) == ""
+    with pytest.warns(RuntimeWarning, match="The hint 'of a gradient' failed"):
+        assert hints.backward_hint(want, None) == ""
 
 
 def test_taps_of_one_name_that_are_no_attention_give_none():

@@ -4,6 +4,7 @@ Each guess is what Flax would have computed from torch's own values with one fau
 that gives Flax's value, wherever that differs from torch's, says what the fault looks like.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -38,20 +39,23 @@ BEFORE = 8
 Found = TypeVar("Found")
 
 
-def attempt(step: Callable[[], Found], otherwise: Found) -> Found:
-    """What a step of the search gives; `otherwise` if it raises, since no hint is worth a verdict.
+def attempt(hint: str, step: Callable[[], Found], otherwise: Found) -> Found:
+    """What a step of the search gives; `otherwise`, and a warning that names it, if it raises.
 
-    Guesses are made for arrays of known shapes and kinds, and meet others in foreign modules.
+    Guesses are made for arrays of known shapes and kinds, and may meet others in foreign modules,
+    where no hint is worth a verdict.
     """
     try:
         return step()
-    except Exception:
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(f"The hint {hint!r} failed by {reason}.", RuntimeWarning, stacklevel=2)
         return otherwise
 
 
 def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
     """What the value of a failed local row looks like, or ""."""
-    return attempt(lambda: _hint(row.name, run, truth, names), "")
+    return attempt("of a tap", lambda: _hint(row.name, run, truth, names), "")
 
 
 def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
@@ -66,9 +70,9 @@ def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
     with np.errstate(all="ignore"):
         said = explained(evidence)
         if not said and evidence.point == "scores":
-            said = attempt(lambda: explained(_centred(evidence)), "")
+            said = attempt("centred", lambda: explained(_centred(evidence)), "")
         for more in (rounded_otherwise, conditioning, narrow):
-            said = said or attempt(lambda more=more: more(evidence), "")
+            said = said or attempt(more.__name__, lambda more=more: more(evidence), "")
         return said
 
 
@@ -76,12 +80,12 @@ def explained(evidence: Evidence) -> str:
     """What the first guess says that explains the whole difference, or ""."""
     for explains in (throughout, where_it_differs):
         for guess in _guesses(evidence):
-            if attempt(lambda e=explains, g=guess: e(evidence, g), False):
+            if attempt(explains.__name__, lambda e=explains, g=guess: e(evidence, g), False):
                 return _with_share(guess[0], 1.0)
         if nothing := zeros(evidence):
             return nothing
     for guess in _guesses(evidence):
-        share = attempt(lambda g=guess: partly(evidence, g), None)
+        share = attempt("partly", lambda g=guess: partly(evidence, g), None)
         if share is not None:
             return _with_share(guess[0], share)
     return ""
@@ -108,17 +112,17 @@ def _with_share(what: str | Callable[[float], str], share: float) -> str:
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     """What a gradient that arrives looks like, or ""."""
-    return attempt(lambda: _backward_hint(got, want), "")
+    return attempt("of a gradient", lambda: _backward_hint(got, want), "")
 
 
 def result_hint(run: Run, truth: Run, names: Names) -> str:
     """What an output that differs where no tap does comes from, or ""."""
-    return attempt(lambda: unseen(run, truth, names), "")
+    return attempt("unseen", lambda: unseen(run, truth, names), "")
 
 
 def state_hint(path: str, run: Run, truth: Run, names: Names) -> str:
     """What a difference in the state that a call leaves behind comes from, or ""."""
-    return attempt(lambda: changed_alone(path, run, truth, names), "")
+    return attempt("changed_alone", lambda: changed_alone(path, run, truth, names), "")
 
 
 def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
@@ -194,17 +198,17 @@ def _kept(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
 
 
 def _guesses(evidence: Evidence) -> Iterator[Guess]:
-    yield from _tried(lambda: POINTS.get(evidence.point, submodule)(evidence))
-    yield from _tried(lambda: between(evidence))
-    yield from _tried(lambda: anything(evidence))
-    yield from _tried(lambda: earlier(evidence, POINTS))
+    at_point = POINTS.get(evidence.point, submodule)
+    for guess in (at_point, between, anything):
+        yield from _tried(guess.__name__, lambda g=guess: g(evidence))
+    yield from _tried("earlier", lambda: earlier(evidence, POINTS))
     for changes in (turned_together, recut_together, heads_together):
-        yield from _tried(lambda c=changes: together(evidence, c))
-    yield from _tried(lambda: fitted_base(evidence))
+        yield from _tried(changes.__name__, lambda c=changes: together(evidence, c))
+    yield from _tried("fitted_base", lambda: fitted_base(evidence))
 
 
-def _tried(guesses: Callable[[], Guesses]) -> Iterator[Guess]:
+def _tried(hint: str, guesses: Callable[[], Guesses]) -> Iterator[Guess]:
     """Guesses up to the first that raises."""
-    made = attempt(guesses, iter(()))
-    while (guess := attempt(lambda: next(made, None), None)) is not None:
+    made = attempt(hint, guesses, iter(()))
+    while (guess := attempt(hint, lambda: next(made, None), None)) is not None:
         yield guess

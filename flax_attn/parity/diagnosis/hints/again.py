@@ -88,7 +88,7 @@ class Attention:
 
     def ratio(self, evidence: Evidence) -> np.ndarray | None:
         """What merged contexts are multiplied with before the tap, or its linear layer."""
-        before, _ = _linear(evidence)
+        before, _ = _linear_of(evidence)
         merged = self.merged(self.parts["context"])
         if before is None or before.size != merged.size or before.dtype.kind != "f":
             return None
@@ -113,7 +113,7 @@ def _tail(parts: Mapping[str, np.ndarray]) -> tuple[int, ...]:
 Reach = Callable[[Changed], np.ndarray]
 
 
-def _linear(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _linear_of(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None]:
     """What the tap's linear layer was given, and its kernel; without one, the tap itself."""
     weight, x = evidence.call.params.get("weight"), evidence.call.inputs.get("0")
     if weight is None or weight.ndim != 2 or x is None:
@@ -127,7 +127,7 @@ def reach(evidence: Evidence, attention: Attention) -> Reach | None:
         return lambda now: now[evidence.point]
     if "context" not in attention.parts:
         return None
-    before, kernel = _linear(evidence)
+    before, kernel = _linear_of(evidence)
     ratio = attention.ratio(evidence)
     if ratio is None or before is None:
         return None

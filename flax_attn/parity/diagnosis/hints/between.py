@@ -24,11 +24,11 @@ def between(evidence: Evidence) -> Guesses:
     if evidence.plain.size < 2 or evidence.plain.size > LARGE:
         return
     yield from _one(evidence)
-    yield from _gated(evidence)
+    yield from _gate_otherwise(evidence)
     yield from _another(evidence)
 
 
-def _same(made: np.ndarray, want: np.ndarray) -> bool:
+def _equal(made: np.ndarray, want: np.ndarray) -> bool:
     """Whether two arrays are equal, some of their elements first."""
     if not judge.same_function(made.ravel()[:SOME], want.ravel()[:SOME], zero=True).ok:
         return False
@@ -43,8 +43,8 @@ def _one(evidence: Evidence) -> Guesses:
             continue
         x = x.reshape(plain.shape)
         with np.errstate(all="ignore"):
-            torchs = next((a for a, f in ACTIVATIONS.items() if _same(f(x), plain)), "")
-            torchs = torchs or (NOTHING if _same(x, plain) else "")
+            torchs = next((a for a, f in ACTIVATIONS.items() if _equal(f(x), plain)), "")
+            torchs = torchs or (NOTHING if _equal(x, plain) else "")
             for act, function in TRIED.items():
                 if torchs and act != torchs:
                     yield f"{act} of {name}, where torch has {torchs}", function(x)
@@ -63,13 +63,13 @@ def _another(evidence: Evidence) -> Guesses:
         if name in evidence.before and "0" in call.inputs:
             had.setdefault(f"what {name} is given", call.inputs["0"])
     alike = _of_its_size(had, plain)
-    torchs = next((name for name, x in alike.items() if _same(x, plain)), "")
+    torchs = next((name for name, x in alike.items() if _equal(x, plain)), "")
     for name, x in alike.items() if torchs else ():
-        if name != torchs and not _same(x, plain):
+        if name != torchs and not _equal(x, plain):
             yield f"{name}, where torch takes {torchs}", x
 
 
-def _parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _gate_parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Two arrays that may be a gate and what it opens: two taps, or two halves of one."""
     plain = evidence.plain
     alike = _of_its_size(evidence.before, plain)
@@ -86,13 +86,13 @@ def _parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
                 yield f"{what} of {name} as the gate", gate.reshape(shape), up.reshape(shape)
 
 
-def _gated(evidence: Evidence) -> Guesses:
+def _gate_otherwise(evidence: Evidence) -> Guesses:
     """A gate by another activation, or with its two sides exchanged."""
-    parts = list(_parts(evidence))
+    parts = list(_gate_parts(evidence))
     with np.errstate(all="ignore"):
         for what, gate, up in parts:
             for act, function in ACTIVATIONS.items():
-                if not _same(function(gate) * up, evidence.plain):
+                if not _equal(function(gate) * up, evidence.plain):
                     continue
                 torchs = f"{act} of {what}"
                 for other, activation in TRIED.items():

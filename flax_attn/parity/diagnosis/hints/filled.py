@@ -67,7 +67,8 @@ def large(x: np.ndarray) -> np.ndarray:
     >>> large(np.asarray([-np.inf, 3.0, -1e6 + 3, -1e4])).tolist()
     [True, False, True, True]
     """
-    places = fills(x, "float64") != 0
+    x = np.asarray(x)
+    places = np.asarray(fills(x, "float64") != 0)  # of a single number a scalar else
     left = np.isfinite(x) & ~places
     places[left] = groups(x[left]) > 0
     low = left & ~places & (x < LOW)

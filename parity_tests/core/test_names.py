@@ -1,0 +1,55 @@
+"""The names of the library: nouns that say what a value is, and one job for each private name."""
+
+import ast
+
+from parity_tests.core.sources import ROOT, tree_of
+from parity_tests.tables import each
+
+SOURCES = sorted((ROOT / "flax_attn").rglob("*.py"))
+BANNED = {"found", "told", "held", "given", "there", "own"}
+# Private functions of one name that do the same in each file of their room: what they do.
+LIKE_JOBS = {
+    ".": {"_mask": "what a library's arguments hide", "_score": "what a library's bias adds"},
+    "backends": {"_home": "a kernel's module", "_of_version": "why a version does not serve"},
+    "backends/blockwise": {"_logits": "`scale * q.k`"},
+    "bench": {
+        **dict.fromkeys(("_equinox", "_flax", "_jax", "_jax_nn", "_nnx", "_torch"), "a library's"),
+        **dict.fromkeys(("_ours", "_sdpa", "_book"), "the contender of this name"),
+        **{"_program": "what is timed", "_prove": "what is proven first", "_ratios": "a table"},
+    },
+    "layers": {"_check": "arguments of a constructor", "_check_sizes": "its sizes"},
+    "parity/sides": {"_is_dtype": "a library's dtype", "_place": "the person's own line"},
+    "recurrence": {
+        **{"_forward": "of a custom_vjp", "_backward": "of a custom_vjp"},
+        **{"_recur": "the recurrence", "_check": "arguments"},
+    },
+    "sharding": dict.fromkeys(("_attend", "_forward", "_backward"), "of a custom_vjp"),
+    "weights": {
+        **{"_check_contiguous": "of a file's tensors", "_entry": "of a file's header"},
+        **{"_moves": "what goes where"},
+    },
+}
+
+
+@each("path", SOURCES)
+def test_names_are_nouns(path):
+    """Six words that say nothing of a value are no names of variables, parameters or functions."""
+    bound = {
+        *(x.id for x in ast.walk(tree_of(path)) if isinstance(x, ast.Name)),
+        *(x.arg for x in ast.walk(tree_of(path)) if isinstance(x, ast.arg)),
+        *(x.name.strip("_") for x in ast.walk(tree_of(path)) if isinstance(x, ast.FunctionDef)),
+    }
+    assert not bound & BANNED, f"names {', '.join(sorted(bound & BANNED))}: take the noun."
+
+
+@each("room", sorted({path.parent for path in SOURCES}))
+def test_a_private_name_has_one_job_in_its_room(room):
+    """Else a reader who looks for it finds another; what is alike everywhere says its job above."""
+    files = {}
+    for path in room.glob("*.py"):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_") and node.name != "_":
+                files.setdefault(node.name, []).append(path.name)
+    several = {name: there for name, there in files.items() if len(there) > 1}
+    here = str(room.relative_to(ROOT / "flax_attn"))
+    assert several.keys() == LIKE_JOBS.get(here, {}).keys(), several
