@@ -407,7 +407,7 @@ def test_goldens_that_cannot_be_placed_or_written_are_refused(tmp_path, monkeypa
         golden.path_of(case)
     case.home = home.Home("somewhere", str(tmp_path / "cases.py"))
     (tmp_path / "goldens").write_text("not a folder")
-    monkeypatch.setattr(golden, "_record", lambda case: ({}, {}))
+    monkeypatch.setattr(golden, "_record_case", lambda case: ({}, {}))
     with pytest.raises(ParityError, match=r"linear.npz cannot be written: "):
         golden.record([case])
 

@@ -33,7 +33,7 @@ def written(recorded, tmp_path, monkeypatch):
     cases, found = recorded
     path = tmp_path / "goldens" / "uniform.npz"
     monkeypatch.setattr(golden, "path_of", lambda case: path)
-    monkeypatch.setattr(golden, "_record", lambda case: found[str(case)])
+    monkeypatch.setattr(golden, "_record_case", lambda case: found[str(case)])
     assert golden.record(cases) == path
     return cases, path
 

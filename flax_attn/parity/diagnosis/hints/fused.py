@@ -1,5 +1,6 @@
 """One projection cut into queries, keys, values or a gate by another order of its axes."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
@@ -127,9 +128,10 @@ def own_cut(evidence: Evidence, want: np.ndarray) -> Own | None:
 
 def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
     """Torch's value as `B H T D`, as which its axes may be meant."""
-    plain = evidence.plain
+    plain, heads = evidence.plain, evidence.heads()
     if plain.ndim >= 3 and plain.size and evidence.point in POINTS[:3]:
-        yield plain.reshape(-1, evidence.heads(), *plain.shape[-2:])
+        if math.prod(plain.shape[:-2]) % heads == 0:  # else a projection of that name
+            yield plain.reshape(-1, heads, *plain.shape[-2:])
     elif evidence.point == "input" and plain.ndim == 4 and plain.size:
         yield plain
         yield np.swapaxes(plain, 1, 2)
@@ -171,7 +173,7 @@ def recut_together(
     for point in POINTS[:3]:
         if point in attention.parts:
             at = evidence.at(point)
-            torchs = own_cut(at, next(by_heads(at)))
+            torchs = next((own_cut(at, want) for want in by_heads(at)), None)
             known |= {point: torchs} if torchs else {}
     for one in known.values():
         for what, cut in one.others():
