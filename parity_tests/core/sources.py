@@ -23,7 +23,7 @@ ABSTRACT = {
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
     "LatentAttention": ROOT / "torch_ref/latent.py",
 }
-KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
+KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
 
 
 def bases_of(node: ast.ClassDef) -> list[str]:
