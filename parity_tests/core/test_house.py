@@ -338,6 +338,14 @@ def test_no_file_knows_masks_one_by_one():
 
 
 @each("path", own("torch_ref"))
+def test_a_twin_is_written_out_in_full(path):
+    """Its base is torch's Module, so that one file shows what it does."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef):
+            assert bases_of(node) in ([], ["nn.Module"]), f"{node.name} builds on another twin."
+
+
+@each("path", own("torch_ref"))
 def test_the_references_know_torch_alone(path):
     known = {"torch", "torch_ref", *sys.stdlib_module_names}
     for name in imports(path):
