@@ -1,7 +1,6 @@
 """What `flax-attn parity` proves: asked for by name, a fixed set, or all; by workers."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -32,8 +31,6 @@ if TYPE_CHECKING:  # importing them brings jax, which workers alone need
 WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
 FEW = 4  # cases of the fixed set after which the time for the others is estimated
 SLOW = 90.0  # the user is told if the others are to take more seconds
-# What a layer's module imports if it goes by a backend: the latter two are `attend` beside a cache.
-ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
 MANY = 8  # devices of which a page tells
 Proof = tuple[str, str, Report]
@@ -308,8 +305,26 @@ def _backends_of(job: Job) -> list[str]:
 
 
 def _attends(case: "Case") -> bool:
-    """Whether a layer's module goes by a backend."""
-    return any(hasattr(sys.modules[case.flax_class.__module__], name) for name in ATTENDS)
+    """Whether a layer goes by a backend: in blocks it has no weights that could be heard.
+
+    It is built and called on shapes alone, so nothing is computed.
+    """
+    import jax
+    import numpy as np
+
+    from .attend import use_backend
+    from .taps import listen
+
+    arrays = {name: jax.numpy.asarray(x) for name, x in case.arrays().items()}
+    traced = {name: x for name, x in arrays.items() if np.issubdtype(x.dtype, np.floating)}
+    names: set[str] = set()
+
+    def call(inputs: dict[str, jax.Array]) -> None:
+        case.flax_call(case.flax_module(), **arrays, **inputs)
+
+    with use_backend("blockwise"), listen(lambda name, value: names.add(name)):
+        jax.eval_shape(call, {name: arrays.pop(name) for name in traced})
+    return "query" in names and "weights" not in names
 
 
 def _equal_on(backend: str, case: "Case") -> bool:

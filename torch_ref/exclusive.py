@@ -3,25 +3,70 @@
 import torch
 from torch import nn
 
-from torch_ref.grouped_query import GroupedQueryAttention
+from torch_ref._steps import emptied, masked, placed, present, scored, seen, softmax
 
 
-class ExclusiveAttention(GroupedQueryAttention):
+class ExclusiveAttention(nn.Module):
     """The output without its part along the token's own value, as far as tanh(alpha) says."""
 
     def __init__(
-        self, in_features, num_heads, num_kv_heads, head_dim, *, learned=True, gate=False, **grouped
+        self,
+        in_features,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        *,
+        learned=True,
+        gate=False,
+        rotary=None,
+        q_norm=None,
+        k_norm=None,
+        norm_after_rotary=False,
+        mask=None,
+        scale=None,
+        softcap=None,
+        slopes=None,
+        sinks=False,
+        qkv_bias=False,
+        out_bias=False,
+        dropout=0.0,
     ):
-        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        super().__init__()
+        assert num_heads % num_kv_heads == 0, f"{num_heads} heads, {num_kv_heads} key/value heads"
+        self.head_dim, self.groups = head_dim, num_heads // num_kv_heads
+        self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
+        self.norm_after_rotary, self.mask = norm_after_rotary, mask
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap, self.slopes = softcap, slopes
+        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
+        self.dropout = nn.Dropout(dropout)
         self.alpha = nn.Parameter(torch.zeros(num_heads)) if learned else None
         wide = num_heads * head_dim
         self.gate_proj = nn.Linear(in_features, wide, bias=False) if gate else None
 
-    def read(self, context, x):
-        v = self.valued(x).repeat_interleave(self.groups, dim=-2)  # *B T N H
+    def excluded(self, context, x):
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
+        v = v.repeat_interleave(self.groups, dim=-2)  # *B T N H
         u = v / v.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # *B T N H
         share = 1.0 if self.alpha is None else torch.tanh(self.alpha).unsqueeze(-1)  # N 1
-        context = context - share * (context * u).sum(dim=-1, keepdim=True) * u  # *B T N H
-        if self.gate_proj is None:
-            return context
-        return context * torch.sigmoid(self.gate_proj(x)).view_as(context)  # *B T N H
+        return context - share * (context * u).sum(dim=-1, keepdim=True) * u  # *B T N H
+
+    def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
+        x = present(x, valid)  # *B T D
+        q = placed(self, self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
+        k = placed(self, self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
+        k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
+        scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
+        mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
+        weights = softmax(masked(scores, mask, empty), self.sinks)  # *B N T T
+        weights = emptied(weights, mask, empty)  # *B N T T
+        context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
+        context = self.excluded(context, x)  # *B T N H
+        if self.gate_proj is not None:
+            context = context * torch.sigmoid(self.gate_proj(x)).view_as(context)  # *B T N H
+        return present(self.o_proj(context.flatten(-2)), valid)  # *B T D

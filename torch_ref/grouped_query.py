@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from torch_ref._steps import emptied, masked, placed, present, scored, seen, softmax
+
 
 class Rotary:
     """Turns pairs of components by position: `(a, b) -> (a cos - b sin, b cos + a sin)`."""
@@ -70,61 +72,15 @@ class GroupedQueryAttention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
         self.dropout = nn.Dropout(dropout)
 
-    def placed(self, x, norm, positions):
-        x = x.unflatten(-1, (-1, self.head_dim))  # *B T N H
-        if norm and not self.norm_after_rotary:
-            x = norm(x)  # *B T N H
-        x = self.rotary(x, positions) if self.rotary else x  # *B T N H
-        return norm(x) if norm and self.norm_after_rotary else x  # *B T N H
-
-    def queried(self, x):
-        return self.q_proj(x)  # *B T (N H)
-
-    def keyed(self, x, positions):
-        return self.placed(self.k_proj(x), self.k_norm, positions)  # *B T K H
-
-    def valued(self, x):
-        return self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
-
-    def seen(self, mask, valid, T):
-        mask = self.mask if mask is None else mask
-        if mask is None:
-            mask = torch.ones(T, T, dtype=torch.bool).tril()  # T T
-        return mask if valid is None else mask & valid[..., None, None, :]  # *B N T T
-
-    def scored(self, logits):
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)  # *B N T T
-        if self.slopes is not None:
-            places = torch.arange(logits.shape[-1])  # T
-            distance = (places[:, None] - places).abs()  # T T
-            slopes = torch.as_tensor(self.slopes).to(logits.dtype)  # N
-            logits = logits - slopes[:, None, None] * distance  # *B N T T
-        return logits
-
-    def weighed(self, scores):
-        if self.sinks is None:
-            return torch.softmax(scores, dim=-1)  # *B N T T
-        column = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)  # *B N T 1
-        return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]  # *B N T T
-
-    def read(self, context, x):
-        return context  # *B T N H; what a variant does before the output projection
-
     def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
-        if valid is not None:
-            x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
-        q = self.placed(self.queried(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
-        k = self.keyed(x, positions).transpose(-3, -2)  # *B K T H
-        v = self.valued(x).transpose(-3, -2)  # *B K T H
-        k = k.repeat_interleave(self.groups, dim=-3)  # *B N T H
-        v = v.repeat_interleave(self.groups, dim=-3)  # *B N T H
-        scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
-        mask = self.seen(mask, valid, x.shape[-2]).expand(scores.shape)  # *B N T T
-        hidden = torch.finfo(x.dtype).min if empty == "mean" else -torch.inf
-        weights = self.weighed(scores.masked_fill(~mask, hidden))  # *B N T T
-        if empty == "zero":
-            weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
-        context = self.read((self.dropout(weights) @ v).transpose(-3, -2), x)  # *B T N H
-        y = self.o_proj(context.flatten(-2))  # *B T D
-        return y if valid is None else y.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
+        x = present(x, valid)  # *B T D
+        q = placed(self, self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
+        k = placed(self, self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
+        k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
+        scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
+        mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
+        weights = softmax(masked(scores, mask, empty), self.sinks)  # *B N T T
+        weights = emptied(weights, mask, empty)  # *B N T T
+        context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
+        return present(self.o_proj(context.flatten(-2)), valid)  # *B T D

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from torch_ref._steps import emptied, masked, present, scored, seen, softmax
+
 
 class LatentAttention(nn.Module):
     """N heads on one latent a token; mask broadcasts to `*B N T S`, True sees.
@@ -71,33 +73,13 @@ class LatentAttention(nn.Module):
         shared = shared.expand(*k.shape[:-1], self.rotary_dim)  # *B N T P
         return torch.cat([k, shared], dim=-1), v  # *B N T H, *B N T h
 
-    def seen(self, mask, valid, T):
-        mask = self.mask if mask is None else mask
-        if mask is None:
-            mask = torch.ones(T, T, dtype=torch.bool).tril()  # T T
-        return mask if valid is None else mask & valid[..., None, None, :]  # *B N T T
-
-    def scored(self, logits):
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)  # *B N T T
-        if self.slopes is not None:
-            places = torch.arange(logits.shape[-1])  # T
-            distance = (places[:, None] - places).abs()  # T T
-            slopes = torch.as_tensor(self.slopes).to(logits.dtype)  # N
-            logits = logits - slopes[:, None, None] * distance  # *B N T T
-        return logits
-
     def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
-        if valid is not None:
-            x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
+        x = present(x, valid)  # *B T D
         q = self.queries(self.q_latent(x), positions)  # *B N T H
         k, v = self.keys_and_values(x, positions)  # *B N T H, *B N T h
-        scores = self.scored(q @ k.transpose(-2, -1) * self.scale)  # *B N T T
-        mask = self.seen(mask, valid, x.shape[-2]).expand(scores.shape)  # *B N T T
-        hidden = torch.finfo(x.dtype).min if empty == "mean" else -torch.inf
-        weights = torch.softmax(scores.masked_fill(~mask, hidden), dim=-1)  # *B N T T
-        if empty == "zero":
-            weights = weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # *B N T T
+        scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
+        mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
+        weights = softmax(masked(scores, mask, empty))  # *B N T T
+        weights = emptied(weights, mask, empty)  # *B N T T
         context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N h
-        y = self.o_proj(context.flatten(-2))  # *B T D
-        return y if valid is None else y.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
+        return present(self.o_proj(context.flatten(-2)), valid)  # *B T D

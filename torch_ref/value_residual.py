@@ -3,30 +3,65 @@
 import torch
 from torch import nn
 
-from torch_ref.grouped_query import GroupedQueryAttention
+from torch_ref._steps import emptied, masked, placed, present, scored, seen, softmax
 
 
-class ValueResidualAttention(GroupedQueryAttention):
+class ValueResidualAttention(nn.Module):
     """Values half way to the first layer's, or as far as a sigmoid of the token says."""
 
     def __init__(
-        self, in_features, num_heads, num_kv_heads, head_dim, *, learned_mix=False, **grouped
+        self,
+        in_features,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        *,
+        learned_mix=False,
+        rotary=None,
+        q_norm=None,
+        k_norm=None,
+        norm_after_rotary=False,
+        mask=None,
+        scale=None,
+        softcap=None,
+        slopes=None,
+        sinks=False,
+        qkv_bias=False,
+        out_bias=False,
+        dropout=0.0,
     ):
-        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        super().__init__()
+        assert num_heads % num_kv_heads == 0, f"{num_heads} heads, {num_kv_heads} key/value heads"
+        self.head_dim, self.groups = head_dim, num_heads // num_kv_heads
+        self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
+        self.norm_after_rotary, self.mask = norm_after_rotary, mask
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap, self.slopes = softcap, slopes
+        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
+        self.dropout = nn.Dropout(dropout)
         self.mix_proj = nn.Linear(in_features, num_kv_heads) if learned_mix else None
-        self.first = None
 
-    def valued(self, x):
-        v = super().valued(x)  # *B T K H
-        if self.first is None:
-            return v
+    def mixed(self, x, v, first):
         mix = 0.5 if self.mix_proj is None else torch.sigmoid(self.mix_proj(x)).unsqueeze(-1)
-        return (1 - mix) * self.first + mix * v  # *B T K H
+        return (1 - mix) * first + mix * v  # *B T K H
 
-    def forward(self, x, values=None, valid=None, **given):
-        if values is not None and valid is not None:
-            values = values.masked_fill(~valid[..., None, None], 0.0)  # *B T K H
-        self.first = values
-        y = super().forward(x, valid=valid, **given)  # *B T D
-        self.first = None
-        return y
+    def forward(self, x, values=None, valid=None, mask=None, positions=None, empty="zero"):
+        x = present(x, valid)  # *B T D
+        q = placed(self, self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
+        k = placed(self, self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
+        if values is not None:
+            first = values if valid is None else values.masked_fill(~valid[..., None, None], 0.0)
+            v = self.mixed(x, v, first)  # *B T K H
+        v = v.transpose(-3, -2)  # *B K T H
+        k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
+        scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
+        mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
+        weights = softmax(masked(scores, mask, empty), self.sinks)  # *B N T T
+        weights = emptied(weights, mask, empty)  # *B N T T
+        context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
+        return present(self.o_proj(context.flatten(-2)), valid)  # *B T D

@@ -35,6 +35,33 @@ def grouped_query(
     return GroupedQueryAttention(*sizes, **{**biases, **parts}, **house)
 
 
+def decoder_fields(
+    width: int,
+    layers: int,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    positions: int,
+    theta: float,
+) -> dict[str, Any]:
+    """What a decoder's config says by default of its sizes and its rotary.
+
+    Most classes have no field `head_dim`, and use one all the same.
+
+    >>> decoder_fields(4096, 32, 32, positions=2048, theta=10_000.0)["num_key_value_heads"]
+    """
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": positions,
+        "rope_theta": theta,
+    }
+
+
 def check_causal(config: Config) -> None:
     """ValueError for a config whose decoder is asked to look ahead."""
     if config["is_causal"] is not None and not config.flag("is_causal"):

@@ -6,17 +6,11 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..norms import LayerNorm
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 8192,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "num_key_value_heads": None,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 8192,
-    "rope_theta": 500_000.0,
+    **decoder_fields(8192, 40, 64, positions=8192, theta=500_000.0),
     "layer_norm_eps": 1e-5,
     "use_qk_norm": False,
     "attention_bias": False,

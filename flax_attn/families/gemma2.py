@@ -7,17 +7,11 @@ from ..layers import GroupedQueryAttention
 from ..rules import Rules
 from ..scores import IDENTITY, Softcap
 from ._config import Config, Family
-from ._decoder import alternating, check_one_direction, grouped_query, mask_of
+from ._decoder import alternating, check_one_direction, decoder_fields, grouped_query, mask_of
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "rope_theta": 10_000.0,
+    **decoder_fields(2304, 26, 8, kv_heads=4, head_dim=256, positions=8192, theta=10_000.0),
     "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
     "sliding_window": 4096,

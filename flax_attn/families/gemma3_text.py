@@ -9,18 +9,12 @@ from ..norms import RMSNorm
 from ..rules import Rules
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import causal_window, grouped_query
+from ._decoder import causal_window, decoder_fields, grouped_query
 from ._gguf import names
 from ._rope import KINDS, rotary_of_kind
 
 DEFAULTS = {
-    "hidden_size": 2304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 1_000_000.0,
+    **decoder_fields(2304, 26, 8, kv_heads=4, head_dim=256, positions=131_072, theta=1_000_000.0),
     "rope_local_base_freq": 10_000.0,
     "rms_norm_eps": 1e-6,
     "query_pre_attn_scalar": 256,

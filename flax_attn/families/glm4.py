@@ -5,17 +5,11 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 10_000.0,
+    **decoder_fields(4096, 40, 32, kv_heads=2, head_dim=128, positions=131_072, theta=10_000.0),
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
     "attention_dropout": 0.0,

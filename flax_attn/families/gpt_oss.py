@@ -5,17 +5,11 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import alternating, grouped_query, mask_of
+from ._decoder import alternating, decoder_fields, grouped_query, mask_of
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 150_000.0,
+    **decoder_fields(2880, 36, 64, kv_heads=8, head_dim=64, positions=131_072, theta=150_000.0),
     "rope_parameters": {
         "rope_type": "yarn",
         "factor": 32.0,

@@ -9,17 +9,11 @@ from ..layers import GatedShortConvolution
 from ..norms import RMSNorm
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 128_000,
-    "rope_theta": 1_000_000.0,
+    **decoder_fields(2560, 32, 32, kv_heads=8, positions=128_000, theta=1_000_000.0),
     "norm_eps": 1e-5,
     "layer_types": None,
     "full_attn_idxs": None,

@@ -12,17 +12,11 @@ from ..norms import RMSNorm
 from ..rules import Rules
 from ..scores import Score
 from ._config import Config, Family
-from ._decoder import grouped_query, turns
+from ._decoder import decoder_fields, grouped_query, turns
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 5120,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 500_000.0,
+    **decoder_fields(5120, 48, 40, kv_heads=8, head_dim=128, positions=131_072, theta=500_000.0),
     "rms_norm_eps": 1e-5,
     "use_qk_norm": True,
     "no_rope_layers": None,

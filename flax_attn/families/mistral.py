@@ -6,17 +6,11 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL
 from ._config import Config, Family
-from ._decoder import causal_window, grouped_query
+from ._decoder import causal_window, decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": None,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 10_000.0,
+    **decoder_fields(4096, 32, 32, kv_heads=8, positions=131_072, theta=10_000.0),
     "sliding_window": 4096,
     "attention_dropout": 0.0,
 }

@@ -6,17 +6,11 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..norms import RMSNorm
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 2048,
-    "rope_theta": 10_000.0,
+    **decoder_fields(4096, 32, 32, positions=2048, theta=10_000.0),
     "rms_norm_eps": 1e-5,
     "attention_bias": False,
     "attention_dropout": 0.0,

@@ -5,18 +5,12 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import grouped_query, mask_of
+from ._decoder import decoder_fields, grouped_query, mask_of
 from ._rope import rotary_of_kind
 from .olmo2 import norms
 
 DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 2048,
-    "rope_theta": 500_000.0,
+    **decoder_fields(4096, 32, 32, positions=2048, theta=500_000.0),
     "default_theta": 500_000.0,  # of layers with a window, which do not read rope_theta
     "rms_norm_eps": 1e-5,
     "sliding_window": 4096,

@@ -7,18 +7,12 @@ from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import causal_window, grouped_query
+from ._decoder import causal_window, decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 3072,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 4096,
+    **decoder_fields(3072, 32, 32, positions=4096, theta=10_000.0),
     "original_max_position_embeddings": 4096,
-    "rope_theta": 10_000.0,
     "sliding_window": None,
     "attention_dropout": 0.0,
 }

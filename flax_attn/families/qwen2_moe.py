@@ -5,17 +5,11 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import grouped_query, mask_of, window_if_used
+from ._decoder import decoder_fields, grouped_query, mask_of, window_if_used
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
+    **decoder_fields(2048, 24, 16, kv_heads=16, positions=32_768, theta=10_000.0),
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,

@@ -6,17 +6,11 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..norms import RMSNorm
 from ._config import Config, Family
-from ._decoder import grouped_query, mask_of, upper_window
+from ._decoder import decoder_fields, grouped_query, mask_of, upper_window
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
+    **decoder_fields(4096, 32, 32, kv_heads=32, head_dim=128, positions=32_768, theta=10_000.0),
     "rms_norm_eps": 1e-6,
     "use_sliding_window": False,
     "sliding_window": 4096,

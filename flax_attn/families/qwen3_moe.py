@@ -6,18 +6,12 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL
 from ._config import Config, Family
-from ._decoder import causal_window, grouped_query
+from ._decoder import causal_window, decoder_fields, grouped_query
 from ._rope import rotary
 from .qwen3 import norms
 
 DEFAULTS = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
+    **decoder_fields(2048, 24, 32, kv_heads=4, positions=32_768, theta=10_000.0),
     "rms_norm_eps": 1e-6,
     "use_sliding_window": False,
     "sliding_window": 4096,

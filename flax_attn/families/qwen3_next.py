@@ -11,17 +11,11 @@ from ..norms import RMSNorm
 from ..positions import Rotary
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import check_causal
+from ._decoder import check_causal, decoder_fields
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
+    **decoder_fields(2048, 48, 16, kv_heads=2, head_dim=256, positions=32_768, theta=10_000.0),
     "partial_rotary_factor": 0.25,
     "rms_norm_eps": 1e-6,
     "layer_types": None,

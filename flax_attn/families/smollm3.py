@@ -5,17 +5,11 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import grouped_query, mask_of, turns
+from ._decoder import decoder_fields, grouped_query, mask_of, turns
 from ._rope import rotary
 
 DEFAULTS = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": None,  # no field of the class, which uses one all the same
-    "max_position_embeddings": 32_768,
-    "rope_theta": 2_000_000.0,
+    **decoder_fields(2048, 36, 16, kv_heads=4, positions=32_768, theta=2_000_000.0),
     "use_sliding_window": False,
     "sliding_window": None,
     "no_rope_layers": None,

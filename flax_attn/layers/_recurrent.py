@@ -1,7 +1,12 @@
-"""What recurrent layers share: their tokens, their short convolution, their state."""
+"""The one forward of recurrent layers, and the parts they share: short convolution, decay, state.
+
+x           = the tokens that are there
+y, state    = recur(x, tokens): the layer's equation, from the state before x
+y           = the last projection; zeros for tokens that are not there
+"""
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +21,119 @@ from .._types import wide
 from ..cache import State
 from ..cache.rows import batch_axes
 from ..recurrence import causal_convolution
+from ._cached import arithmetic_dtype
 from ._common import check_tokens, torch_uniform
 from ._sources import zero_absent
 
-Cached = State | None
+
+class RecurrentCall(TypedDict, total=False):
+    """The keywords at the call of a recurrent layer, but for `cache`."""
+
+    segments: Int[Array, "*#B T"] | None
+    valid: Bool[Array, "*#B T"] | None
+    deterministic: bool | None
+
+
+class Tokens(NamedTuple):
+    """What a call says of its tokens: their documents, which are there, and what came before."""
+
+    segments: Int[Array, "*#B T"] | None
+    valid: Bool[Array, "*#B T"] | None
+    cache: State | None
+
+    def how(self) -> dict[str, Any]:
+        """What a recurrence is given beside its numbers."""
+        state = None if self.cache is None else self.cache.recurrent
+        return {"segments": self.segments, "valid": self.valid, "state": state}
+
+    def convolved(
+        self, conv: nnx.Conv, x: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B V D"]]:
+        """The causal convolution of x, and its state after the last token."""
+        weight = conv.kernel[...][:, 0].T  # D W
+        bias = None if conv.bias is None else conv.bias[...]
+        state = None if self.cache is None else self.cache.convolution
+        return causal_convolution(
+            x, weight, bias, segments=self.segments, valid=self.valid, state=state
+        )
+
+
+Recurred = tuple[Float[Array, "*B T E"], Float[Array, "..."] | None, Float[Array, "*B V W"] | None]
+Shape = tuple[int, ...] | None
+
+
+class Recurrent(nnx.Module):
+    """A recurrent layer. It adds `recur`, `state_shapes`, and maybe the name of its `last`."""
+
+    last = "out_proj"  # the projection behind the equation, as wide as a token
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[RecurrentCall]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: State, **call: Unpack[RecurrentCall]
+    ) -> tuple[Float[Array, "*B T D"], State]: ...
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        segments: Int[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        cache: State | None = None,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
+        """The outputs of all tokens, and with a cache the state after them.
+
+        There is no dropout, so `deterministic` changes nothing.
+
+        Args:
+          x: the tokens.
+          segments: ids of packed documents, each of which starts afresh; the first goes on from
+            the cache.
+          valid: which tokens are there. The others change nothing, and their outputs are zero.
+          cache: the `State` of the tokens before; then the call returns `(y, state)`.
+        """
+        last: nnx.Linear = getattr(self, self.last)
+        x = entered(x, last.out_features, valid, cache)
+        y, far, near = self.recur(x, Tokens(segments, valid, cache))  # *B T E
+        y = zero_absent(last(y), valid)  # *B T D
+        if cache is None:
+            return y
+        count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
+        return y, cache.then(far, near, count)
+
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """What the last projection is given, and the states of recurrence and convolution."""
+        raise NotImplementedError
+
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """Of recurrence and convolution, behind the batch axes; None where there is no state."""
+        raise NotImplementedError
+
+    def init_cache(
+        self,
+        batch: int | tuple[int, ...],
+        length: int,
+        *,
+        layers: int | None = None,
+        dtype: Any = None,
+    ) -> State:
+        """The `State` before the first token; arguments as of a cache of attention."""
+        recurrent, convolution = self.state_shapes()
+        dtype = dtype or arithmetic_dtype(getattr(self, self.last))
+        how = {"recurrent": recurrent, "convolution": convolution}
+        return empty_state(batch, length, layers, dtype, **how)
+
+
+def state_of(conv: nnx.Conv) -> tuple[int, int]:
+    """The shape of a convolution's state: the tokens it looks back at, and their width."""
+    return conv.kernel.shape[0] - 1, conv.out_features
 
 
 def entered(
-    x: Float[Array, "*B T D"], width: int, valid: Bool[Array, "*#B T"] | None, cache: Cached
+    x: Float[Array, "*B T D"], width: int, valid: Bool[Array, "*#B T"] | None, cache: State | None
 ) -> Float[Array, "*B T D"]:
     """x, with zeros for the tokens that are not there.
 
@@ -48,32 +158,6 @@ def entered(
     return zero_absent(x, valid)
 
 
-@overload
-def left(y: Any, valid: Any, cache: None, recurrent: Any, convolution: Any) -> jax.Array: ...
-@overload
-def left(
-    y: Any, valid: Any, cache: State, recurrent: Any, convolution: Any
-) -> tuple[jax.Array, State]: ...
-def left(
-    y: Float[Array, "*B T D"],
-    valid: Bool[Array, "*#B T"] | None,
-    cache: Cached,
-    recurrent: Float[Array, "..."] | None,
-    convolution: Float[Array, "*B V E"] | None,
-) -> Any:
-    """y, zero for the tokens that are not there, and with a cache the state after them."""
-    y = zero_absent(y, valid)
-    if cache is None:
-        return y
-    count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
-    return y, cache.then(recurrent, convolution, count)
-
-
-def recurrent_of(cache: Cached) -> Any:
-    """The recurrence's state in a cache; None without one."""
-    return None if cache is None else cache.recurrent
-
-
 def short_convolution(
     features: int,
     size: int,
@@ -86,7 +170,7 @@ def short_convolution(
 ) -> nnx.Conv:
     """The weights of a causal convolution of each component, which start as torch's do.
 
-    They are read by `convolved`; the module itself is not called.
+    They are read by `Tokens.convolved`; the module itself is not called.
     """
     start = torch_uniform(size)
     return nnx.Conv(
@@ -102,20 +186,6 @@ def short_convolution(
         param_dtype=param_dtype,
         rngs=rngs,
     )
-
-
-def convolved(
-    conv: nnx.Conv,
-    x: Float[Array, "*B T D"],
-    cache: Cached,
-    segments: Int[Array, "*#B T"] | None,
-    valid: Bool[Array, "*#B T"] | None,
-) -> tuple[Float[Array, "*B T D"], Float[Array, "*B V D"]]:
-    """The causal convolution of x, and its state after the last token."""
-    weight = conv.kernel[...][:, 0].T  # D W
-    bias = None if conv.bias is None else conv.bias[...]
-    state = None if cache is None else cache.convolution
-    return causal_convolution(x, weight, bias, segments=segments, valid=valid, state=state)
 
 
 def empty_state(

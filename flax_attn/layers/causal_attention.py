@@ -23,22 +23,17 @@ class CausalAttention(nnx.Module):
     Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      d_in, d_out: widths of a token and of its query, key and value.
       context_length: the longest sequence taken; it adds no parameter.
       dropout: share of the weights that is dropped in training, from 0 to 1.
-      qkv_bias: whether the three projections have biases.
       context_dropout: the same for the context vectors, the other common place.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      rngs: source of the random start, as of `SelfAttentionV2`, and of the dropout.
+      d_in, d_out, qkv_bias, kernel_init, bias_init, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:
       ValueError: for widths below 1, shares outside [0, 1], or if x is not `*B T d_in` or too long.
       TypeError: if x is not floating.
 
-    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
-    that of Vaswani et al., "Attention Is All You Need", 2017.
+    Source: that of `SelfAttentionV2`.
 
     >>> layer = CausalAttention(3, 2, context_length=6, dropout=0.1, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((5, 3)), deterministic=True).shape

@@ -24,19 +24,12 @@ class CausalRenormalisedAttention(nnx.Module):
     Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      d_in, d_out: widths of a token and of its query, key and value.
-      context_length: the longest sequence taken; it adds no parameter.
       dropout: share of the renormalised weights that is dropped in training, from 0 to 1.
-      qkv_bias: whether the three projections have biases.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      d_in, d_out, context_length, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as of
+        `CausalAttention`.
 
     Raises:
-      ValueError: for widths below 1, a share outside [0, 1], or if x is too long or not
-        `*B T d_in`.
-      TypeError: if x is not floating.
+      ValueError, TypeError: as of `CausalAttention`.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.
 

@@ -5,30 +5,28 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_positive
 from .._types import wide
-from ..cache import State
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears
 from ._recurrent import (
-    convolved,
+    Recurred,
+    Recurrent,
+    Shape,
+    Tokens,
     decay_parameters,
-    empty_state,
-    entered,
     gated,
-    left,
     log_decay,
-    recurrent_of,
     short_convolution,
+    state_of,
 )
 
 
-class GatedDeltaAttention(nnx.Module):
+class GatedDeltaAttention(Recurrent):
     """`S_t = a_t (I - b_t k_t k_t') S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
 
     q, k and v pass a short causal convolution and silu; q and k have unit length. The decay is
@@ -65,6 +63,8 @@ class GatedDeltaAttention(nnx.Module):
     >>> layer(jnp.ones((2, 7, 12))).shape
     (2, 7, 12)
     """
+
+    last = "o_proj"
 
     def __init__(
         self,
@@ -105,52 +105,17 @@ class GatedDeltaAttention(nnx.Module):
         self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, param_dtype, rngs)
         self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=param_dtype)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing.
-
-        Args:
-          x: the tokens.
-          segments: ids of packed documents, each of which starts afresh; the first goes on from
-            the cache.
-          valid: which tokens are there. The others change nothing, and their outputs are zero.
-          cache: the `State` of the tokens before; then the call returns `(y, state)`.
-        """
-        x = entered(x, self.q_proj.in_features, valid, cache)
-        qkv, near = self.convolved(x, segments, valid, cache)
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `o_proj`."""
+        qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        qkv, near = tokens.convolved(self.conv1d, qkv)  # *B T E
         q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
         g, beta = self.gates(x)  # *B T N
-        o, far = linear_recurrence(
-            q,
-            k,
-            v,
-            log_decay=g,
-            beta=beta,
-            delta=True,
-            segments=segments,
-            valid=valid,
-            state=recurrent_of(cache),
-            chunk=self.chunk,
-        )
+        how = {"chunk": self.chunk, **tokens.how()}
+        o, far = linear_recurrence(q, k, v, log_decay=g, beta=beta, delta=True, **how)
         gate = split_heads(self.g_proj(x), self.value_dim)  # *B T N h
         o = gated(self.o_norm(tap("context", o)), gate)  # *B T N h
-        return left(self.o_proj(merge_heads(o)), valid, cache, far, near)  # *B T D
-
-    def convolved(
-        self, x: Float[Array, "*B T D"], segments: Any, valid: Any, cache: State | None
-    ) -> tuple[Float[Array, "*B T E"], Float[Array, "*B V E"]]:
-        """Queries, keys and values beside each other behind the convolution, and its state."""
-        qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        return convolved(self.conv1d, qkv, cache, segments, valid)
+        return merge_heads(o), far, near
 
     def heads(
         self, qkv: Float[Array, "*B T E"]
@@ -171,14 +136,6 @@ class GatedDeltaAttention(nnx.Module):
         beta = nnx.sigmoid(b.astype(wide(b.dtype))) * (2 if self.negative else 1)
         return log_decay(a, self.A_log[...], self.dt_bias[...]), beta
 
-    def init_cache(
-        self, batch: int | tuple[int, ...], length: int, *, layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:  # fmt: skip
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.o_proj)
-        convolution = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
-        recurrent = (self.num_heads, self.key_dim, self.value_dim)
-        return empty_state(
-            batch, length, layers, dtype, recurrent=recurrent, convolution=convolution
-        )
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """A matrix of each head, and the tokens that the convolution looks back at."""
+        return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)

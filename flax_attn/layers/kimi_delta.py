@@ -5,30 +5,28 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_positive
 from .._types import wide
-from ..cache import State
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears
 from ._recurrent import (
-    convolved,
+    Recurred,
+    Recurrent,
+    Shape,
+    Tokens,
     decay_parameters,
-    empty_state,
-    entered,
     gated,
-    left,
     log_decay,
-    recurrent_of,
     short_convolution,
+    state_of,
 )
 
 
-class KimiDeltaAttention(nnx.Module):
+class KimiDeltaAttention(Recurrent):
     """`S_t = (I - b_t k_t k_t') diag(a_t) S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
 
     q, k and v pass one short causal convolution and silu; q and k have unit length. The decay of
@@ -43,15 +41,8 @@ class KimiDeltaAttention(nnx.Module):
       num_heads: how many heads, each with a state `key_dim value_dim`.
       key_dim, value_dim: width of a query or key, and of a value. Decays and gates pass
         `value_dim` components between their two projections.
-      conv_size: how many tokens the convolution sees.
-      eps: of `o_norm`.
-      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
-      kernel_init: initializer of projections and convolution; None draws as torch does.
-      bias_init: taken as by every layer; only `dt_bias` is there, which starts as Mamba's.
-      rngs: source of the random start.
-      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
-        wider.
-      param_dtype: of the weights.
+      conv_size, eps, chunk, kernel_init, bias_init, rngs, dtype, param_dtype: as of
+        `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1.
@@ -63,6 +54,8 @@ class KimiDeltaAttention(nnx.Module):
     >>> layer(jnp.ones((2, 7, 12))).shape
     (2, 7, 12)
     """
+
+    last = "o_proj"
 
     def __init__(
         self,
@@ -100,40 +93,17 @@ class KimiDeltaAttention(nnx.Module):
         self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=param_dtype)
         self.o_proj = linear(values, in_features, use_bias=False)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing. Arguments as of
-        `GatedDeltaAttention`.
-        """
-        x = entered(x, self.q_proj.in_features, valid, cache)
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `o_proj`."""
         qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        qkv, near = convolved(self.conv1d, qkv, cache, segments, valid)  # *B T E
+        qkv, near = tokens.convolved(self.conv1d, qkv)  # *B T E
         q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
-        beta = self.b_proj(x)  # *B T N
-        o, far = linear_recurrence(
-            q,
-            k,
-            v,
-            log_decay=self.log_decay(x),
-            beta=nnx.sigmoid(beta.astype(wide(beta.dtype))),
-            delta=True,
-            segments=segments,
-            valid=valid,
-            state=recurrent_of(cache),
-            chunk=self.chunk,
-        )
+        b = self.b_proj(x)  # *B T N
+        how = {"beta": nnx.sigmoid(b.astype(wide(b.dtype))), "chunk": self.chunk, **tokens.how()}
+        o, far = linear_recurrence(q, k, v, log_decay=self.log_decay(x), delta=True, **how)
         gate = split_heads(self.g_b_proj(self.g_a_proj(x)), self.value_dim)  # *B T N h
         o = gated(self.o_norm(tap("context", o)), gate, nnx.sigmoid)  # *B T N h
-        return left(self.o_proj(merge_heads(o)), valid, cache, far, near)  # *B T D
+        return merge_heads(o), far, near
 
     def heads(
         self, qkv: Float[Array, "*B T E"]
@@ -151,16 +121,6 @@ class KimiDeltaAttention(nnx.Module):
         bias = self.dt_bias[...].reshape(self.num_heads, self.key_dim)  # N H
         return log_decay(f, self.A_log[...][:, None], bias)
 
-    def init_cache(
-        self,
-        batch: int | tuple[int, ...],
-        length: int,
-        *,
-        layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.o_proj)
-        near = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
-        far = (self.num_heads, self.key_dim, self.value_dim)
-        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=near)
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """As of `GatedDeltaAttention`."""
+        return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)

@@ -6,20 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_positive
 from .._types import wide
-from ..cache import State
 from ..norms import RMSNorm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears
-from ._recurrent import empty_state, entered, gated, left, recurrent_of
+from ._recurrent import Recurred, Recurrent, Shape, Tokens, gated
 
 
-class LightningAttention(nnx.Module):
+class LightningAttention(Recurrent):
     """`S_t = exp(-slope) S_(t-1) + k_t v_t'`, `y = out_proj(norm(S_t' q_t) * sigmoid(gate))`.
 
     q, k and v pass silu; nothing is scaled. Head n of N, counted from 1, has `slope = slope_factor
@@ -34,13 +32,10 @@ class LightningAttention(nnx.Module):
       slope_factor: of all slopes, at least 0. MiniMax takes `1 - i / (L - 1 + 1e-5) + 1e-5` for
         layer i of L, so that later layers look back further.
       eps: of the norm.
-      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
       kernel_init: initializer of the projections; None draws as torch does.
       bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
-      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
-        wider.
-      param_dtype: of the weights.
+      chunk, dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, or a slope_factor below 0.
@@ -85,52 +80,21 @@ class LightningAttention(nnx.Module):
         self.norm = RMSNorm(num_heads * value_dim, eps=eps, cast="before", param_dtype=param_dtype)
         self.out_proj = linear(num_heads * value_dim, in_features, use_bias=False)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing. Arguments as of
-        `GatedDeltaAttention`.
-        """
-        x = entered(x, self.q_proj.in_features, valid, cache)
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `out_proj`."""
         q = split_heads(nnx.silu(self.q_proj(x)), self.key_dim)  # *B T N H
         k = split_heads(nnx.silu(self.k_proj(x)), self.key_dim)  # *B T N H
         v = split_heads(nnx.silu(self.v_proj(x)), self.value_dim)  # *B T N h
-        o, far = linear_recurrence(
-            q,
-            k,
-            v,
-            log_decay=jnp.broadcast_to(-self.slopes(wide(v.dtype)), v.shape[:-1]),
-            segments=segments,
-            valid=valid,
-            state=recurrent_of(cache),
-            chunk=self.chunk,
-        )
+        decay = jnp.broadcast_to(-self.slopes(wide(v.dtype)), v.shape[:-1])  # *B T N
+        o, far = linear_recurrence(q, k, v, log_decay=decay, chunk=self.chunk, **tokens.how())
         o = self.norm(merge_heads(tap("context", o)))  # *B T (N h)
-        o = gated(o, self.output_gate(x), nnx.sigmoid)
-        return left(self.out_proj(o), valid, cache, far, None)  # *B T D
+        return gated(o, self.output_gate(x), nnx.sigmoid), far, None
 
     def slopes(self, dtype: Any) -> Float[Array, " N"]:
         """How much the logarithm of a head's state falls with each token."""
         heads = np.arange(1, self.num_heads + 1)
         return jnp.asarray(self.slope_factor * 2.0 ** (-8 * heads / self.num_heads), dtype)
 
-    def init_cache(
-        self,
-        batch: int | tuple[int, ...],
-        length: int,
-        *,
-        layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.out_proj)
-        far = (self.num_heads, self.key_dim, self.value_dim)
-        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=None)
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """A matrix of each head; there is no convolution."""
+        return (self.num_heads, self.key_dim, self.value_dim), None

@@ -106,11 +106,8 @@ class LinearAttention(nnx.Module):
       num_heads: how many heads.
       head_dim: width of a head.
       causal: whether a token sees only itself and what came before.
-      kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
       dtype: of the projections; None promotes x and the weights. Sums run in float32 or wider.
-      param_dtype: of the weights.
+      kernel_init, bias_init, rngs, param_dtype: as of `LightningAttention`.
 
     Raises:
       ValueError: for counts below 1, if x is not `*B T in_features`, or for `recurrent` and `step`

@@ -50,11 +50,7 @@ class LuongAttention(nnx.Module):
       d_decoder: width of a decoder state; for "dot" the same.
       score: "dot", "general" or "concat".
       units: width of the hidden layer of "concat"; only there.
-      kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
-      dtype: of the arithmetic; None promotes inputs and weights.
-      param_dtype: of the weights.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as of `BahdanauAttention`.
 
     Raises:
       ValueError: for a score that does not exist, units without "concat" or "concat" without,

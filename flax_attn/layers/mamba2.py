@@ -6,30 +6,28 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._arrays import aligned
 from .._checks import check_divides, check_positive
 from .._types import wide
-from ..cache import State
 from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import merge_heads, split_heads, torch_linears
 from ._recurrent import (
-    convolved,
+    Recurred,
+    Recurrent,
+    Shape,
+    Tokens,
     decay_parameters,
-    empty_state,
-    entered,
     gated,
-    left,
-    recurrent_of,
     short_convolution,
+    state_of,
 )
 
 
-class Mamba2(nnx.Module):
+class Mamba2(Recurrent):
     """`S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t'`, `y_t = S_t' C_t + D x_t`.
 
     `in_proj` gives a gate z, the values x, the keys B, the queries C and the steps dt. x, B and C
@@ -47,13 +45,9 @@ class Mamba2(nnx.Module):
       conv_size: how many tokens the convolution sees; it has a bias.
       use_bias: whether the projections have one.
       eps: of the norm.
-      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
       kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
         `dt_bias`, `A_log` and `D` start as Mamba's.
-      rngs: source of the random start.
-      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
-        wider.
-      param_dtype: of the weights.
+      chunk, rngs, dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, or if groups does not divide num_heads.
@@ -101,41 +95,19 @@ class Mamba2(nnx.Module):
         self.norm = RMSNorm(width, eps=eps, param_dtype=param_dtype)
         self.out_proj = linear(width, in_features, use_bias=use_bias)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing. Arguments as of
-        `GatedDeltaAttention`.
-        """
-        x = entered(x, self.in_proj.in_features, valid, cache)
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `out_proj`."""
         width = self.out_proj.in_features
         ends = [width, width + self.conv1d.out_features]
         z, mixed, dt = jnp.split(self.in_proj(x), ends, axis=-1)
-        mixed, near = convolved(self.conv1d, mixed, cache, segments, valid)  # *B T E
+        mixed, near = tokens.convolved(self.conv1d, mixed)  # *B T E
         v, k, q = self.heads(mixed)  # *B T N h, *B T N H, *B T N H
         step = self.steps(dt)  # *B T N
-        y, far = linear_recurrence(
-            q,
-            k,
-            v,
-            log_decay=-jnp.exp(aligned(self.A_log[...], step)) * step,
-            beta=step,
-            segments=segments,
-            valid=valid,
-            state=recurrent_of(cache),
-            chunk=self.chunk,
-        )
+        decay = -jnp.exp(aligned(self.A_log[...], step)) * step  # *B T N
+        how = {"chunk": self.chunk, **tokens.how()}
+        y, far = linear_recurrence(q, k, v, log_decay=decay, beta=step, **how)
         y = tap("context", y + aligned(self.D[...][:, None], y) * v)  # *B T N h
-        y = self.normed(gated(merge_heads(y), z))  # *B T width
-        return left(self.out_proj(y), valid, cache, far, near)  # *B T D
+        return self.normed(gated(merge_heads(y), z)), far, near
 
     def heads(
         self, mixed: Float[Array, "*B T E"]
@@ -159,16 +131,6 @@ class Mamba2(nnx.Module):
         parts = rms_norm(split_heads(whole, y.shape[-1] // self.groups), eps=self.norm.eps)
         return (merge_heads(parts) * aligned(self.norm.scale[...], whole)).astype(y.dtype)
 
-    def init_cache(
-        self,
-        batch: int | tuple[int, ...],
-        length: int,
-        *,
-        layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.out_proj)
-        near = (self.conv1d.kernel.shape[0] - 1, self.conv1d.out_features)
-        far = (self.num_heads, self.key_dim, self.value_dim)
-        return empty_state(batch, length, layers, dtype, recurrent=far, convolution=near)
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """As of `GatedDeltaAttention`."""
+        return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)

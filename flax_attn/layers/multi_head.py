@@ -25,18 +25,12 @@ class MultiHeadAttention(nnx.Module):
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      d_in: width of a token.
       d_out: width of all heads together.
-      context_length: the longest sequence taken; it adds no parameter.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
       num_heads: how many heads; must divide d_out.
-      qkv_bias: whether the three projections have biases.
       out_proj: whether a Linear layer with bias follows. Without it, this is
         `MultiHeadAttentionWrapper` with heads of width d_out / N.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      d_in, context_length, dropout, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as
+        of `CausalAttention`.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if

@@ -23,21 +23,12 @@ class MultiHeadAttentionCombined(nnx.Module):
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      d_in: width of a token.
-      d_out: width of all heads together.
-      context_length: the longest sequence taken; it adds no parameter.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
-      num_heads: how many heads; must divide d_out.
       qkv_bias: whether the projection has a bias; `out_proj` always has one.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      d_in, d_out, context_length, dropout, num_heads, kernel_init, bias_init, rngs, dtype,
+        param_dtype: as of `MultiHeadAttention`.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if
-        x is not `*B T d_in` or too long.
-      TypeError: if x is not floating.
+      ValueError, TypeError: as of `MultiHeadAttention`.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material.
 

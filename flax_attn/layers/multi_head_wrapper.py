@@ -19,20 +19,13 @@ class MultiHeadAttentionWrapper(nnx.Module):
     of one head.
 
     Args:
-      d_in: width of a token.
       d_out: width of one head.
-      context_length: the longest sequence taken; it adds no parameter.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
       num_heads: how many heads.
-      qkv_bias: whether the projections have biases.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      d_in, context_length, dropout, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as
+        of `CausalAttention`.
 
     Raises:
-      ValueError: for counts below 1, a share outside [0, 1], or if x is too long or not
-        `*B T d_in`.
+      ValueError: as of `CausalAttention`, and for a num_heads below 1.
       TypeError: if x is not floating.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.

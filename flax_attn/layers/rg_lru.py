@@ -15,16 +15,14 @@ from ..cache import State
 from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import check_tokens, merge_heads, split_heads, torch_linears, torch_uniform
-from ._recurrent import Cached, convolved, empty_state, entered, left, recurrent_of
-from ._recurrent import short_convolution as convolution
+from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 SHARPNESS = 8.0
 STEEPEST = 1000.0  # slope of the square root that gradients may see
 
 
-class RGLRU(nnx.Module):
+class RGLRU(Recurrent):
     """`h_t = a_t h_(t-1) + sqrt(1 - a_t^2) i_t x'_t`, `y = linear_out(h * gelu(linear_y(x)))`.
 
     x' is `linear_x(x)` behind a causal convolution, `a = exp(-8 r softplus(recurrent_param))`,
@@ -42,9 +40,7 @@ class RGLRU(nnx.Module):
       kernel_init, bias_init: initializers of projections, gates and convolution; None draws as
         torch does.
       rngs: source of the random start. `a` starts from 0.9 to 0.999 where r is 1.
-      dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
-        wider.
-      param_dtype: of the weights.
+      dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, or if num_heads does not divide the width.
@@ -58,6 +54,7 @@ class RGLRU(nnx.Module):
     (2, 7, 12)
     """
 
+    last = "linear_out"
     input_gate_weight: nnx.Param
     input_gate_bias: nnx.Param
     recurrent_gate_weight: nnx.Param
@@ -84,7 +81,7 @@ class RGLRU(nnx.Module):
         linear = torch_linears(*start)
         self.linear_y = linear(in_features, size)
         self.linear_x = linear(in_features, size)
-        self.conv_1d = convolution(size, conv_size, True, *start)
+        self.conv_1d = short_convolution(size, conv_size, True, *start)
         for gate in ("input_gate", "recurrent_gate"):
             first, second = kernel_init or torch_uniform(block), bias_init or torch_uniform(block)
             shape = (num_heads, block)
@@ -95,34 +92,14 @@ class RGLRU(nnx.Module):
         self.recurrent_param = nnx.Param(jnp.log(jnp.expm1(-jnp.log(a) / SHARPNESS)))
         self.linear_out = linear(size, in_features)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing. Arguments as of
-        `GatedDeltaAttention`.
-        """
-        x = entered(x, self.linear_x.in_features, valid, cache)
-        z, near = convolved(self.conv_1d, self.linear_x(x), cache, segments, valid)  # *B T W
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `linear_out`."""
+        z, near = tokens.convolved(self.conv_1d, self.linear_x(x))  # *B T W
         log_a, gated = self.gates(z)  # *B T W, in float32 or wider
         size = root(-jnp.expm1(2 * log_a))
-        first = first_tokens(x, segments, valid, cache)[..., None]  # *B T 1
-        h, far = elementwise_recurrence(
-            gated * jnp.where(first, 1, size),
-            log_a,
-            segments=segments,
-            valid=valid,
-            state=recurrent_of(cache),
-        )
-        y = tap("context", h.astype(z.dtype)) * nnx.gelu(self.linear_y(x))  # *B T W
-        return left(self.linear_out(y), valid, cache, far, near)  # *B T D
+        first = first_tokens(x, *tokens)[..., None]  # *B T 1
+        h, far = elementwise_recurrence(gated * jnp.where(first, 1, size), log_a, **tokens.how())
+        return tap("context", h.astype(z.dtype)) * nnx.gelu(self.linear_y(x)), far, near
 
     def gates(self, z: Float[Array, "*B T W"]) -> tuple[Float[Array, "*B T W"], ...]:
         """The logarithm of the decay, and the components times their input gate."""
@@ -136,26 +113,16 @@ class RGLRU(nnx.Module):
         rate = jax.nn.softplus(aligned(self.recurrent_param[...], merge_heads(blocks)))
         return -SHARPNESS * gate("recurrent_gate") * rate, merge_heads(blocks) * gate("input_gate")
 
-    def init_cache(
-        self,
-        batch: int | tuple[int, ...],
-        length: int,
-        *,
-        layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.linear_out)
-        width = self.conv_1d.out_features
-        near = (self.conv_1d.kernel.shape[0] - 1, width)
-        return empty_state(batch, length, layers, dtype, recurrent=(width,), convolution=near)
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """A vector, and the tokens that the convolution looks back at."""
+        return (self.conv_1d.out_features,), state_of(self.conv_1d)
 
 
 def first_tokens(
     x: Float[Array, "*B T D"],
     segments: Int[Array, "*#B T"] | None,
     valid: Bool[Array, "*#B T"] | None,
-    cache: Cached,
+    cache: State | None,
 ) -> Bool[Array, "*B T"]:
     """True for the first token of each document, and of a row unless a cache holds some before.
 

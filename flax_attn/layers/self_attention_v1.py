@@ -24,19 +24,15 @@ class SelfAttentionV1(nnx.Module):
     Shapes: x `*B T d_in` -> context `*B T d_out`.
 
     Args:
-      d_in, d_out: widths of a token and of its query, key and value.
       kernel_init: initializer of the three weights; None draws from U[0, 1).
       bias_init: taken as by every layer; there is no bias.
       rngs: source of the random start.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      d_in, d_out, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:
-      ValueError: for widths below 1, or if x is not `*B T d_in`.
-      TypeError: if x is not floating.
+      ValueError, TypeError: as of `SelfAttentionV2`.
 
-    Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
-    that of Vaswani et al., "Attention Is All You Need", 2017.
+    Source: that of `SelfAttentionV2`.
 
     >>> SelfAttentionV1(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
     (6, 2)

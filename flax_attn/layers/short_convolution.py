@@ -5,17 +5,15 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_positive
-from ..cache import State
 from ..taps import tap
-from ._cached import arithmetic_dtype
 from ._common import torch_linears
-from ._recurrent import convolved, empty_state, entered, left, short_convolution
+from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 
-class GatedShortConvolution(nnx.Module):
+class GatedShortConvolution(Recurrent):
     """`out_proj(C * conv(B * x'))`, where `in_proj(x)` is B, C and x' beside each other.
 
     The convolution is causal, and of each component by itself.
@@ -61,35 +59,12 @@ class GatedShortConvolution(nnx.Module):
         self.conv = short_convolution(in_features, conv_size, use_bias, *start)
         self.out_proj = linear(in_features, in_features, use_bias=use_bias)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        cache: State | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
-        """The outputs of all tokens, and with a cache the state after them.
-
-        There is no dropout, so `deterministic` changes nothing. Arguments as of
-        `GatedDeltaAttention`.
-        """
-        x = entered(x, self.in_proj.in_features, valid, cache)
+    def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
+        """The equation above, up to `out_proj`."""
         b, c, x = jnp.split(self.in_proj(x), 3, axis=-1)  # *B T D each
-        x, near = convolved(self.conv, b * x, cache, segments, valid)
-        y = self.out_proj(tap("context", c * x))
-        return left(y, valid, cache, None, near)  # *B T D
+        x, near = tokens.convolved(self.conv, b * x)  # *B T D
+        return tap("context", c * x), None, near
 
-    def init_cache(
-        self,
-        batch: int | tuple[int, ...],
-        length: int,
-        *,
-        layers: int | None = None,
-        dtype: Any = None,
-    ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
-        dtype = dtype or arithmetic_dtype(self.out_proj)
-        near = (self.conv.kernel.shape[0] - 1, self.conv.out_features)
-        return empty_state(batch, length, layers, dtype, recurrent=None, convolution=near)
+    def state_shapes(self) -> tuple[Shape, Shape]:
+        """No recurrence, and the tokens that the convolution looks back at."""
+        return None, state_of(self.conv)

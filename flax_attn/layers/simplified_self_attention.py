@@ -21,8 +21,7 @@ class SimplifiedSelfAttention(nnx.Module):
     Args:
       normalise: what makes a row of scores add up to one: `"softmax"`, or `"sum"`, which divides by
         the row's sum and is fit only for scores whose sum keeps away from zero.
-      kernel_init, bias_init, rngs, param_dtype: taken as by every layer; there are no weights.
-      dtype: of the arithmetic; None keeps that of x.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as of `UniformCausalAverage`.
 
     Raises:
       ValueError: for another `normalise`, or if x has fewer than two axes.

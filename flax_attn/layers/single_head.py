@@ -23,15 +23,11 @@ class SingleHeadAttention(nnx.Module):
       head_size: width of a query, key and value.
       scale: whether the scores are divided by sqrt(head_size); never by the width of a token.
       value: whether there is a value projection; without one the tokens themselves are mixed.
-      kernel_init: initializer of the projections; None draws as torch does.
       bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      kernel_init, rngs, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:
-      ValueError: for widths below 1, or if x is not `*B T d_in`.
-      TypeError: if x is not floating.
+      ValueError, TypeError: as of `SelfAttentionV2`.
 
     Source: Karpathy, "Let's build GPT: from scratch, in code, spelled out", 2023.
 

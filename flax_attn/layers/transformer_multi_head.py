@@ -32,10 +32,7 @@ class TransformerMultiHeadAttention(nnx.Module):
       bias: whether the four projections have biases.
       kdim: width of keys; None for embed_dim.
       vdim: width of values; None for embed_dim.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes inputs and weights.
-      param_dtype: of the weights.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as of `CausalAttention`.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide embed_dim, a share outside [0, 1], or

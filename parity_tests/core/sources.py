@@ -13,17 +13,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-# The abstract classes of layers, and what serves as one among the twins.
+# The abstract classes of layers.
 ABSTRACT = {
     "Heads": ROOT / "flax_attn/layers/_forward.py",
     "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
-    "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
-    "LatentAttention": ROOT / "torch_ref/latent.py",
 }
-KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
+KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
 
 
 def bases_of(node: ast.ClassDef) -> list[str]:

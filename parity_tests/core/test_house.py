@@ -247,16 +247,18 @@ def test_a_forward_is_an_equation(layer):
     for name, node in modules_of(ROOT / f"flax_attn/layers/{layer}.py").items():
         known = (["nnx.Module"], ["Heads"], ["GroupedHeads"], ["DecodingHeads"], ["LatentHeads"])
         shared = (["DecodingHeads", "SelfAttention"], ["LatentHeads", "SelfAttention"])
-        assert bases_of(node) in (*known, *shared), f"{name} is not final."
+        assert bases_of(node) in (*known, *shared, ["Recurrent"]), f"{name} is not final."
         call = method(node, "__call__")
-        if bases_of(node) in shared:  # whose forward is that of layers/_forward.py
-            assert call is None, f"{name} has a __call__ beside SelfAttention's."
-            continue
+        if bases_of(node) not in known:  # whose forward is that of layers/_forward or _recurrent
+            assert call is None, f"{name} has a __call__ beside that of its abstract class."
+            if bases_of(node) in shared:
+                continue
+            call = method(node, "recur")
         assert call is not None, f"{name} has no __call__."
         body = call.body[-1].end_lineno - call.body[0].end_lineno  # after the docstring
-        assert ast.get_docstring(call) and body <= 25, f"{name}.__call__ has {body} lines."
+        assert ast.get_docstring(call) and body <= 25, f"{name}.{call.name} has {body} lines."
         ifs = sum(isinstance(x, ast.If) for x in ast.walk(call))
-        assert ifs <= 1, f"{name}.__call__ has {ifs} ifs: another variant, another file."
+        assert ifs <= 1, f"{name}.{call.name} has {ifs} ifs: another variant, another file."
 
 
 @of_all_sources
@@ -333,6 +335,14 @@ def test_no_file_knows_masks_one_by_one():
         if kinds and not name.startswith("masks/"):
             found[name] = kinds
     assert found == {name: kinds for name, (kinds, _) in KNOW_MASKS.items()}
+
+
+@each("path", own("torch_ref"))
+def test_a_twin_is_written_out_in_full(path):
+    """Its base is torch's Module, so that one file shows what it does."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef):
+            assert bases_of(node) in ([], ["nn.Module"]), f"{node.name} builds on another twin."
 
 
 @each("path", own("torch_ref"))

@@ -1,0 +1,49 @@
+"""Whether a layer goes by a backend: the layer is asked, and not what its module imports."""
+
+from flax import nnx
+
+from flax_attn import attend, proving
+from flax_attn.parity import Case
+from flax_attn.parity.cases import markdown
+from flax_attn.parity.cases.collect import collect
+from flax_attn.reference import softmax
+from flax_attn.taps import tap
+from parity_tests.core.test_house import certificate
+from parity_tests.tables import each
+
+
+class ByAttend(nnx.Module):
+    def __call__(self, x):
+        heads = x[..., None, :]
+        return attend(heads, heads, heads)[..., 0, :]
+
+
+class ByHand(nnx.Module):
+    def __call__(self, x):
+        x = tap("query", x)
+        return tap("weights", softmax(x @ x.mT)) @ x
+
+
+class Neither(nnx.Module):
+    def __call__(self, x):
+        return tap("context", x)
+
+
+def attends(layer):
+    return proving._attends(Case(layer, {}, witness="torch.nn.Identity", x=(2, 5, 3)))
+
+
+def test_a_layer_in_a_module_that_imports_attend_need_not_go_by_it():
+    assert attends(ByAttend)
+    assert not attends(ByHand) and not attends(Neither)
+
+
+FIRST = {case.variant: case for case in reversed(collect("parity_tests"))}
+
+
+@each("case", [*FIRST.values()])
+def test_the_certificate_says_which_layers_have_steps_of_their_own(case):
+    full, _ = certificate()
+    row = next(x for name, x in full.items() if case.flax_class.__name__ in name.split(", "))
+    is_own = dict(zip(markdown.HEADINGS, row, strict=True))["backends"] == "own"
+    assert proving._attends(case) != is_own, case.variant
