@@ -8,7 +8,7 @@ logit and four indices, and runs on a block by mapping over its rows and columns
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from typing import Any
 
 import jax
@@ -86,7 +86,7 @@ class Traced(Mask):
     consts: tuple
     places: Places | None = None
 
-    @property
+    @cached_property
     def is_static(self):
         return False
 

@@ -88,9 +88,9 @@ def attend_cached(
         keys, values, positions = written.read()
     else:
         keys, values, positions = _beside(cache, k, v, places)
-    how = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
-    how |= {"q_positions": places, "kv_positions": positions}
-    o = _attended(q, keys, values, backend, how)
+    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    at = {"q_positions": places, "kv_positions": positions}
+    o = _attended(q, keys, values, backend, {**rules, **at})
     return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
 
 
@@ -121,17 +121,20 @@ def attend_memory(
     (1, 3, 5)
     """
     keys, values = (_as_attended(x, q.dtype) for x in (memory.keys, memory.values))
-    how = {"mask": mask, "score": score, "scale": scale, "dropout": dropout, "backend": backend}
-    return attend(q, keys, values, kv_positions=memory.positions, **how)
+    rules = {"mask": mask, "score": score, "scale": scale, "dropout": dropout}
+    at = {"kv_positions": memory.positions}
+    return attend(q, keys, values, **rules, **at, backend=backend)
 
 
-def _attended(q: jax.Array, keys: Any, values: Any, backend: str, how: dict[str, Any]) -> jax.Array:
+def _attended(
+    q: jax.Array, keys: Any, values: Any, backend: str, rules: dict[str, Any]
+) -> jax.Array:
     """Attention over what is stored, which is read in eight bits where that can be."""
     narrow = isinstance(keys, Quantized) and asked_for(backend) in ("auto", "blockwise")
     if narrow and mesh_of(q).size <= 1 and not listening():
-        return stored.attention(q, keys, values, rules_of(**how))[0]
+        return stored.attention(q, keys, values, rules_of(**rules))[0]
     keys, values = (_as_attended(x, q.dtype) for x in (keys, values))
-    return attend(q, keys, values, **how, backend=backend)
+    return attend(q, keys, values, **rules, backend=backend)
 
 
 def _beside(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:

@@ -1,5 +1,6 @@
 """Masks asked at the positions of queries and keys, which slots of a cache hold in any order."""
 
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -55,7 +56,7 @@ class AtPositions(Mask):
     mask: Mask
     positions: Positions
 
-    @property
+    @cached_property
     def is_static(self):
         return False
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import jax
@@ -124,7 +124,7 @@ class MaskFn(Mask):
 
     AXES: ClassVar = {}
 
-    @property
+    @cached_property
     def is_static(self):
         return False
 

@@ -16,7 +16,7 @@ With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax h
 
 from collections.abc import Callable
 from dataclasses import field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -332,7 +332,7 @@ class Lengths(RunMask):
         numbers_in_lists(self, "kv", "q")
         check_integers("Lengths", kv=self.kv, q=self.q)
 
-    @property
+    @cached_property
     def is_static(self):
         return False
 

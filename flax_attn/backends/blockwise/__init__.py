@@ -15,7 +15,7 @@ sink joins m and l at the end, and o is scaled down by its share.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
 from .few_queries import forward_few
 from .online_softmax import backward_heads, forward_heads
-from .plan import Plan, plan_of
+from .plan import Plan, Walk, plan_of
 
 Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
 PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
@@ -53,10 +53,10 @@ def forward(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
     rules: Rules,
-    **how: Any,
+    **walk: Unpack[Walk],
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
     """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
-    o, stats = attention(q, k, v, rules, **how)
+    o, stats = attention(q, k, v, rules, **walk)
     return o, stats.lse
 
 
@@ -65,7 +65,7 @@ def attention(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
     rules: Rules,
-    **how: Any,
+    **walk: Unpack[Walk],
 ) -> tuple[Float[Array, "B T N h"], Stats]:
     """The output, in the dtype of q, and the parts of the weights, by bound rules."""
     sizes = sizes_of(q, k)
@@ -73,7 +73,7 @@ def attention(
         return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
-    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **how)
+    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **walk)
     q, k, v, rules = varying_alike((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
     return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))

@@ -1,7 +1,7 @@
 """The plan of one attention in blocks: all that is chosen before any array is looked at."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 
@@ -43,28 +43,40 @@ class Plan(NamedTuple):
     adds: bool = False
 
 
-def plan_of(sizes: Sizes, key_heads: int, rules: Rules, platform: str, **how: Any) -> Plan:
-    """The plan for these sizes, of any batch axes, and bound rules; `how` overrules its choices.
+class Walk(TypedDict, total=False):
+    """What a caller may choose of a plan; see `Plan`."""
+
+    rows: int
+    cols: int
+    unrolled: bool
+    batched: bool
+    few: bool
+
+
+def plan_of(
+    sizes: Sizes, key_heads: int, rules: Rules, platform: str, **walk: Unpack[Walk]
+) -> Plan:
+    """The plan for these sizes, of any batch axes, and bound rules; `walk` overrules its choices.
 
     On a CPU one head after the other is quickest. Short sequences are written out, for then small
     blocks waste little on what is hidden, and what does not depend on each other runs on several
     cores; long ones are walked in loops, in blocks that stay in the second level of cache, and in
     small ones where documents or lengths decide at each call what is looked at.
     Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
-    once for all heads, unless `how` asks for other blocks.
+    once for all heads, unless `walk` asks for other blocks.
     """
     sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
-    if not how and are_few(sizes, key_heads):
-        how = {"few": True, "cols": COLS}
+    if not walk and are_few(sizes, key_heads):
+        walk = {"few": True, "cols": COLS}
     if platform != "cpu":
-        how = {"rows": 1024, "cols": 1024, "batched": True, **how}
+        walk = {"rows": 1024, "cols": 1024, "batched": True, **walk}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
         rows = _few_rows(rules, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
-        how = {"rows": rows, "cols": cols, "unrolled": True, **how}
+        walk = {"rows": rows, "cols": cols, "unrolled": True, **walk}
     elif _narrows(rules.mask):
-        how = {"rows": max(32, 128 // G), "cols": 128, **how}
-    return _plan(sizes, G, rules, **how)
+        walk = {"rows": max(32, 128 // G), "cols": 128, **walk}
+    return _plan(sizes, G, rules, walk)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
@@ -85,23 +97,23 @@ def _narrows(mask: Mask) -> bool:
     return any(part.key_range is not Mask.key_range for part in parts)
 
 
-def _plan(sizes: Sizes, G: int, rules: Rules, rows: int = 0, cols: int = 0, **how: bool) -> Plan:
+def _plan(sizes: Sizes, G: int, rules: Rules, walk: Walk) -> Plan:
     most = 512 if sizes.T >= 2048 else 256
     band = _band(rules, sizes, min(128, sizes.T))
     if band is not None:
         most = 128 if band <= 512 else 256
-    rows = min(rows or max(128, most // G), sizes.T)
+    rows = min(walk.get("rows") or max(128, most // G), sizes.T)
     return Plan(
         sizes=sizes,
         groups=G,
         rows=rows,
-        cols=min(cols or max(most, 2**18 // (rows * G)), sizes.S),
+        cols=min(walk.get("cols") or max(most, 2**18 // (rows * G)), sizes.S),
         band=_band(rules, sizes, rows),
         hides_keys=not (rules.mask.is_static and all_seen(rules.mask, sizes)),
-        unrolled=how.get("unrolled", False),
-        batched=how.get("batched", False),
+        unrolled=walk.get("unrolled", False),
+        batched=walk.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
-        few=how.get("few", False),
+        few=walk.get("few", False),
     )
 
 
