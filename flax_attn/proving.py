@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # importing them brings jax, which workers alone need
 WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
 FEW = 4  # cases of the fixed set after which the time for the others is estimated
 SLOW = 90.0  # the user is told if the others are to take more seconds
-# What a layer's module imports if it goes by a backend: the latter two are `attend` beside a cache.
+# What a layer's module imports if it goes by a backend and is no `SelfAttention`: the latter two
+# are `attend` beside a cache.
 ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
 MANY = 8  # devices of which a page tells
@@ -261,7 +262,7 @@ def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
     job, count = asked
     case = job.case
     is_ours = case.home.is_own(case.flax_class)
-    if is_ours and not _attends(case):
+    if is_ours and not goes_by_backends(case.flax_class):
         return None
     with strict() if is_ours else nullcontext():
         return sharded_report(case, job.live, count)
@@ -302,14 +303,17 @@ def _backends_of(job: Job) -> list[str]:
     from .backends import BACKENDS
 
     case = job.case
-    if not _attends(case):
+    if not goes_by_backends(case.flax_class):
         return ["own"]
     return [name for name in BACKENDS if _equal_on(name, case)]
 
 
-def _attends(case: "Case") -> bool:
-    """Whether a layer's module goes by a backend."""
-    return any(hasattr(sys.modules[case.flax_class.__module__], name) for name in ATTENDS)
+def goes_by_backends(layer: type) -> bool:
+    """Whether a layer computes its attention by a backend."""
+    from .layers._forward import SelfAttention
+
+    home = sys.modules[layer.__module__]
+    return issubclass(layer, SelfAttention) or any(hasattr(home, name) for name in ATTENDS)
 
 
 def _equal_on(backend: str, case: "Case") -> bool:

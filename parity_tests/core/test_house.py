@@ -19,7 +19,7 @@ import pytest
 
 import flax_attn
 import flax_attn.layers
-from flax_attn import masks
+from flax_attn import masks, proving
 from flax_attn.masks import Mask
 from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed, listed
@@ -178,6 +178,8 @@ def test_no_row_of_the_certificate_was_forgotten(layer):
     assert {*row["equal to"].split("; ")} == witnesses, f"{told} should name {should}: {again}."
     verdict = ANOTHER_WAY if row["layer"] in REORDERED else EQUAL
     assert row["verdict"] == verdict, f"{told} says {row['verdict']!r}: {again}."
+    own = not any(proving.goes_by_backends(getattr(flax_attn, x)) for x in name.split(", "))
+    assert (row["backends"] == "own") == own, f"{told} says {row['backends']!r}: {again}."
 
 
 def test_every_row_of_the_certificate_is_of_a_layer():
