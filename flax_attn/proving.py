@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # importing them brings jax, which workers alone need
 WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
 FEW = 4  # cases of the fixed set after which the time for the others is estimated
 SLOW = 90.0  # the user is told if the others are to take more seconds
-# What a layer's module imports if it goes by a backend and is no `SelfAttention`: the latter two
+# What a layer's module imports if it goes by a backend and not by `Forward`: the latter two
 # are `attend` beside a cache.
 ATTENDS = ("attend", "attended", "attended_to")
 KEPT = 2  # trained layers that come with the library
@@ -310,10 +310,10 @@ def _backends_of(job: Job) -> list[str]:
 
 def goes_by_backends(layer: type) -> bool:
     """Whether a layer computes its attention by a backend."""
-    from .layers._forward import SelfAttention
+    from .layers._forward import Forward
 
     home = sys.modules[layer.__module__]
-    return issubclass(layer, SelfAttention) or any(hasattr(home, name) for name in ATTENDS)
+    return issubclass(layer, Forward) or any(hasattr(home, name) for name in ATTENDS)
 
 
 def _equal_on(backend: str, case: "Case") -> bool:

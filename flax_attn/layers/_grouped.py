@@ -95,18 +95,18 @@ class GroupedHeads(Heads):
         # Without dropout there is no random key in the layer's state.
         self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
 
-    def heads(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
-        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
-        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
-        return q, *self.keys_and_values(x, positions)
-
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
-        """Queries, keys and values; `combine` needs nothing more."""
-        return *self.heads(x, positions), None
+        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
+        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
+        return q, *self.keys_and_values(x, positions), None
+
+    def heads(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
+        """Queries, keys and values alone."""
+        return self.project(x, positions)[:3]
 
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
@@ -156,15 +156,6 @@ def linears_of(grouped: Grouped) -> Callable[..., nnx.Linear]:
     param_dtype = grouped.get("param_dtype", jnp.float32)
     start = (grouped.get("kernel_init"), grouped.get("bias_init"))
     return torch_linears(*start, grouped.get("dtype"), param_dtype, grouped["rngs"])
-
-
-def check_no_sinks(layer: str, grouped: Grouped) -> None:
-    """ValueError for sinks in a layer that goes by `attend_by_weights`, which has none."""
-    if grouped.get("sinks"):
-        raise ValueError(
-            f"{layer} has no sinks, which join the denominator of `attend`'s softmax; got "
-            "sinks=True. Leave it out, or use GroupedQueryAttention."
-        )
 
 
 def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

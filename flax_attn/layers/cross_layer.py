@@ -1,21 +1,21 @@
 """Cross-layer attention: keys and values are those that an earlier layer has made."""
 
-from typing import Any, Unpack, get_args, overload
+from functools import partial
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice, check_input
-from ..attend import Empty
-from ..masks import Mask
-from ._cached import AnyCache, C, Call, attended, with_cache
+from .._checks import check_input
+from ._cached import C, Call
 from ._common import check_tokens, split_heads
+from ._forward import Forward, keywords_of
 from ._grouped import DecodingHeads, Grouped, grouped_signature
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 
 
-class CrossLayerAttention(DecodingHeads):
+class CrossLayerAttention(DecodingHeads, Forward):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), k, v))`, k and v made by an earlier layer.
 
     There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, and
@@ -74,31 +74,27 @@ class CrossLayerAttention(DecodingHeads):
     def __call__(
         self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, cache: C, **call: Unpack[Call]
     ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        keys_and_values: Pair,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
-    ) -> Any:
+    @keywords_of(Forward.forward)
+    def __call__(self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, **call: Any) -> Any:
         """Attention of x over `keys_and_values`, what an earlier layer made of the same tokens.
 
         The other arguments are as of `GroupedQueryAttention`.
         """
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
-        k, v = self.made_before(x, keys_and_values, valid)  # *B T K H
+        project = partial(self.project_beside, keys_and_values, call.get("valid"))
+        return self.forward(project, x, **call)
+
+    def project_beside(
+        self,
+        pair: Pair,
+        valid: Bool[Array, "*#B T"] | None,
+        x: Float[Array, "*B T D"],
+        positions: Int[Array, "... T"] | None,
+        cached: bool,
+    ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
+        """Queries of x, and the keys and values of an earlier layer."""
+        k, v = self.made_before(x, pair, valid)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        q = self.placed(q, self.q_norm, positions)  # *B T N H
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, **how)  # *B T N H
-        return with_cache(self.output(o, valid), cache)  # *B T D
+        return self.placed(q, self.q_norm, positions), k, v, None
 
     def made_before(
         self, x: Float[Array, "*B T D"], pair: Pair, valid: Bool[Array, "*#B T"] | None

@@ -68,7 +68,8 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
     ) -> tuple[Array, Array, Array, Float[Array, "*B T E"] | None]:
         """Queries, keys, values, and the gate if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
-        return *self.heads(x, positions), gate
+        q, k, v, _ = super().project(x, positions)
+        return q, k, v, gate
 
     def combine(
         self, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], more: Array | None

@@ -1,20 +1,20 @@
 """Latent attention over few keys, which a small indexer chooses: DeepSeek's sparse attention."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .._checks import check_choice, check_positive
-from ..attend import Empty, attend
-from ..masks import Dense, Mask
+from .._checks import check_positive
+from ..attend import attend
+from ..masks import Dense
 from ._common import as_attribute, torch_linears
-from ._forward import Turn
+from ._forward import Turn, Uncached
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
 
 
-class IndexedSparseAttention(LatentHeads):
+class IndexedSparseAttention(LatentHeads, Uncached):
     """`LatentAttention` in which a query looks at top_k keys alone.
 
     The indexer scores each pair of a query t and a key s by `sum_h w_h(t) relu(q_h(t) . k(s))` over
@@ -86,24 +86,14 @@ class IndexedSparseAttention(LatentHeads):
         sizes = (index_heads, index_dim, rotary_dim)
         self.indexer = Indexer(linear, widths, sizes, top_k, param_dtype)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `LatentAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+    def read(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+    ) -> Float[Array, "*B T N h"]:
+        """What the heads have read of the keys that the indexer chose."""
         latent = self.q_latent(x)  # *B T R
         q = self.queries(latent, positions)  # *B T N M, *B T N P
         kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
         q, k, v = self.heads(q, kv, self.absorbed)  # *B T N H, *B T K H, *B T K h
-        chosen = self.indexer(x, latent, seen, self.index_rotary, positions)  # *B T T
-        few = Dense(chosen[..., None, :, :])
-        o = attend(q, k, v, mask=few, **self.how(deterministic), empty=empty)  # *B T N h
-        return self.output(self.from_latent(o, self.absorbed), valid)  # *B T D
+        chosen = self.indexer(x, latent, how["mask"], self.index_rotary, positions)  # *B T T
+        how["mask"] = Dense(chosen[..., None, :, :])
+        return self.from_latent(attend(q, k, v, **how), self.absorbed)  # *B T N h

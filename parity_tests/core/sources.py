@@ -17,6 +17,9 @@ def tree_of(path: Path) -> ast.Module:
 ABSTRACT = {
     "Heads": ROOT / "flax_attn/layers/_forward.py",
     "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
+    "Forward": ROOT / "flax_attn/layers/_forward.py",
+    "Uncached": ROOT / "flax_attn/layers/_forward.py",
+    "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
     "GroupedQueryAttention": ROOT / "torch_ref/grouped_query.py",
