@@ -12,8 +12,7 @@ A layer inherits its call: `SelfAttention`'s, `Uncached`'s, or that of `WeightsA
 
 from collections.abc import Callable
 from dataclasses import fields
-from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, Unpack, get_args, overload
+from typing import Any, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,34 +27,10 @@ from ..masks import Mask, as_mask
 from ..rules import Rules
 from ._cached import AnyCache, C, Call, attended
 from ._common import as_attribute, merge_heads, tokens_of
+from ._house import keywords_of
 from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
-Init = TypeVar("Init", bound=Callable[..., Any])
-
-
-def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
-    """Decorator of a function with `**more`: `help` and `inspect` show the keywords of `base`.
-
-    `base` is a class, for its constructor, or a function.
-
-    >>> class Base:
-    ...     def __init__(self, size, *, bias=False): ...
-    >>> @keywords_of(Base)
-    ... def init(self, size, *, gate, **more): ...
-    >>> print(signature(init))
-    (self, size, *, gate, bias=False)
-    """
-
-    def decorate(init: Init) -> Init:
-        named = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
-        names = {x.name for x in named}
-        of_base = signature(base.__init__ if isinstance(base, type) else base).parameters.values()
-        more = [x for x in of_base if x.kind == Parameter.KEYWORD_ONLY and x.name not in names]
-        init.__signature__ = Signature([*named, *more])  # pyright: ignore[reportFunctionMemberAccess]
-        return init
-
-    return decorate
 
 
 class Heads(nnx.Module):

@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_input
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
-from ._forward import Forward, keywords_of
+from ._forward import Forward
 from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import keywords_of
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 

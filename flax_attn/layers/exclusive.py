@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 from .._arrays import aligned
 from ..norms import l2_norm
 from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House
 
 
 def without_direction(
@@ -61,7 +62,8 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
         start = jnp.zeros(num_heads, grouped.get("param_dtype", jnp.float32))
         self.alpha = nnx.Param(start) if learned else None
         wide = num_heads * head_dim
-        self.gate_proj = linears_of(grouped)(in_features, wide, use_bias=False) if gate else None
+        linear = House.of(grouped).linear
+        self.gate_proj = linear(in_features, wide, use_bias=False) if gate else None
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False

@@ -10,7 +10,8 @@ from .._checks import check_choice
 from .._types import wide
 from ._common import split_heads
 from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
@@ -69,8 +70,8 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         self.query_parts, self.activation = 2 if fused else 1, activation
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         width = num_heads * (head_dim if gate == "full" else 1)
-        linear = linears_of(grouped)
-        self.g_proj = None if fused else linear(in_features, width, use_bias=False)
+        house = House.of(grouped)
+        self.g_proj = None if fused else house.linear(in_features, width, use_bias=False)
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False

@@ -2,14 +2,14 @@
 
 from typing import Any, Unpack
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from .._checks import check_positive
 from ..attend import attend
 from ..masks import Dense
-from ._common import as_attribute, torch_linears
+from ._common import as_attribute
 from ._forward import Turn, Uncached
+from ._house import House
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
 
@@ -79,12 +79,10 @@ class IndexedSparseAttention(LatentHeads, Uncached):
         sizes = (in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim)
         super().__init__(*sizes, **latent)
         self.index_rotary = as_attribute(index_rotary)
-        param_dtype = latent.get("param_dtype", jnp.float32)
-        start = (latent.get("kernel_init"), latent.get("bias_init"))
-        linear = torch_linears(*start, latent.get("dtype"), param_dtype, latent["rngs"])
+        house = House.of(latent)
         widths = (latent.get("q_rank") or in_features, in_features)
         sizes = (index_heads, index_dim, rotary_dim)
-        self.indexer = Indexer(linear, widths, sizes, top_k, param_dtype)
+        self.indexer = Indexer(house.linear, widths, sizes, top_k, house.param_dtype)
 
     def read(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any

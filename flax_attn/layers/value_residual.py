@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
-from ._forward import Forward, keywords_of
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._forward import Forward
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House, keywords_of
 
 
 class ValueResidualAttention(DecodingHeads, Forward):
@@ -51,7 +52,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
         **grouped: Unpack[Grouped],
     ):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
-        self.mix_proj = linears_of(grouped)(in_features, num_kv_heads) if learned_mix else None
+        self.mix_proj = House.of(grouped).linear(in_features, num_kv_heads) if learned_mix else None
 
     @overload
     def __call__(
