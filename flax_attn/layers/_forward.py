@@ -2,9 +2,9 @@
 
 x, seen     = the tokens that are there, and who may look at whom
 positions   = what the rotary is given: the caller's, or places in the cache
-q, k, v     = project(x, positions): the layer's first hook
+q, k, v     = project(x, positions): the layer's hook, which also names its `combine` or None
 o           = attend(q, k, v), over the cache too if there is one
-y           = o_proj(combine(o, v)): the layer's second hook; zeros for tokens that are not there
+y           = o_proj(combine(o, v)); zeros for tokens that are not there
 
 A layer inherits its call: `SelfAttention`'s, `Uncached`'s, or that of `WeightsAttention` in
 `_weights.py`. One whose call has more keywords writes it, and calls `forward`.
@@ -31,6 +31,7 @@ from ._house import keywords_of
 from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Heads(nnx.Module):
@@ -99,7 +100,11 @@ class Heads(nnx.Module):
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys, values, and what `combine` needs; `cached` if the keys go to a cache."""
+        """Queries, keys, values, and what is made of heads that have read: a function, or None.
+
+        It is called as `combine(o, v)` and gives what `o_proj` is given. `cached` says whether the
+        keys go to a cache.
+        """
         raise NotImplementedError
 
     def output(
@@ -111,7 +116,7 @@ class Heads(nnx.Module):
 
 
 class Forward(Heads):
-    """The steps of self attention by `attend`; a layer adds `project`, and maybe `combine`."""
+    """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
 
@@ -132,17 +137,12 @@ class Forward(Heads):
         x, seen = self.tokens(x, mask, valid, cache)  # *B T D
         if cache is not None:
             positions = self.places(x, positions, valid, cache)
-        q, k, v, more = project(x, positions, cache is not None)  # *B T N H, *B T K H
+        q, k, v, combine = project(x, positions, cache is not None)  # *B T N H, *B T K H
         how = {"mask": seen, "valid": valid, "empty": empty, "latent": self.stores_latent}
         o, cache = attended(q, k, v, cache, **how, **self.how(deterministic))  # *B T N H
-        y = self.output(self.combine(o, v, more), valid)  # *B T D
+        o = o if combine is None else combine(o, v)  # *B T N h
+        y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)
-
-    def combine(
-        self, o: Float[Array, "*B T N h"], v: Float[Array, "*B T K h"], more: Any
-    ) -> Float[Array, "*B T N h"]:
-        """What `o_proj` is given, from what the heads have read and the tokens' own values."""
-        return o
 
 
 class SelfAttention(Forward):

@@ -40,6 +40,7 @@ class ClassAttention(nnx.Module):
     Source: Touvron et al., "Going deeper with Image Transformers", 2021, section 3.2, whose
     published checkpoints have these names.
 
+    >>> import jax.numpy as jnp
     >>> layer = ClassAttention(12, 3, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 1, 12)

@@ -55,6 +55,7 @@ class CrossAttention(nnx.Module):
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
     Whisper's published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> layer = CrossAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
     (3, 5, 8)

@@ -47,6 +47,7 @@ class IndexedSparseAttention(LatentHeads, Uncached):
     Source: DeepSeek-AI, "DeepSeek-V3.2-Exp: Boosting Long-Context Efficiency with DeepSeek Sparse
     Attention", 2025; names as in its published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> from flax import nnx
     >>> sizes = {"index_heads": 16, "index_dim": 9, "top_k": 3}
     >>> layer = IndexedSparseAttention(12, 3, 5, 6, 4, 7, q_rank=8, **sizes, rngs=nnx.Rngs(0))

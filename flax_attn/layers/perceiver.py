@@ -47,6 +47,7 @@ class PerceiverAttention(nnx.Module):
     Source: Jaegle et al., "Perceiver: General Perception with Iterative Attention", 2021; names as
     in its published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> layer = PerceiverAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
     (3, 5, 8)

@@ -46,6 +46,7 @@ class SpatialReductionAttention(nnx.Module):
     Source: Wang et al., "Pyramid Vision Transformer", 2021, section 3.3; names as in the published
     checkpoints, without `self` and `output`.
 
+    >>> import jax.numpy as jnp
     >>> layer = SpatialReductionAttention(12, 3, ratio=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 4, 6, 12))).shape
     (2, 4, 6, 12)
