@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .layers import ClassAttention as ClassAttention
     from .layers import CrossAttention as CrossAttention
     from .layers import CrossCovarianceAttention as CrossCovarianceAttention
+    from .layers import CrossLayerAttention as CrossLayerAttention
     from .layers import DecomposedRelativeAttention as DecomposedRelativeAttention
     from .layers import DifferentialAttention as DifferentialAttention
     from .layers import DisentangledAttention as DisentangledAttention
@@ -148,6 +149,7 @@ _HOMES = {
     "ClassAttention": ".layers",
     "CrossAttention": ".layers",
     "CrossCovarianceAttention": ".layers",
+    "CrossLayerAttention": ".layers",
     "DecomposedRelativeAttention": ".layers",
     "DifferentialAttention": ".layers",
     "DisentangledAttention": ".layers",

@@ -1,4 +1,4 @@
-"""Grouped-query attention whose keys are its values too, or another layer's, on a whiteboard."""
+"""Grouped-query attention whose keys are its values too, on a whiteboard."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from torch_ref._steps import emptied, masked, placed, present, scored, seen, sof
 
 
 class SharedKeyValueAttention(nn.Module):
-    """Values are the keys before norm and rotary, or their own; or both are handed in."""
+    """Values are the keys before norm and rotary, or their own."""
 
     def __init__(
         self,
@@ -18,7 +18,6 @@ class SharedKeyValueAttention(nn.Module):
         *,
         v_norm=None,
         own_values=False,
-        across_layers=False,
         rotary=None,
         q_norm=None,
         k_norm=None,
@@ -41,8 +40,7 @@ class SharedKeyValueAttention(nn.Module):
         self.softcap, self.slopes = softcap, slopes
         self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
         width = num_kv_heads * head_dim
-        if not across_layers:
-            self.k_proj = nn.Linear(in_features, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(in_features, width, bias=qkv_bias)
         if own_values:
             self.v_proj = nn.Linear(in_features, width, bias=qkv_bias)
         self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
@@ -54,14 +52,10 @@ class SharedKeyValueAttention(nn.Module):
         v = getattr(self, "v_proj", self.k_proj)(x).unflatten(-1, (-1, self.head_dim))  # *B T K H
         return k, v if self.v_norm is None else self.v_norm(v)  # *B T K H, *B T K H
 
-    def forward(self, x, keys_and_values=None, mask=None, positions=None, valid=None, empty="zero"):
+    def forward(self, x, mask=None, positions=None, valid=None, empty="zero"):
         x = present(x, valid)  # *B T D
         q = placed(self, self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
-        if keys_and_values is None:
-            keys_and_values = self.keys_and_values(x, positions)  # *B T K H
-        elif valid is not None:
-            keys_and_values = (y.masked_fill(~valid[..., None, None], 0.0) for y in keys_and_values)
-        k, v = (y.transpose(-3, -2) for y in keys_and_values)  # *B K T H
+        k, v = (y.transpose(-3, -2) for y in self.keys_and_values(x, positions))  # *B K T H
         k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
         scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
         mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T

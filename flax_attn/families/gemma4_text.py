@@ -1,15 +1,15 @@
 """Gemma 4: wide heads of which a quarter turns where a layer sees everything, and shared keys.
 
 Logits are unscaled and values are normed. With `attention_k_eq_v` the keys of layers that see
-everything are their values too. The last `num_kv_shared_layers` make no keys and values: such a
-layer is called as `layer(x, keys_and_values=pair)`, where the pair is `earlier.keys_and_values_of`
-of the last layer of the same type that makes them.
+everything are their values too. The last `num_kv_shared_layers` make no keys and values. They
+are `CrossLayerAttention`s, called as `layer(x, keys_and_values=pair)`, where the pair is
+`earlier.keys_and_values_of` of the last layer of the same type that makes them.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..layers import SharedKeyValueAttention
+from ..layers import CrossLayerAttention, SharedKeyValueAttention
 from ..masks import Mask
 from ..norms import RMSNorm
 from ..rules import Rules
@@ -45,19 +45,22 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> SharedKeyValueAttention:
+def attention(
+    config: Config, index: int, house: Mapping[str, Any]
+) -> CrossLayerAttention | SharedKeyValueAttention:
     """`self_attn` of Gemma4ForCausalLM."""
     kind = kind_of(config, index)
-    reuses = _reuses(config, index)
     wide = config.replaced(**_wide(config, index, kind))
     h, eps, dtype = wide.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
     shared = config.flag("attention_k_eq_v") and kind == "full_attention"
     bias = config.flag("attention_bias")
-    made: dict[str, Any] = {"across_layers": True}
-    if not reuses:
-        made = {"own_values": not shared, "v_norm": RMSNorm(None, eps=eps)}
-        made["k_norm"] = RMSNorm(h, eps=eps, param_dtype=dtype)
-    return SharedKeyValueAttention(
+    layer: Any = CrossLayerAttention
+    making: dict[str, Any] = {}
+    if not _reuses(config, index):
+        layer, making = SharedKeyValueAttention, {"own_values": not shared}
+        making["v_norm"] = RMSNorm(None, eps=eps)
+        making["k_norm"] = RMSNorm(h, eps=eps, param_dtype=dtype)
+    return layer(
         *(config.count("hidden_size"), *wide.heads()),
         rotary=rotary_by_kind(wide, kind),
         q_norm=RMSNorm(h, eps=eps, param_dtype=dtype),
@@ -66,7 +69,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> SharedKey
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
-        **made,
+        **making,
         **house,
     )
 

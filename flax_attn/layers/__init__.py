@@ -8,6 +8,7 @@ from .causal_renormalised import CausalRenormalisedAttention as CausalRenormalis
 from .class_attention import ClassAttention as ClassAttention
 from .cross import CrossAttention as CrossAttention
 from .cross_covariance import CrossCovarianceAttention as CrossCovarianceAttention
+from .cross_layer import CrossLayerAttention as CrossLayerAttention
 from .decomposed_relative import DecomposedRelativeAttention as DecomposedRelativeAttention
 from .differential import DifferentialAttention as DifferentialAttention
 from .disentangled import DisentangledAttention as DisentangledAttention

@@ -58,7 +58,8 @@ def torch_linears(
 ) -> Callable[..., nnx.Linear]:
     """Makes a layer's projections `(in_features, out_features, use_bias=True) -> nnx.Linear`.
 
-    Kernel and bias start from U(+-1 / sqrt(in_features)), as in torch.
+    Kernel and bias start from U(+-1 / sqrt(in_features)), as in torch. Over Explicit mesh axes an
+    output is summed over the axes along which inputs and kernel are cut; see `contracted`.
 
     Args:
       kernel_init, bias_init: initializers instead of torch's; None keeps torch's.
@@ -76,12 +77,46 @@ def torch_linears(
             use_bias=use_bias,
             kernel_init=start if kernel_init is None else kernel_init,
             bias_init=start if bias_init is None else bias_init,
+            dot_general=contracted,
             dtype=dtype,
             param_dtype=param_dtype,
             rngs=rngs,
         )
 
     return linear
+
+
+def contracted(
+    x: Shaped[Array, "*B D"],
+    kernel: Shaped[Array, "D E"],
+    axes: Any,
+    *,
+    out_sharding: Any = None,
+    **how: Any,
+) -> Shaped[Array, "*B E"]:
+    """`jax.lax.dot_general`, also where both arrays are cut along the axis that is summed over.
+
+    Over Explicit mesh axes JAX asks how the sum is to lie then, as after the heads of a layer with
+    tensor parallel weights. It lies as the batch axes of x and the output axis of the kernel do,
+    and is whole on each device along the axes that were summed over.
+
+    >>> contracted(jnp.ones((2, 3)), jnp.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
+    (2, 4)
+    """
+    sharding = jax.typeof(kernel).sharding
+    if out_sharding is None and sharding.spec[0] is not None:
+        *batch, summed = jax.typeof(x).sharding.spec
+        if summed == sharding.spec[0]:
+            spec = _without_twice(*batch, sharding.spec[1])
+            out_sharding = jax.NamedSharding(sharding.mesh, spec)
+    return jax.lax.dot_general(x, kernel, axes, out_sharding=out_sharding, **how)
+
+
+def _without_twice(*batch_and_width: Any) -> jax.P:
+    """A spec whose last axis is whole if its mesh axes are those of others."""
+    *batch, width = ({*(part if isinstance(part, tuple) else (part,))} for part in batch_and_width)
+    taken = {name for part in batch for name in part} & width - {None}
+    return jax.P(*batch_and_width[:-1], None if taken else batch_and_width[-1])
 
 
 def torch_uniform(fan_in: int) -> Any:

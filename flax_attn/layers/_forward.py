@@ -2,15 +2,17 @@
 
 x, seen     = the tokens that are there, and who may look at whom
 positions   = what the rotary is given: the caller's, or places in the cache
-q, k, v     = project(x, positions): the layer's first hook
+q, k, v     = project(x, positions): the layer's hook, which also names its `combine` or None
 o           = attend(q, k, v), over the cache too if there is one
-y           = o_proj(combine(o, v)): the layer's second hook; zeros for tokens that are not there
+y           = o_proj(combine(o, v)); zeros for tokens that are not there
+
+A layer inherits its call: `SelfAttention`'s, `Uncached`'s, or that of `WeightsAttention` in
+`_weights.py`. One whose call has more keywords writes it, and calls `forward`.
 """
 
 from collections.abc import Callable
 from dataclasses import fields
-from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, Unpack, get_args, overload
+from typing import Any, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +27,24 @@ from ..masks import Mask, as_mask
 from ..rules import Rules
 from ._cached import AnyCache, C, Call, attended
 from ._common import as_attribute, merge_heads, tokens_of
+from ._house import keywords_of
 from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
-Init = TypeVar("Init", bound=Callable[..., None])
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Heads(nnx.Module):
     """What a layer of self attention does before and after it.
 
-    A subclass hands what it was given to `keep`, and sets `o_proj`, `dropout` and maybe `sinks`.
+    A subclass hands what it was given to `keep`, and sets `o_proj`, and maybe `dropout`, `sinks`.
     """
 
     rotary: Turn | None
     mask: Mask
     rules: Rules
-    dropout: AttentionDropout | None
     o_proj: nnx.Linear
+    dropout: AttentionDropout | None = None
     sinks: nnx.Param | None = None
 
     def keep(self, rotary: Turn | None, mask: Mask | Array, rules: Rules) -> None:
@@ -94,11 +97,15 @@ class Heads(nnx.Module):
             "dropout": None if self.dropout is None else self.dropout(deterministic),
         }
 
-    def how_by_weights(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend_by_weights` is given beside the heads and the mask: it has no sinks."""
-        how = self.how(deterministic)
-        del how["sinks"]
-        return how
+    def project(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
+        """Queries, keys, values, and what is made of heads that have read: a function, or None.
+
+        It is called as `combine(o, v)` and gives what `o_proj` is given. `cached` says whether the
+        keys go to a cache.
+        """
+        raise NotImplementedError
 
     def output(
         self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
@@ -108,21 +115,14 @@ class Heads(nnx.Module):
         return y if valid is None else zero_absent(y, valid)
 
 
-class SelfAttention(Heads):
-    """A layer of self attention by `attend`. It adds `project`, and `combine` if heads change."""
+class Forward(Heads):
+    """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
-    ) -> Float[Array, "*B T D"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
-    ) -> tuple[Float[Array, "*B T D"], C]: ...
-    def __call__(
+    def forward(
         self,
+        project: Callable[..., tuple[Array, Array, Array, Any]],
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
@@ -132,6 +132,32 @@ class SelfAttention(Heads):
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
     ) -> Any:
+        """`o_proj(combine(attend(project(x))))`; arguments as of the call."""
+        check_choice("empty", empty, *get_args(Empty))
+        x, seen = self.tokens(x, mask, valid, cache)  # *B T D
+        if cache is not None:
+            positions = self.places(x, positions, valid, cache)
+        q, k, v, combine = project(x, positions, cache is not None)  # *B T N H, *B T K H
+        how = {"mask": seen, "valid": valid, "empty": empty, "latent": self.stores_latent}
+        o, cache = attended(q, k, v, cache, **how, **self.how(deterministic))  # *B T N H
+        o = o if combine is None else combine(o, v)  # *B T N h
+        y = self.output(o, valid)  # *B T D
+        return y if cache is None else (y, cache)
+
+
+class SelfAttention(Forward):
+    """A layer that is called with x alone, and with the keywords of every self attention."""
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: None = None, **call: Unpack[Call]
+    ) -> Float[Array, "*B T D"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*B T D"], *, cache: C, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], C]: ...
+    @keywords_of(Forward.forward)
+    def __call__(self, x: Float[Array, "*B T D"], **call: Any) -> Any:
         """Attention of x over itself.
 
         Args:
@@ -149,48 +175,33 @@ class SelfAttention(Heads):
           cache: what `init_cache` made, or an earlier call gave; x then are the next tokens, which
             look at those in the cache too, and the call gives y and the cache with them.
         """
+        return self.forward(self.project, x, **call)
+
+
+class Uncached(Heads):
+    """A layer of self attention without a cache. It adds `read`, the equation of its heads."""
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        *,
+        mask: Mask | Array | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)  # *B T D
-        if cache is not None:
-            positions = self.places(x, positions, valid, cache)
-        q, k, v, more = self.project(x, positions, cache is not None)  # *B T N H, *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, "latent": self.stores_latent}
-        o, cache = attended(q, k, v, cache, **how, **self.how(deterministic))  # *B T N H
-        y = self.output(self.combine(o, v, more), valid)  # *B T D
-        return y if cache is None else (y, cache)
+        x, seen = self.tokens(x, mask, valid)  # *B T D
+        how = {"mask": seen, "empty": empty, **self.how(deterministic)}
+        return self.output(self.read(x, positions, **how), valid)  # *B T D
 
-    def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys, values, and what `combine` needs; `cached` if the keys go to a cache."""
-        raise NotImplementedError
-
-    def combine(
-        self, o: Float[Array, "*B T N h"], v: Float[Array, "*B T K h"], more: Any
+    def read(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
     ) -> Float[Array, "*B T N h"]:
-        """What `o_proj` is given, from what the heads have read and the tokens' own values."""
-        return o
-
-
-def keywords_of(base: type) -> Callable[[Init], Init]:
-    """Decorator of a constructor with `**more`: `help` and `inspect` show the keywords of `base`.
-
-    >>> class Base:
-    ...     def __init__(self, size, *, bias=False): ...
-    >>> @keywords_of(Base)
-    ... def init(self, size, *, gate, **more): ...
-    >>> print(signature(init))
-    (self, size, *, gate, bias=False)
-    """
-
-    def decorate(init: Init) -> Init:
-        named = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
-        names = {x.name for x in named}
-        more = [x for x in signature(base.__init__).parameters.values() if x.name not in names]
-        init.__signature__ = Signature([*named, *more])  # pyright: ignore[reportFunctionMemberAccess]
-        return init
-
-    return decorate
+        """What the heads have read; `how` is what `attend` is given beside them."""
+        raise NotImplementedError
 
 
 def _score_and_scale(rules: Rules) -> Rules:

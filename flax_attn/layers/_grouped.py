@@ -4,26 +4,25 @@ N query heads read K key/value heads, head n the head n // (N / K).
 """
 
 from collections.abc import Callable
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float, Int
 
 from .._checks import check_divides, check_positive
-from ..dropout import AttentionDropout
 from ..masks import CAUSAL, Mask
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
-from ._common import split_heads, torch_linears
-from ._forward import Heads, Turn, keywords_of
+from ._common import split_heads
+from ._forward import Heads, Turn
+from ._house import House, HouseKeywords, house_signature, keywords_of
 
 Norm = Callable[[jax.Array], jax.Array]
 
 
-class Grouped(TypedDict, total=False):
+class Grouped(HouseKeywords, total=False):
     """The keywords of `GroupedHeads`, for a layer that takes them too and hands them on.
 
     Such a layer writes `@grouped_signature def __init__(..., **grouped: Unpack[Grouped])`.
@@ -38,12 +37,6 @@ class Grouped(TypedDict, total=False):
     sinks: bool
     qkv_bias: bool
     out_bias: bool
-    dropout: float
-    kernel_init: Initializer | None
-    bias_init: Initializer | None
-    rngs: Required[nnx.Rngs]
-    dtype: Any
-    param_dtype: Any
 
 
 class GroupedHeads(Heads):
@@ -57,6 +50,7 @@ class GroupedHeads(Heads):
     k_proj: nnx.Linear
     v_proj: nnx.Linear
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -73,40 +67,35 @@ class GroupedHeads(Heads):
         sinks: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
         self.keep(rotary, mask, rules)
         self.head_dim, self.num_kv_heads = head_dim, num_kv_heads
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        house = House(**more)
         q_width = self.query_parts * num_heads * head_dim
-        self.q_proj = linear(in_features, q_width, use_bias=qkv_bias)
+        self.q_proj = house.linear(in_features, q_width, use_bias=qkv_bias)
         for name in self.kv_projections:
-            setattr(self, name, linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias))
-        self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
-        self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None
-        # Without dropout there is no random key in the layer's state.
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
-
-    def heads(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
-        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
-        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
-        return q, *self.keys_and_values(x, positions)
+            kv_width = num_kv_heads * head_dim
+            setattr(self, name, house.linear(in_features, kv_width, use_bias=qkv_bias))
+        self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
+        self.sinks = nnx.Param(jnp.zeros(num_heads, house.param_dtype)) if sinks else None
+        self.dropout = house.attention_dropout()
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
-        """Queries, keys and values; `combine` needs nothing more."""
-        return *self.heads(x, positions), None
+        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
+        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
+        return q, *self.keys_and_values(x, positions), None
+
+    def heads(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
+        """Queries, keys and values alone."""
+        return self.project(x, positions)[:3]
 
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
@@ -149,22 +138,6 @@ class DecodingHeads(GroupedHeads):
 
 # Of a constructor that takes `**grouped`: `help` and `inspect` show all of its keywords.
 grouped_signature = keywords_of(GroupedHeads)
-
-
-def linears_of(grouped: Grouped) -> Callable[..., nnx.Linear]:
-    """Makes further projections of a layer, as `torch_linears` does with the layer's arguments."""
-    param_dtype = grouped.get("param_dtype", jnp.float32)
-    start = (grouped.get("kernel_init"), grouped.get("bias_init"))
-    return torch_linears(*start, grouped.get("dtype"), param_dtype, grouped["rngs"])
-
-
-def check_no_sinks(layer: str, grouped: Grouped) -> None:
-    """ValueError for sinks in a layer that goes by `attend_by_weights`, which has none."""
-    if grouped.get("sinks"):
-        raise ValueError(
-            f"{layer} has no sinks, which join the denominator of `attend`'s softmax; got "
-            "sinks=True. Leave it out, or use GroupedQueryAttention."
-        )
 
 
 def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -5,24 +5,22 @@ of width rotary_dim that all heads share and that alone is turned by its positio
 """
 
 from functools import partial
-from typing import Any, Required, TypedDict
+from typing import Any, Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from flax.typing import Initializer
 from jaxtyping import Array, Float, Int
 
 from .._checks import check_positive
-from ..dropout import AttentionDropout
 from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
-from ._common import split_heads, torch_linears
-from ._forward import Heads, Turn, keywords_of
+from ._common import split_heads
+from ._forward import Heads, Turn
+from ._house import House, HouseKeywords, house_signature, keywords_of
 
 
-class Latent(TypedDict, total=False):
+class Latent(HouseKeywords, total=False):
     """The keywords of `LatentHeads`, for a layer that takes them too and hands them on."""
 
     q_rank: int | None
@@ -32,12 +30,6 @@ class Latent(TypedDict, total=False):
     absorbed: bool
     qkv_bias: bool
     out_bias: bool
-    dropout: float
-    kernel_init: Initializer | None
-    bias_init: Initializer | None
-    rngs: Required[nnx.Rngs]
-    dtype: Any
-    param_dtype: Any
 
 
 class LatentHeads(Heads):
@@ -46,6 +38,7 @@ class LatentHeads(Heads):
     Arguments are those of `LatentAttention`.
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -62,29 +55,24 @@ class LatentHeads(Heads):
         absorbed: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         _check_sizes(in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim, q_rank)
         self.keep(rotary, mask, rules)
         self.nope_dim, self.rotary_dim, self.absorbed = nope_dim, rotary_dim, absorbed
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        norm = partial(RMSNorm, eps=1e-6, cast="before", param_dtype=param_dtype)  # all classes'
+        house = House(**more)
+        norm = partial(RMSNorm, eps=1e-6, cast="before", param_dtype=house.param_dtype)
         self.low_rank_queries, q_width = q_rank is not None, num_heads * (nope_dim + rotary_dim)
         if q_rank is None:
-            self.q_proj = linear(in_features, q_width, use_bias=False)
+            self.q_proj = house.linear(in_features, q_width, use_bias=False)
         else:
-            self.q_a_proj = linear(in_features, q_rank, use_bias=qkv_bias)
-            self.q_a_layernorm, self.q_b_proj = norm(q_rank), linear(q_rank, q_width, False)
-        self.kv_a_proj_with_mqa = linear(in_features, kv_rank + rotary_dim, use_bias=qkv_bias)
+            self.q_a_proj = house.linear(in_features, q_rank, use_bias=qkv_bias)
+            self.q_a_layernorm, self.q_b_proj = norm(q_rank), house.linear(q_rank, q_width, False)
+        self.kv_a_proj_with_mqa = house.linear(in_features, kv_rank + rotary_dim, use_bias=qkv_bias)
         self.kv_a_layernorm = norm(kv_rank)
-        self.kv_b_proj = linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
-        self.o_proj = linear(num_heads * value_dim, in_features, use_bias=out_bias)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        self.kv_b_proj = house.linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
+        self.o_proj = house.linear(num_heads * value_dim, in_features, use_bias=out_bias)
+        self.dropout = house.attention_dropout()
 
     def q_latent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T R"]:
         """What queries are made of: x itself, or its projection to q_rank, normed."""

@@ -1,17 +1,16 @@
 """Pooling by attention: learned queries over the tokens of a sequence (Lee et al., 2019)."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens
 
 
@@ -48,6 +47,7 @@ class AttentionPool(nnx.Module):
     (3, 1, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -55,23 +55,17 @@ class AttentionPool(nnx.Module):
         queries: int,
         *,
         bias: bool = True,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, queries=queries)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(dim, dim, use_bias=bias)
-        self.k_proj = linear(dim, dim, use_bias=bias)
-        self.v_proj = linear(dim, dim, use_bias=bias)
-        self.out_proj = linear(dim, dim, use_bias=bias)
-        start = nnx.initializers.normal(1.0) if kernel_init is None else kernel_init
-        self.probe = nnx.Param(start(rngs.params(), (queries, dim), param_dtype))
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.q_proj = house.linear(dim, dim, use_bias=bias)
+        self.k_proj = house.linear(dim, dim, use_bias=bias)
+        self.v_proj = house.linear(dim, dim, use_bias=bias)
+        self.out_proj = house.linear(dim, dim, use_bias=bias)
+        self.probe = house.param((queries, dim), nnx.initializers.normal(1.0))
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

@@ -1,17 +1,16 @@
 """Axial attention: each axis of an image or volume by itself (Ho et al., 2019)."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Dense
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._common import check_tokens, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
 
 
@@ -49,6 +48,7 @@ class AxialAttention(nnx.Module):
     (3, 4, 5, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -57,23 +57,18 @@ class AxialAttention(nnx.Module):
         *,
         summed: bool = True,
         head_dim: int | None = None,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, axes=axes)
         part = check_divides("num_heads", num_heads, "dim", dim)
         self.head_dim = part if head_dim is None else head_dim
         check_positive(head_dim=self.head_dim)
         self.axes, self.summed, width = axes, summed, num_heads * self.head_dim
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.to_q = nnx.List([linear(dim, width, use_bias=False) for _ in range(axes)])
-        self.to_kv = nnx.List([linear(dim, 2 * width, use_bias=False) for _ in range(axes)])
-        self.to_out = nnx.List([linear(width, dim) for _ in range(axes)])
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.to_q = nnx.List([house.linear(dim, width, use_bias=False) for _ in range(axes)])
+        self.to_kv = nnx.List([house.linear(dim, 2 * width, use_bias=False) for _ in range(axes)])
+        self.to_out = nnx.List([house.linear(width, dim) for _ in range(axes)])
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

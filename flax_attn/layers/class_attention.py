@@ -1,17 +1,15 @@
 """Class attention: the class token alone asks, and all tokens answer (CaiT, 2021)."""
 
-from typing import Any
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -42,11 +40,13 @@ class ClassAttention(nnx.Module):
     Source: Touvron et al., "Going deeper with Image Transformers", 2021, section 3.2, whose
     published checkpoints have these names.
 
+    >>> import jax.numpy as jnp
     >>> layer = ClassAttention(12, 3, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 1, 12)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -54,22 +54,17 @@ class ClassAttention(nnx.Module):
         *,
         qkv_bias: bool = False,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
         self.mask = as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q = linear(dim, dim, use_bias=qkv_bias)
-        self.k = linear(dim, dim, use_bias=qkv_bias)
-        self.v = linear(dim, dim, use_bias=qkv_bias)
-        self.proj = linear(dim, dim)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.q = house.linear(dim, dim, use_bias=qkv_bias)
+        self.k = house.linear(dim, dim, use_bias=qkv_bias)
+        self.v = house.linear(dim, dim, use_bias=qkv_bias)
+        self.proj = house.linear(dim, dim)
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

@@ -2,15 +2,12 @@
 
 from typing import Any, Unpack, overload
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_positive
 from ..attend import Empty
 from ..cache import Memory
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ._cached import (
     AnyCache,
@@ -24,7 +21,8 @@ from ._cached import (
     remembered,
     with_cache,
 )
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -57,11 +55,13 @@ class CrossAttention(nnx.Module):
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
     Whisper's published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> layer = CrossAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
     (3, 5, 8)
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -70,24 +70,19 @@ class CrossAttention(nnx.Module):
         memory_features: int | None = None,
         key_bias: bool = True,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         memory_features = in_features if memory_features is None else memory_features
         check_positive(in_features=in_features, num_heads=num_heads)
         check_positive(memory_features=memory_features)
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
         self.mask = as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(in_features, in_features)
-        self.k_proj = linear(memory_features, in_features, use_bias=key_bias)
-        self.v_proj = linear(memory_features, in_features)
-        self.out_proj = linear(in_features, in_features)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.q_proj = house.linear(in_features, in_features)
+        self.k_proj = house.linear(memory_features, in_features, use_bias=key_bias)
+        self.v_proj = house.linear(memory_features, in_features)
+        self.out_proj = house.linear(in_features, in_features)
+        self.dropout = house.attention_dropout()
 
     @overload
     def __call__(

@@ -1,10 +1,9 @@
 """Cross-covariance attention: channels attend to channels, linear in T (XCiT, 2021)."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_input, check_positive, check_rate
@@ -13,7 +12,8 @@ from ..dropout import LayerDropout
 from ..norms import l2_norm
 from ..reference import softmax
 from ..taps import tap
-from ._common import check_tokens, merge_heads, torch_linears
+from ._common import check_tokens, merge_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
 
 EPS = 1e-12  # the least norm that is divided by, torch's
@@ -53,27 +53,23 @@ class CrossCovarianceAttention(nnx.Module):
     (2, 5, 12)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
         num_heads: int,
         *,
         qkv_bias: bool = False,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.qkv = linear(dim, 3 * dim, use_bias=qkv_bias)
-        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1), param_dtype))
-        self.proj = linear(dim, dim)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+        house = House(**more)
+        self.qkv = house.linear(dim, 3 * dim, use_bias=qkv_bias)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1), house.param_dtype))
+        self.proj = house.linear(dim, dim)
+        self.dropout = LayerDropout(check_rate("dropout", house.dropout), rngs=house.rngs)
 
     def __call__(
         self,

@@ -1,19 +1,18 @@
 """SAM's attention over an image, with a bias by rows and one by columns (Kirillov et al., 2023)."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Dense
 from ..positions.relative import decomposed_bias, resized_rows
 from ..scores import Additive
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._common import check_tokens, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
 
 
@@ -51,6 +50,7 @@ class DecomposedRelativeAttention(nnx.Module):
     (3, 4, 5, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -58,23 +58,17 @@ class DecomposedRelativeAttention(nnx.Module):
         size: tuple[int, int],
         *,
         qkv_bias: bool = True,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         check_positive(**{f"size[{i}]": side for i, side in enumerate(size)})
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.qkv, self.proj = linear(dim, 3 * dim, use_bias=qkv_bias), linear(dim, dim)
-        start = nnx.initializers.zeros if kernel_init is None else kernel_init
-        shapes = [(2 * side - 1, self.head_dim) for side in size]
-        tables = [nnx.Param(start(rngs.params(), shape, param_dtype)) for shape in shapes]
-        self.rel_pos_h, self.rel_pos_w = tables
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.qkv, self.proj = house.linear(dim, 3 * dim, use_bias=qkv_bias), house.linear(dim, dim)
+        self.rel_pos_h, self.rel_pos_w = (
+            house.param((2 * side - 1, self.head_dim), nnx.initializers.zeros) for side in size
+        )
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

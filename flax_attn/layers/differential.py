@@ -1,24 +1,24 @@
 """Differential attention: the weights of one head less a share of those of another."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .._checks import check_choice, check_divides, check_positive
+from .._checks import check_divides, check_positive
 from .._types import wide
-from ..attend import Empty, attend
+from ..attend import attend
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
 from ._common import split_heads, torch_linears
-from ._forward import Heads, Turn
+from ._forward import Turn, Uncached
 
 
-class DifferentialAttention(Heads):
+class DifferentialAttention(Uncached):
     """`o_proj((1 - l0) * norm((A_i - lambda A_j) [v_i, v_j]))`, A the softmaxes of heads i and j.
 
     Head i pairs with head j = i + N / 2. The values of the first half of the key/value heads stand
@@ -93,25 +93,15 @@ class DifferentialAttention(Heads):
             start = nnx.initializers.normal(0.1)(rngs.params(), (head_dim,), param_dtype)
             setattr(self, name, nnx.Param(start))
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+    def read(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+    ) -> Float[Array, "*B T J V"]:
+        """What the first heads have read, less a share of what the second have; normed."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
         (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
-        first = attend(q1, k1, v, mask=seen, empty=empty)  # *B T N/2 2H
-        second = attend(q2, k2, v, mask=seen, empty=empty)  # *B T N/2 2H
+        first, second = attend(q1, k1, v, **how), attend(q2, k2, v, **how)  # *B T N/2 2H
         o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
-        return self.output((1 - self.lambda_init) * rms_norm(o, eps=self.eps), valid)  # *B T D
+        return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None

@@ -1,20 +1,19 @@
 """DeBERTa's attention: content and distance have vectors of their own (He et al., 2021)."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import deberta_rows
 from ..scores import Additive
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -58,6 +57,7 @@ class DisentangledAttention(nnx.Module):
     (3, 5, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -68,12 +68,7 @@ class DisentangledAttention(nnx.Module):
         max_positions: int,
         share: bool = False,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, max_positions=max_positions)
         self.terms, self.buckets, self.max_positions = _known(terms), buckets, max_positions
@@ -81,16 +76,16 @@ class DisentangledAttention(nnx.Module):
         self.rows(1, 1)  # refuses buckets that DeBERTa has not
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
         self.mask = as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.query_proj = linear(in_features, in_features)
-        self.key_proj = linear(in_features, in_features)
-        self.value_proj = linear(in_features, in_features)
+        house = House(**more)
+        self.query_proj = house.linear(in_features, in_features)
+        self.key_proj = house.linear(in_features, in_features)
+        self.value_proj = house.linear(in_features, in_features)
         self.share = share
         if not share and "c2p" in terms:
-            self.pos_key_proj = linear(in_features, in_features)
+            self.pos_key_proj = house.linear(in_features, in_features)
         if not share and "p2c" in terms:
-            self.pos_query_proj = linear(in_features, in_features)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+            self.pos_query_proj = house.linear(in_features, in_features)
+        self.dropout = house.attention_dropout()
 
     def rows(self, queries: int, keys: int) -> np.ndarray:
         """The row of the embeddings for each query and key, `T S`."""

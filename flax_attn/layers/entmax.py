@@ -1,18 +1,18 @@
 """Entmax attention: weights that are zero where a score lies far below the largest."""
 
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_choice
 from ..by_weights import attend_by_weights
-from ..masks import Mask
 from ..normalisers import entmax
-from ._grouped import Grouped, GroupedHeads, check_no_sinks, grouped_signature
+from ._grouped import Grouped, grouped_signature
+from ._weights import WeightsAttention
 
 
-class EntmaxAttention(GroupedHeads):
+class EntmaxAttention(WeightsAttention):
     """`o_proj(entmax(scale * q.k) . v)`: sparse weights that sum to one.
 
     Holds all weights, T x S a head, since a row's threshold needs its scores in order.
@@ -49,22 +49,9 @@ class EntmaxAttention(GroupedHeads):
         **grouped: Unpack[Grouped],
     ):
         check_choice("alpha", alpha, 1.5, 2)
-        check_no_sinks("EntmaxAttention", grouped)
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.alpha = alpha
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        x, seen = self.tokens(x, mask, valid)
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        how = {"normalise": partial(entmax, alpha=self.alpha), "mask": seen}
-        o = attend_by_weights(q, k, v, **how, **self.how_by_weights(deterministic))  # *B T N H
-        return self.output(o, valid)  # *B T D
+    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+        """Sparse weights that sum to one."""
+        return attend_by_weights(q, k, v, normalise=partial(entmax, alpha=self.alpha), **how)

@@ -1,5 +1,6 @@
 """Exclusive self attention: a token's output without what its own value already says."""
 
+from functools import partial
 from typing import Unpack
 
 import jax.numpy as jnp
@@ -8,8 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays import aligned
 from ..norms import l2_norm
-from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._forward import Combine, SelfAttention
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House
 
 
 def without_direction(
@@ -61,19 +63,21 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
         start = jnp.zeros(num_heads, grouped.get("param_dtype", jnp.float32))
         self.alpha = nnx.Param(start) if learned else None
         wide = num_heads * head_dim
-        self.gate_proj = linears_of(grouped)(in_features, wide, use_bias=False) if gate else None
+        linear = House.of(grouped).linear
+        self.gate_proj = linear(in_features, wide, use_bias=False) if gate else None
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
-    ) -> tuple[Array, Array, Array, Float[Array, "*B T E"] | None]:
-        """Queries, keys, values, and the gate if there is one."""
+    ) -> tuple[Array, Array, Array, Combine]:
+        """Queries, keys, values, and `combine` with the gate if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
-        return *self.heads(x, positions), gate
+        q, k, v, _ = super().project(x, positions)
+        return q, k, v, partial(self.combine, gate)
 
     def combine(
-        self, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], more: Array | None
+        self, gate: Array | None, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"]
     ) -> Float[Array, "*B T N H"]:
         """What the heads have read, without the direction of the token's own value; gated."""
         one = jnp.ones(o.shape[-2], o.dtype)
         o = without_direction(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
-        return o if more is None else o * more.reshape(o.shape)
+        return o if gate is None else o * gate.reshape(o.shape)

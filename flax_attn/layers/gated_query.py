@@ -1,5 +1,6 @@
 """Grouped-query attention whose heads are multiplied by a gate, before the output projection."""
 
+from functools import partial
 from typing import Literal, Unpack, get_args
 
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ from jaxtyping import Array, Float, Int
 from .._checks import check_choice
 from .._types import wide
 from ._common import split_heads
-from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._forward import Combine, SelfAttention
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
@@ -69,22 +71,22 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         self.query_parts, self.activation = 2 if fused else 1, activation
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         width = num_heads * (head_dim if gate == "full" else 1)
-        linear = linears_of(grouped)
-        self.g_proj = None if fused else linear(in_features, width, use_bias=False)
+        house = House.of(grouped)
+        self.g_proj = None if fused else house.linear(in_features, width, use_bias=False)
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
-    ) -> tuple[Array, Array, Array, Float[Array, "*B T N X"]]:
-        """Queries, keys, values and the gate."""
+    ) -> tuple[Array, Array, Array, Combine]:
+        """Queries, keys, values, and `combine` with the gate."""
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
         q = self.placed(q, self.q_norm, positions)  # *B T N H
-        return q, *self.keys_and_values(x, positions), gate
+        return q, *self.keys_and_values(x, positions), partial(self.combine, gate)
 
     def combine(
-        self, o: Float[Array, "*B T N H"], v: Array, more: Float[Array, "*B T N X"]
+        self, gate: Float[Array, "*B T N X"], o: Float[Array, "*B T N H"], v: Array
     ) -> Float[Array, "*B T N H"]:
         """What the heads have read, times the gate."""
-        return more.astype(o.dtype) * o
+        return gate.astype(o.dtype) * o
 
     def query_and_gate(
         self, x: Float[Array, "*B T D"]

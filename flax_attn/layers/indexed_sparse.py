@@ -1,20 +1,20 @@
 """Latent attention over few keys, which a small indexer chooses: DeepSeek's sparse attention."""
 
-from typing import Unpack, get_args
+from typing import Any, Unpack
 
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from .._checks import check_choice, check_positive
-from ..attend import Empty, attend
-from ..masks import Dense, Mask
-from ._common import as_attribute, torch_linears
-from ._forward import Turn
+from .._checks import check_positive
+from ..attend import attend
+from ..masks import Dense
+from ._common import as_attribute
+from ._forward import Turn, Uncached
+from ._house import House
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
 
 
-class IndexedSparseAttention(LatentHeads):
+class IndexedSparseAttention(LatentHeads, Uncached):
     """`LatentAttention` in which a query looks at top_k keys alone.
 
     The indexer scores each pair of a query t and a key s by `sum_h w_h(t) relu(q_h(t) . k(s))` over
@@ -47,6 +47,7 @@ class IndexedSparseAttention(LatentHeads):
     Source: DeepSeek-AI, "DeepSeek-V3.2-Exp: Boosting Long-Context Efficiency with DeepSeek Sparse
     Attention", 2025; names as in its published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> from flax import nnx
     >>> sizes = {"index_heads": 16, "index_dim": 9, "top_k": 3}
     >>> layer = IndexedSparseAttention(12, 3, 5, 6, 4, 7, q_rank=8, **sizes, rngs=nnx.Rngs(0))
@@ -79,31 +80,19 @@ class IndexedSparseAttention(LatentHeads):
         sizes = (in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim)
         super().__init__(*sizes, **latent)
         self.index_rotary = as_attribute(index_rotary)
-        param_dtype = latent.get("param_dtype", jnp.float32)
-        start = (latent.get("kernel_init"), latent.get("bias_init"))
-        linear = torch_linears(*start, latent.get("dtype"), param_dtype, latent["rngs"])
+        house = House.of(latent)
         widths = (latent.get("q_rank") or in_features, in_features)
         sizes = (index_heads, index_dim, rotary_dim)
-        self.indexer = Indexer(linear, widths, sizes, top_k, param_dtype)
+        self.indexer = Indexer(house.linear, widths, sizes, top_k, house.param_dtype)
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `LatentAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)
+    def read(
+        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+    ) -> Float[Array, "*B T N h"]:
+        """What the heads have read of the keys that the indexer chose."""
         latent = self.q_latent(x)  # *B T R
         q = self.queries(latent, positions)  # *B T N M, *B T N P
         kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
         q, k, v = self.heads(q, kv, self.absorbed)  # *B T N H, *B T K H, *B T K h
-        chosen = self.indexer(x, latent, seen, self.index_rotary, positions)  # *B T T
-        few = Dense(chosen[..., None, :, :])
-        o = attend(q, k, v, mask=few, **self.how(deterministic), empty=empty)  # *B T N h
-        return self.output(self.from_latent(o, self.absorbed), valid)  # *B T D
+        chosen = self.indexer(x, latent, how["mask"], self.index_rotary, positions)  # *B T T
+        how["mask"] = Dense(chosen[..., None, :, :])
+        return self.from_latent(attend(q, k, v, **how), self.absorbed)  # *B T N h

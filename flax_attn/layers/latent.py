@@ -1,6 +1,7 @@
 """Multi-head latent attention: keys and values of all heads come from one narrow latent a token."""
 
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 from jaxtyping import Array, Float, Int
 
@@ -74,16 +75,16 @@ class LatentAttention(LatentHeads, SelfAttention):
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], bool]:
-        """Queries, keys, values, and whether they are absorbed, as beside a cache they are."""
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
+        """Queries, keys and values, absorbed beside a cache; and the way back from latents."""
         absorbed = self.absorbed or cached
         q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
         kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
-        return *self.heads(q, kv, absorbed), absorbed
+        return *self.heads(q, kv, absorbed), partial(self.combine, absorbed)
 
-    def combine(self, o: Float[Array, "*B T N L"], v: Array, more: bool) -> Array:
+    def combine(self, absorbed: bool, o: Float[Array, "*B T N L"], v: Array) -> Array:
         """The values of the heads; in the absorbed form they have read latents."""
-        return self.from_latent(o, more)  # *B T N h
+        return self.from_latent(o, absorbed)  # *B T N h
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

@@ -1,17 +1,16 @@
 """Longformer's attention: a window for most tokens, everything for a few (Beltagy et al., 2020)."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import Dense, Window
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._common import check_tokens, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
 
 
@@ -47,28 +46,25 @@ class LongformerAttention(nnx.Module):
     (3, 9, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
         num_heads: int,
         window: int,
-        *,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, window=window)
         if window % 2:
             raise ValueError(f"window must be even, for two sides of one length; got {window=}.")
         self.half = window // 2
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.query, self.key, self.value = (linear(dim, dim) for _ in range(3))
-        self.query_global, self.key_global, self.value_global = (linear(dim, dim) for _ in range(3))
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.query, self.key, self.value = (house.linear(dim, dim) for _ in range(3))
+        self.query_global, self.key_global, self.value_global = (
+            house.linear(dim, dim) for _ in range(3)
+        )
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

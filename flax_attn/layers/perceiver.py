@@ -1,18 +1,16 @@
 """Perceiver's attention: latents look at inputs of any length (Jaegle et al., 2021)."""
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -49,11 +47,13 @@ class PerceiverAttention(nnx.Module):
     Source: Jaegle et al., "Perceiver: General Perception with Iterative Attention", 2021; names as
     in its published checkpoints.
 
+    >>> import jax.numpy as jnp
     >>> layer = PerceiverAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
     (3, 5, 8)
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -64,12 +64,7 @@ class PerceiverAttention(nnx.Module):
         v_features: int | None = None,
         residual: bool = True,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         source = in_features if memory_features is None else memory_features
         qk = in_features if qk_features is None else qk_features
@@ -80,15 +75,15 @@ class PerceiverAttention(nnx.Module):
         out = values if memory_features is None else in_features
         _check_residual(residual, in_features, out)
         self.residual, self.mask = residual, as_attribute(as_mask(mask))
-        start = nnx.initializers.zeros if bias_init is None else bias_init
-        how = {"bias_init": start, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        norm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False, **how)
+        house = House(**more)
+        start = nnx.initializers.zeros if house.bias_init is None else house.bias_init
+        how = {"dtype": house.dtype, "param_dtype": house.param_dtype, "rngs": house.rngs}
+        norm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False, bias_init=start, **how)
         self.layernorm1 = norm(in_features)
         self.layernorm2 = None if memory_features is None else norm(memory_features)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.query, self.key = linear(in_features, qk), linear(source, qk)
-        self.value, self.dense = linear(source, values), linear(values, out)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        self.query, self.key = house.linear(in_features, qk), house.linear(source, qk)
+        self.value, self.dense = house.linear(source, values), house.linear(values, out)
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

@@ -1,21 +1,20 @@
 """Transformer-XL's attention, its bias by distance read by a shift (Dai et al., 2019)."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import aligned
 from .._checks import check_choice, check_positive
 from .._types import wide
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import relative_shift, sinusoids
 from ..scores import Additive
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -59,6 +58,7 @@ class RelativeShiftAttention(nnx.Module):
     (3, 5, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -70,32 +70,25 @@ class RelativeShiftAttention(nnx.Module):
         mask: Mask | Array = FULL,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         _check(in_features, num_heads, head_dim, biases, layout)
         self.head_dim, self.biases = head_dim, biases
         self.layout: Literal["half", "interleaved"] = layout
         self.mask = as_attribute(as_mask(mask))
         width, shape = num_heads * head_dim, (num_heads, head_dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        house = House(**more)
         self.q_proj, self.k_proj, self.v_proj = (
-            linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
+            house.linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
         )
-        self.r_proj = linear(in_features, width, use_bias=False)
-        self.o_proj = linear(width, in_features, use_bias=out_bias)
-        zeros = nnx.initializers.zeros if kernel_init is None else kernel_init
-        self.r_w_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
-        self.r_r_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
+        self.r_proj = house.linear(in_features, width, use_bias=False)
+        self.o_proj = house.linear(width, in_features, use_bias=out_bias)
+        zeros = nnx.initializers.zeros
+        self.r_w_bias, self.r_r_bias = house.param(shape, zeros), house.param(shape, zeros)
         if biases == "segment":
-            start = nnx.initializers.normal(0.02) if kernel_init is None else kernel_init
-            self.r_s_bias = nnx.Param(zeros(rngs.params(), shape, param_dtype))
-            self.seg_embed = nnx.Param(start(rngs.params(), (2, *shape), param_dtype))
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+            self.r_s_bias = house.param(shape, zeros)
+            self.seg_embed = house.param((2, *shape), nnx.initializers.normal(0.02))
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

@@ -1,15 +1,14 @@
 """Selective attention: a query can hide a key from all queries after it."""
 
-from typing import Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from .._types import Sizes
 from ..by_weights import attend_by_weights
-from ..masks import Mask
-from ._grouped import Grouped, GroupedHeads, check_no_sinks, grouped_signature
+from ._weights import WeightsAttention
 
 
 def forgetting(
@@ -27,7 +26,7 @@ def forgetting(
     return jnp.cumsum(selected, axis=-2) - selected
 
 
-class SelectiveAttention(GroupedHeads):
+class SelectiveAttention(WeightsAttention):
     """`o_proj(softmax(scale * q.k - F) . v)`, `F[t]` the sum over i < t of `relu(scale * q.k)[i]`.
 
     The logits in F are those of the first head. A query may select a key, which is then hidden,
@@ -51,36 +50,13 @@ class SelectiveAttention(GroupedHeads):
     (2, 5, 12)
     """
 
-    @grouped_signature
-    def __init__(
-        self,
-        in_features: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        **grouped: Unpack[Grouped],
-    ):
-        check_no_sinks("SelectiveAttention", grouped)
-        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
-
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        x, seen = self.tokens(x, mask, valid)
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        sizes = Sizes(x.shape[:-2], q.shape[-2], x.shape[-2], x.shape[-2])
-        grid = jnp.asarray(seen.bind(sizes).grid(sizes))
+    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+        """Softmax of the logits less what earlier queries have selected."""
+        tokens = q.shape[-3]
+        sizes = Sizes(q.shape[:-3], q.shape[-2], tokens, tokens)
+        seen = jnp.asarray(how["mask"].bind(sizes).grid(sizes))
 
         def select(logits: jax.Array) -> jax.Array:
-            return logits - forgetting(logits, grid)
+            return logits - forgetting(logits, seen)
 
-        how = self.how_by_weights(deterministic)
-        o = attend_by_weights(q, k, v, mix_scores=select, mask=seen, **how)  # *B T N H
-        return self.output(o, valid)  # *B T D
+        return attend_by_weights(q, k, v, mix_scores=select, **how)

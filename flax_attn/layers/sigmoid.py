@@ -1,19 +1,19 @@
 """Sigmoid attention: each key weighs by its own score, without a softmax over the others."""
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from ..by_weights import attend_by_weights
-from ..masks import Mask
 from ..normalisers import sigmoid
 from ..scores import Additive
-from ._grouped import Grouped, GroupedHeads, check_no_sinks, grouped_signature
+from ._grouped import Grouped, grouped_signature
+from ._weights import WeightsAttention
 
 
-class SigmoidAttention(GroupedHeads):
+class SigmoidAttention(WeightsAttention):
     """`o_proj(sigmoid(scale * q.k + logit_bias) . v)`, in the place of a softmax.
 
     The weights of a row have any sum. The paper's bias of -log S starts them near a sum of one; S
@@ -50,24 +50,11 @@ class SigmoidAttention(GroupedHeads):
         logit_bias: float | None = None,
         **grouped: Unpack[Grouped],
     ):
-        check_no_sinks("SigmoidAttention", grouped)
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.logit_bias = logit_bias
 
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        x, seen = self.tokens(x, mask, valid)
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        bias = -math.log(max(x.shape[-2], 1)) if self.logit_bias is None else self.logit_bias
-        how = self.how_by_weights(deterministic)
+    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+        """Weights of any sum, each of its own score."""
+        bias = -math.log(max(q.shape[-3], 1)) if self.logit_bias is None else self.logit_bias
         how["score"] >>= Additive(jnp.full((1, 1, 1), bias, q.dtype))
-        o = attend_by_weights(q, k, v, normalise=sigmoid, mask=seen, **how)  # *B T N H
-        return self.output(o, valid)  # *B T D
+        return attend_by_weights(q, k, v, normalise=sigmoid, **how)

@@ -1,19 +1,17 @@
 """Spatial reduction: an image looks at a smaller copy of itself (PVT, Wang et al., 2021)."""
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..norms import LayerNorm
-from ._common import as_attribute, merge_heads, split_heads, torch_linears, torch_uniform
+from ._common import as_attribute, merge_heads, split_heads, torch_uniform
+from ._house import House, HouseKeywords, house_signature
 
 
 class SpatialReductionAttention(nnx.Module):
@@ -48,11 +46,13 @@ class SpatialReductionAttention(nnx.Module):
     Source: Wang et al., "Pyramid Vision Transformer", 2021, section 3.3; names as in the published
     checkpoints, without `self` and `output`.
 
+    >>> import jax.numpy as jnp
     >>> layer = SpatialReductionAttention(12, 3, ratio=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 4, 6, 12))).shape
     (2, 4, 6, 12)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -62,26 +62,20 @@ class SpatialReductionAttention(nnx.Module):
         qkv_bias: bool = True,
         eps: float = 1e-6,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, ratio=ratio)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
         self.ratio, self.mask = ratio, as_attribute(as_mask(mask))
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
-        self.query = linear(dim, dim, use_bias=qkv_bias)
-        self.key = linear(dim, dim, use_bias=qkv_bias)
-        self.value = linear(dim, dim, use_bias=qkv_bias)
-        self.dense = linear(dim, dim)
-        norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=param_dtype)
-        self.sequence_reduction = _of_squares(dim, ratio, *start) if ratio > 1 else None
+        house = House(**more)
+        self.query = house.linear(dim, dim, use_bias=qkv_bias)
+        self.key = house.linear(dim, dim, use_bias=qkv_bias)
+        self.value = house.linear(dim, dim, use_bias=qkv_bias)
+        self.dense = house.linear(dim, dim)
+        norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=house.param_dtype)
+        self.sequence_reduction = _of_squares(dim, ratio, house) if ratio > 1 else None
         self.layer_norm = norm(dim) if ratio > 1 else None
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,
@@ -122,15 +116,7 @@ class SpatialReductionAttention(nnx.Module):
         return z.reshape(*batch, z.shape[-3] * z.shape[-2], width)  # *B S D
 
 
-def _of_squares(
-    dim: int,
-    ratio: int,
-    kernel_init: Initializer | None,
-    bias_init: Initializer | None,
-    dtype: Any,
-    param_dtype: Any,
-    rngs: nnx.Rngs,
-) -> nnx.Conv:
+def _of_squares(dim: int, ratio: int, house: House) -> nnx.Conv:
     """The convolution over squares side by side, which starts as torch's does."""
     start = torch_uniform(dim * ratio**2)
     return nnx.Conv(
@@ -139,9 +125,9 @@ def _of_squares(
         (ratio, ratio),
         strides=ratio,
         padding="VALID",
-        kernel_init=start if kernel_init is None else kernel_init,
-        bias_init=start if bias_init is None else bias_init,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
+        kernel_init=start if house.kernel_init is None else house.kernel_init,
+        bias_init=start if house.bias_init is None else house.bias_init,
+        dtype=house.dtype,
+        param_dtype=house.param_dtype,
+        rngs=house.rngs,
     )

@@ -1,17 +1,14 @@
 """T5's attention: unscaled, with a learned bias for ranges of distances (Raffel et al., 2020)."""
 
-from functools import partial
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_positive
 from ..attend import Empty
 from ..cache import Memory
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
 from ..scores import IDENTITY, Additive, Score, T5Bias
 from ._cached import (
@@ -26,7 +23,8 @@ from ._cached import (
     remembered,
     with_cache,
 )
-from ._common import as_attribute, merge_heads, split_heads, torch_linears
+from ._common import as_attribute, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -68,6 +66,7 @@ class T5Attention(nnx.Module):
     (3, 5, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         in_features: int,
@@ -79,12 +78,7 @@ class T5Attention(nnx.Module):
         bidirectional: bool = True,
         has_bias: bool = True,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
         check_positive(buckets=buckets, max_distance=max_distance)
@@ -92,15 +86,15 @@ class T5Attention(nnx.Module):
         self.bidirectional = bidirectional
         self._of(jnp.zeros((buckets, num_heads)))  # refuses buckets that no table can have
         self.head_dim, self.mask = head_dim, as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q = linear(in_features, num_heads * head_dim, use_bias=False)
-        self.k = linear(in_features, num_heads * head_dim, use_bias=False)
-        self.v = linear(in_features, num_heads * head_dim, use_bias=False)
-        self.o = linear(num_heads * head_dim, in_features, use_bias=False)
-        start = nnx.initializers.normal(1.0) if kernel_init is None else kernel_init
-        embed = partial(nnx.Embed, embedding_init=start, param_dtype=param_dtype, rngs=rngs)
-        self.relative_attention_bias = embed(buckets, num_heads) if has_bias else None
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        house = House(**more)
+        self.q = house.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.k = house.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.v = house.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.o = house.linear(num_heads * head_dim, in_features, use_bias=False)
+        start = nnx.initializers.normal(1.0) if house.kernel_init is None else house.kernel_init
+        how = {"embedding_init": start, "param_dtype": house.param_dtype, "rngs": house.rngs}
+        self.relative_attention_bias = nnx.Embed(buckets, num_heads, **how) if has_bias else None
+        self.dropout = house.attention_dropout()
 
     @property
     def score(self) -> T5Bias:

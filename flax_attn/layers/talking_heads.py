@@ -1,18 +1,17 @@
 """Talking heads: the heads' scores and weights are mixed (Shazeer et al., 2020; CaiT, 2021)."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_positive
 from ..by_weights import attend_by_weights
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads, torch_linears
+from ._common import as_attribute, merge_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import tokens, zero_absent
 
 
@@ -69,6 +68,7 @@ class TalkingHeadsAttention(nnx.Module):
     (2, 5, 12)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -78,12 +78,7 @@ class TalkingHeadsAttention(nnx.Module):
         qkv_bias: bool = False,
         mix_bias: bool = True,
         mask: Mask | Array = FULL,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         if head_dim is None:
@@ -91,13 +86,13 @@ class TalkingHeadsAttention(nnx.Module):
         check_positive(head_dim=head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.mask = as_attribute(as_mask(mask))
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.qkv = linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
-        self.proj_l = linear(num_heads, num_heads, use_bias=mix_bias)
-        self.proj_w = linear(num_heads, num_heads, use_bias=mix_bias)
+        house = House(**more)
+        self.qkv = house.linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
+        self.proj_l = house.linear(num_heads, num_heads, use_bias=mix_bias)
+        self.proj_w = house.linear(num_heads, num_heads, use_bias=mix_bias)
         self.proj_l.promote_dtype = self.proj_w.promote_dtype = in_dtype_of_first
-        self.proj = linear(num_heads * head_dim, dim)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+        self.proj = house.linear(num_heads * head_dim, dim)
+        self.dropout = house.attention_dropout()
 
     def __call__(
         self,

@@ -1,20 +1,20 @@
 """Value residual attention: values mixed with those of the first layer."""
 
-from typing import Any, Unpack, get_args, overload
+from functools import partial
+from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice
-from ..attend import Empty
-from ..masks import Mask
-from ._cached import AnyCache, C, Call, attended, with_cache
+from ._cached import C, Call
 from ._common import check_tokens, split_heads
-from ._grouped import DecodingHeads, Grouped, grouped_signature, linears_of
+from ._forward import Forward
+from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._house import House, keywords_of
 
 
-class ValueResidualAttention(DecodingHeads):
+class ValueResidualAttention(DecodingHeads, Forward):
     """`o_proj(attend(q, k, first + mix * (v - first)))`, `first` the values of the first layer.
 
     Runs through `attend`. The first layer of a model is called without `values`, and the others
@@ -52,7 +52,7 @@ class ValueResidualAttention(DecodingHeads):
         **grouped: Unpack[Grouped],
     ):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
-        self.mix_proj = linears_of(grouped)(in_features, num_kv_heads) if learned_mix else None
+        self.mix_proj = House.of(grouped).linear(in_features, num_kv_heads) if learned_mix else None
 
     @overload
     def __call__(
@@ -65,47 +65,41 @@ class ValueResidualAttention(DecodingHeads):
     ) -> Float[Array, "*B T D"]: ...
     @overload
     def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        cache: C,
-        values: Array | None = None,
-        **call: Unpack[Call],
+        self, x: Float[Array, "*B T D"], *, cache: C, values: Array | None = None, **c: Unpack[Call]
     ) -> tuple[Float[Array, "*B T D"], C]: ...
+    @keywords_of(Forward.forward)
     def __call__(
         self,
         x: Float[Array, "*B T D"],
         *,
         values: Float[Array, "*B T K H"] | None = None,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | None = None,
+        **call: Any,
     ) -> Any:
         """Attention of x over itself; `values` are the first layer's, None if this is the first.
 
         The other arguments are as of `GroupedQueryAttention`.
         """
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)
-        positions = self.places(x, positions, valid, cache)
+        project = partial(self.project_mixed, values, call.get("valid"))
+        return self.forward(project, x, **call)
+
+    def project_mixed(
+        self,
+        first: Float[Array, "*B T K H"] | None,
+        valid: Bool[Array, "*#B T"] | None,
+        x: Float[Array, "*B T D"],
+        positions: Int[Array, "... T"] | None,
+        cached: bool,
+    ) -> tuple[Array, Array, Float[Array, "*B T K H"], None]:
+        """Queries, keys, and values between the first layer's and its own."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        v = self._mixed(x, v, values, valid)  # *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, **self.how(deterministic)}
-        o, cache = attended(q, k, v, cache, **how)  # *B T N H
-        return with_cache(self.output(o, valid), cache)  # *B T D
+        return q, k, v if first is None else self._mixed(x, v, first, valid), None
 
     def values(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T K H"]:
         """The values of this layer, for the layers after it."""
         x, _ = self.tokens(x, None, None)
         return split_heads(self.v_proj(x), self.head_dim)
 
-    def _mixed(self, x: Array, v: Array, first: Array | None, valid: Array | None) -> Array:
-        """Values between the first layer's and its own."""
-        if first is None:
-            return v
+    def _mixed(self, x: Array, v: Array, first: Array, valid: Array | None) -> Array:
         if jnp.shape(first) != v.shape:
             raise ValueError(f"values must be *B T K H = {v.shape}; got {jnp.shape(first)}.")
         mix = 0.5 if self.mix_proj is None else nnx.sigmoid(self.mix_proj(x))[..., None]

@@ -1,24 +1,23 @@
 """Attention within the windows of an image, shifted or not: Swin and Swin v2 (Liu et al., 2021)."""
 
 from math import log
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .._arrays import aligned, is_count, reshaped
 from .._checks import check_choice, check_divides, check_image, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Dense, Mask, Segments
 from ..norms import l2_norm
 from ..positions.relative import window_coordinates, window_rows
 from ..scores import Additive
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._common import check_tokens, merge_heads, split_heads
+from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
 
 Sides = tuple[int, int]
@@ -110,6 +109,7 @@ class WindowAttention(nnx.Module):
     (5, 4, 9, 6)
     """
 
+    @house_signature
     def __init__(
         self,
         dim: int,
@@ -120,32 +120,27 @@ class WindowAttention(nnx.Module):
         version: Literal[1, 2] = 1,
         pretrained: Sides | None = None,
         qkv_bias: bool = True,
-        dropout: float = 0.0,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[HouseKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         check_choice("version", version, 1, 2)
         _check_sides(window, shift, version, pretrained)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
         self.window, self.shift, self.version, self.pretrained = window, shift, version, pretrained
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(dim, dim, use_bias=qkv_bias)
-        self.k_proj = linear(dim, dim, use_bias=qkv_bias and version == 1)
-        self.v_proj = linear(dim, dim, use_bias=qkv_bias)
-        self.o_proj = linear(dim, dim)
+        house = House(**more)
+        self.q_proj = house.linear(dim, dim, use_bias=qkv_bias)
+        self.k_proj = house.linear(dim, dim, use_bias=qkv_bias and version == 1)
+        self.v_proj = house.linear(dim, dim, use_bias=qkv_bias)
+        self.o_proj = house.linear(dim, dim)
         if version == 1:
-            start = nnx.initializers.normal(0.02) if kernel_init is None else kernel_init
             shape = ((2 * window[0] - 1) * (2 * window[1] - 1), num_heads)
-            table = nnx.Param(start(rngs.params(), shape, param_dtype))
+            table = house.param(shape, nnx.initializers.normal(0.02))
             self.relative_position_bias_table = table
         else:
-            self.logit_scale = nnx.Param(jnp.full((num_heads, 1, 1), log(10), param_dtype))
-            self.mlp_in, self.mlp_out = linear(2, 512), linear(512, num_heads, use_bias=False)
-        self.dropout = AttentionDropout(dropout, rngs=rngs) if dropout else None
+            self.logit_scale = nnx.Param(jnp.full((num_heads, 1, 1), log(10), house.param_dtype))
+            self.mlp_in = house.linear(2, 512)
+            self.mlp_out = house.linear(512, num_heads, use_bias=False)
+        self.dropout = house.attention_dropout()
 
     def position_bias(self) -> Float[Array, "N T T"]:
         """What each head adds for the place of a key beside a query."""

@@ -17,10 +17,14 @@ def tree_of(path: Path) -> ast.Module:
 ABSTRACT = {
     "Heads": ROOT / "flax_attn/layers/_forward.py",
     "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
+    "Forward": ROOT / "flax_attn/layers/_forward.py",
+    "Uncached": ROOT / "flax_attn/layers/_forward.py",
+    "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
 }
+KEYWORDS = "Unpack[HouseKeywords]"
 KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
 
 
@@ -70,7 +74,21 @@ def own_arguments(init: ast.FunctionDef) -> dict[str, str]:
         for arg, value in zip(names, values, strict=True):
             default = "required" if value is None else f"= {ast.unparse(value)}"
             found[arg.arg] = f"{kind}, {default}"
+    if given.kwarg is not None and ast.unparse(given.kwarg.annotation or given.kwarg) == KEYWORDS:
+        found |= house_arguments()
     return {name: how for name, how in found.items() if name != "self"}
+
+
+def house_arguments() -> dict[str, str]:
+    """What every constructor takes: the fields of `House`."""
+    classes = tree_of(ROOT / "flax_attn/layers/_house.py").body
+    house = next(x for x in classes if isinstance(x, ast.ClassDef) and x.name == "House")
+    lines = [x for x in house.body if isinstance(x, ast.AnnAssign)]
+    return {
+        ast.unparse(x.target): "keyword, "
+        + ("required" if x.value is None else f"= {ast.unparse(x.value)}")
+        for x in lines
+    }
 
 
 def imports(path: Path, inside_functions: bool = True) -> Iterator[str]:

@@ -245,15 +245,17 @@ def test_constructors_take_what_every_layer_takes_and_few_things_more(layer):
 @of_all_layers
 def test_a_forward_is_an_equation(layer):
     for name, node in modules_of(ROOT / f"flax_attn/layers/{layer}.py").items():
-        known = (["nnx.Module"], ["Heads"], ["GroupedHeads"], ["DecodingHeads"], ["LatentHeads"])
-        shared = (["DecodingHeads", "SelfAttention"], ["LatentHeads", "SelfAttention"])
-        assert bases_of(node) in (*known, *shared, ["Recurrent"]), f"{name} is not final."
-        call = method(node, "__call__")
-        if bases_of(node) not in known:  # whose forward is that of layers/_forward or _recurrent
-            assert call is None, f"{name} has a __call__ beside that of its abstract class."
-            if bases_of(node) in shared:
-                continue
+        bases, call = bases_of(node), method(node, "__call__")
+        if bases == ["Recurrent"]:
+            assert call is None, f"{name} has a __call__ beside that of Recurrent."
             call = method(node, "recur")
+        elif not {*bases} <= {*ABSTRACT}:
+            assert bases == ["nnx.Module"], f"{name} is not final."
+        elif "Forward" not in bases:
+            assert call is None, f"{name} has a __call__ beside that of {bases[-1]}."
+            continue
+        else:  # a call with more keywords, of the same forward
+            assert "self.forward(" in ast.unparse(call), f"{name}.__call__ is not by forward."
         assert call is not None, f"{name} has no __call__."
         body = call.body[-1].end_lineno - call.body[0].end_lineno  # after the docstring
         assert ast.get_docstring(call) and body <= 25, f"{name}.{call.name} has {body} lines."

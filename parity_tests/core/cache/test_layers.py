@@ -12,6 +12,7 @@ from flax_attn import (
     CAUSAL,
     CausalAttention,
     CrossAttention,
+    CrossLayerAttention,
     ExclusiveAttention,
     GatedQueryAttention,
     GroupedQueryAttention,
@@ -149,6 +150,18 @@ def test_values_of_the_first_layer_are_mixed_in_step_by_step():
         out.append(y)
     whole = nnx.jit(lambda layer, x, values: layer(x, values=values))(layer, x, first)
     assert same(joined(out, axis=1), whole)
+
+
+def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
+    layer = CrossLayerAttention(*HEADS, rotary=Rotary(), **HOW, rngs=nnx.Rngs(0))
+    x, cut = drawn(3, T, D), CUTS[2]
+    pair = [drawn(3, T, layer.num_kv_heads, layer.head_dim, seed=seed) for seed in (1, 2)]
+    step = nnx.jit(lambda layer, x, k, v, **how: layer(x, keys_and_values=(k, v), **how))
+    cache, out = layer.init_cache(3, T), []
+    for part, *both in zip(pieces(x, cut, axis=-2), *(pieces(y, cut) for y in pair), strict=True):
+        y, cache = step(layer, part, *both, cache=cache)
+        out.append(y)
+    assert same(joined(out, axis=1), step(layer, x, *pair))
 
 
 @pytest.mark.parametrize("kind", [CrossAttention, T5Attention])

@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 from flax_attn import (
+    CrossLayerAttention,
     DifferentialAttention,
     GatedQueryAttention,
     IndexedSparseAttention,
@@ -38,9 +39,9 @@ WRONG = {
     "activation": (GatedQueryAttention, {"activation": "tanh"}, "activation must be one of"),
     "fused": (GatedQueryAttention, {"gate": "head", "fused": True}, "got gate='head'"),
     "norms": (
-        SharedKeyValueAttention,
-        {"across_layers": True, "v_norm": RMSNorm(4, eps=1e-6)},
-        "leave k_norm and v_norm out",
+        CrossLayerAttention,
+        {"k_norm": RMSNorm(4, eps=1e-6)},
+        "leave k_norm out",
     ),
     "depth": (DifferentialAttention, {"depth": -1}, "depth must be a whole number of at least 0"),
 }
@@ -59,14 +60,39 @@ def test_an_odd_count_of_heads_has_no_pairs():
 
 
 def test_keys_and_values_come_from_one_place():
-    first, later = (grouped(SharedKeyValueAttention, across_layers=x) for x in (False, True))
+    first, later = grouped(SharedKeyValueAttention), grouped(CrossLayerAttention)
     k, v = first.keys_and_values_of(X)
-    with refused(ValueError, "makes no keys and values; hand in keys_and_values="):
+    with refused(TypeError, "keys_and_values"):
         later(X)
-    with refused(ValueError, "makes its own keys and values"):
+    with refused(TypeError, "keys_and_values"):
         first(X, keys_and_values=(k, v))
     with refused(ValueError, "two of *B T K H = (2, 7, 2, 4); got (2, 7, 2, 4), (2, 6, 2, 4)."):
         later(X, keys_and_values=(k, v[:, :6]))
+    with refused(TypeError, "keys_and_values must be floating; got int32"):
+        later(X, keys_and_values=(k, v.astype(np.int32)))
+
+
+OLD = r"^SharedKeyValueAttention\(across_layers=True\) is now called CrossLayerAttention"
+
+
+def test_the_old_argument_makes_the_new_layer_and_says_so():
+    with pytest.warns(DeprecationWarning, match=OLD) as caught:
+        before = SharedKeyValueAttention(11, 6, 2, 4, across_layers=True, rngs=nnx.Rngs(0))
+    assert caught[0].filename == __file__
+    after = grouped(CrossLayerAttention)
+    assert nnx.graphdef(before) == nnx.graphdef(after)
+    pair = grouped(SharedKeyValueAttention).keys_and_values_of(X)
+    assert judge.exact(before(X, keys_and_values=pair), after(X, keys_and_values=pair)).ok
+    with pytest.warns(DeprecationWarning, match=OLD):
+        first = grouped(SharedKeyValueAttention, across_layers=False, own_values=True)
+    assert type(first) is SharedKeyValueAttention and "across_layers" not in vars(first)
+
+
+def test_the_old_argument_still_refuses_values_of_its_own():
+    for own in ({"own_values": True}, {"v_norm": RMSNorm(4, eps=1e-6)}):
+        with pytest.warns(DeprecationWarning, match=OLD):
+            with refused(ValueError, "leave v_norm and own_values=True out"):
+                grouped(SharedKeyValueAttention, across_layers=True, **own)
 
 
 def test_the_indexer_refuses_what_its_rotary_cannot_turn():

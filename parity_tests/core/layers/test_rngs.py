@@ -44,6 +44,12 @@ def inputs_of(case):
     }
 
 
+def called(inputs):
+    """The same by the names of the layer's call, where a case's two inputs may be one pair."""
+    pair = {"keys_and_values": (inputs["k"], inputs["v"])} if "k" in inputs else {}
+    return {**{name: x for name, x in inputs.items() if name not in ("k", "v")}, **pair}
+
+
 VARIANTS = sorted(first_cases())
 DROPPING = [name for name in VARIANTS if takes(first_cases()[name], "dropout")]
 of_all_layers = pytest.mark.parametrize("variant", VARIANTS)
@@ -73,6 +79,7 @@ def test_a_linen_module_without_dropout_needs_one_key(variant):
     module = nnx.bridge.to_linen(case.flax_class, **config_of(case, 0.0))
 
     def run(inputs):
+        inputs = called(inputs)
         variables = module.init(jax.random.key(0), **inputs)
         return variables, module.apply(variables, **inputs)
 
@@ -86,7 +93,7 @@ def test_a_layer_that_drops_says_what_it_lacks(variant):
 
     def run(inputs, **mode):
         layer = case.flax_class(**config_of(case, 0.1), rngs=nnx.Rngs(params=0))
-        return layer(**inputs, **mode)
+        return case.flax_call(layer, **inputs, **mode)
 
     assert jax.eval_shape(lambda inputs: run(inputs, deterministic=True), inputs_of(case))
     message = r"dropout=0\.1 needs a random key .* rngs=nnx\.Rngs\(params=0, dropout=1\)"
@@ -101,12 +108,15 @@ def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
     module = nnx.bridge.to_linen(case.flax_class, **config_of(case, 0.1))
 
     def run(inputs):
+        inputs = called(inputs)
         variables = module.init(jax.random.key(0), **inputs, deterministic=True)
         return module.apply(variables, **inputs, rngs={"dropout": jax.random.key(1)})
 
     assert jax.tree.leaves(jax.eval_shape(run, inputs_of(case)))
     with pytest.raises(ValueError, match=r"dropout=0\.1 needs a random key"):
-        jax.eval_shape(lambda inputs: module.init(jax.random.key(0), **inputs), inputs_of(case))
+        jax.eval_shape(
+            lambda inputs: module.init(jax.random.key(0), **called(inputs)), inputs_of(case)
+        )
 
 
 @pytest.mark.parametrize(

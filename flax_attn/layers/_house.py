@@ -1,0 +1,99 @@
+"""What every layer's constructor takes beside its equation, spelt once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature, signature
+from typing import Any, Required, TypedDict, TypeVar
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Initializer
+
+from ..dropout import AttentionDropout
+from ._common import torch_linears
+
+Init = TypeVar("Init", bound=Callable[..., Any])
+
+
+class HouseKeywords(TypedDict, total=False):
+    """The keywords of `House`, for a constructor that hands them on.
+
+    It is written `@house_signature def __init__(..., **more: Unpack[HouseKeywords])`.
+    """
+
+    dropout: float
+    kernel_init: Initializer | None
+    bias_init: Initializer | None
+    rngs: Required[nnx.Rngs]
+    dtype: Any
+    param_dtype: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """How a layer's parameters start, and its dropout.
+
+    Args:
+      dropout: share of the weights that is dropped in training, from 0 to 1.
+      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      rngs: source of the random start, and of the dropout.
+      dtype: of the arithmetic; None promotes inputs and weights.
+      param_dtype: of the weights.
+
+    >>> House(rngs=nnx.Rngs(0)).linear(3, 2, use_bias=False).kernel.shape
+    (3, 2)
+    """
+
+    dropout: float = 0.0
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+    rngs: nnx.Rngs
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    def linear(self, in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
+        """A projection of the layer, by `torch_linears`."""
+        start = (self.kernel_init, self.bias_init, self.dtype, self.param_dtype, self.rngs)
+        return torch_linears(*start)(in_features, out_features, use_bias)
+
+    @classmethod
+    def of(cls, keywords: HouseKeywords) -> "House":
+        """The house's part of more keywords, for further projections of a layer."""
+        names = (part.name for part in fields(cls))
+        return cls(**{name: keywords[name] for name in names if name in keywords})
+
+    def attention_dropout(self) -> AttentionDropout | None:
+        """The layer's dropout; without any there is no random key in its state."""
+        return AttentionDropout(self.dropout, rngs=self.rngs) if self.dropout else None
+
+    def param(self, shape: tuple[int, ...], default: Initializer) -> nnx.Param:
+        """A parameter that is no projection, drawn by `kernel_init` if there is one."""
+        start = default if self.kernel_init is None else self.kernel_init
+        return nnx.Param(start(self.rngs.params(), shape, self.param_dtype))
+
+
+def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
+    """Decorator of a function with `**more`: `help` and `inspect` show the keywords of `base`.
+
+    `base` is a class, for its constructor, or a function.
+
+    >>> class Base:
+    ...     def __init__(self, size, *, bias=False): ...
+    >>> @keywords_of(Base)
+    ... def init(self, size, *, gate, **more): ...
+    >>> print(signature(init))
+    (self, size, *, gate, bias=False)
+    """
+
+    def decorate(init: Init) -> Init:
+        named = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
+        names = {x.name for x in named}
+        of_base = signature(base.__init__ if isinstance(base, type) else base).parameters.values()
+        more = [x for x in of_base if x.kind == Parameter.KEYWORD_ONLY and x.name not in names]
+        init.__signature__ = Signature([*named, *more])  # pyright: ignore[reportFunctionMemberAccess]
+        return init
+
+    return decorate
+
+
+house_signature = keywords_of(House)
