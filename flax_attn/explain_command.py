@@ -37,16 +37,30 @@ def explained(options: argparse.Namespace) -> str:
     sinks: Any = jax.ShapeDtypeStruct((heads,), dtype) if options.sinks else None
     try:
         with _platform(options.on, options.capability):
-            return str(
-                explain(
-                    *arrays,
-                    mask=mask_of(options.mask),
-                    sinks=sinks,
-                    dropout=None if rate is None else Dropout(rate, jax.random.key(0)),
-                )
+            verdicts = explain(
+                *arrays,
+                mask=mask_of(options.mask),
+                sinks=sinks,
+                dropout=None if rate is None else Dropout(rate, jax.random.key(0)),
             )
     except TypeError as error:
         raise ValueError(str(error)) from error
+    return f"{_sizes_read(q=q, k=kv, v=v)}\n{verdicts}"
+
+
+def _sizes_read(**shapes: tuple[int, ...]) -> str:
+    """Which size is which axis, since `T N H` and `N T H` are told apart by nobody but the user.
+
+    >>> _sizes_read(q=(2, 5, 6), v=(3, 2, 5, 7))
+    'q: T 2, N 5, H 6; v: B 3, S 2, K 5, h 7'
+    """
+    axes = {"q": "TNH", "k": "SKH", "v": "SKh"}
+    parts = []
+    for name, shape in shapes.items():
+        letters = "B" * (len(shape) - 3) + axes[name]
+        sizes = (f"{letter} {size}" for letter, size in zip(letters, shape, strict=True))
+        parts.append(f"{name}: {', '.join(sizes)}")
+    return "; ".join(parts)
 
 
 def mask_of(text: str) -> Mask:

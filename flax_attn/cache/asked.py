@@ -25,6 +25,14 @@ def check_kind(cache: Any) -> None:
         )
 
 
+def check_no_mean(empty: str) -> None:
+    """ValueError for the mean of all values, which a cache does not hold."""
+    if empty != "zero":
+        raise ValueError(
+            f'empty={empty!r} cannot be had with a cache, which holds no mean; leave empty="zero".'
+        )
+
+
 def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
     """ValueError where a mask, a score or a dropout means nothing beside this cache."""
     for part in (*_parts(mask), *_parts(score), dropout):

@@ -120,7 +120,8 @@ def attend_memory(
     >>> attend_memory(jnp.ones((1, 3, 4)), memory).shape
     (1, 3, 5)
     """
-    keys, values = (_as_attended(x, q.dtype) for x in (memory.keys, memory.values))
+    heads = (_plain(x, q.dtype) for x in (memory.keys, memory.values))
+    keys, values = (jnp.swapaxes(x, -3, -2) for x in heads)  # *B S K H
     rules = {"mask": mask, "score": score, "scale": scale, "dropout": dropout}
     at = {"kv_positions": memory.positions}
     return attend(q, keys, values, **rules, **at, backend=backend)
@@ -130,10 +131,12 @@ def _attended(
     q: jax.Array, keys: Any, values: Any, backend: str, rules: dict[str, Any]
 ) -> jax.Array:
     """Attention over what is stored, which is read in eight bits where that can be."""
-    narrow = isinstance(keys, Quantized) and asked_for(backend) in ("auto", "blockwise")
-    if narrow and mesh_of(q).size <= 1 and not listening():
-        return stored.attention(q, keys, values, rules_of(**rules))[0]
-    keys, values = (_as_attended(x, q.dtype) for x in (keys, values))
+    if isinstance(keys, Quantized):
+        narrow = asked_for(backend) in ("auto", "blockwise") and not listening()
+        if narrow and mesh_of(q).size <= 1:
+            return stored.attention(q, keys, values, rules_of(**rules))[0]
+        keys, values = (x.dequantized(q.dtype) for x in (keys, values))
+    keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
     return attend(q, keys, values, **rules, backend=backend)
 
 
@@ -152,11 +155,6 @@ def _beside(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, ja
 
 def _plain(x: Any, dtype: Any) -> jax.Array:
     return x.dequantized(dtype) if isinstance(x, Quantized) else x
-
-
-def _as_attended(x: Any, dtype: Any) -> jax.Array:
-    """`*B K S H` as `*B S K H`."""
-    return jnp.swapaxes(_plain(x, dtype), -3, -2)
 
 
 def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_choice, check_input
 from ..attend import Empty, attend
 from ..cache import Cache, Memory, PagedCache, attend_cached, attend_memory
+from ..cache.asked import check_no_mean
 from ..masks import Mask
 from ..masks.answers import reach_of
 from ..quantized import Float8, Int8
@@ -100,27 +101,6 @@ def _window_of(mask: Mask, keep_first: int) -> int:
     return back
 
 
-def attended(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K h"],
-    cache: Any,
-    *,
-    valid: Bool[Array, "*#B T"] | None,
-    empty: Empty = "zero",
-    latent: bool = False,
-    **how: Any,
-) -> tuple[Float[Array, "*B T N h"], Any]:
-    """Attention of tokens over themselves, over a memory, or over a cache too, and what is stored.
-
-    Without a cache the mask hides already what is not valid. A latent cache stores keys alone.
-    """
-    if cache is None:
-        return attend(q, k, v, empty=empty, **how), None
-    check_empty(empty, cache)
-    return attend_cached(q, k, None if latent else v, cache, valid=valid, **how)
-
-
 def attended_to(
     q: Float[Array, "*B T N H"],
     memory: Float[Array, "*B S E"],
@@ -131,10 +111,17 @@ def attended_to(
     empty: Empty,
     **how: Any,
 ) -> tuple[Float[Array, "*B T N h"], Any]:
-    """The same, or attention over what a `Memory` keeps, with the memory as it was."""
+    """Attention over tokens, what a `Memory` keeps of them, or a cache, and what that keeps.
+
+    Without a cache the mask hides already what is not valid.
+    """
     if isinstance(cache, Memory):
         return attend_memory(q, cache, **how), cache
-    return attended(q, *keys_and_values(memory), cache, valid=valid, empty=empty, **how)
+    k, v = keys_and_values(memory)
+    if cache is None:
+        return attend(q, k, v, empty=empty, **how), None
+    check_empty(empty, cache)
+    return attend_cached(q, k, v, cache, valid=valid, **how)
 
 
 def remembered(
@@ -151,10 +138,8 @@ def remembered(
 def check_empty(empty: Empty, cache: Any) -> None:
     """ValueError for a word that `empty` does not know, and for the mean beside a cache."""
     check_choice("empty", empty, *get_args(Empty))
-    if cache is not None and empty != "zero":
-        raise ValueError(
-            f'empty={empty!r} cannot be had with a cache, which holds no mean; leave empty="zero".'
-        )
+    if cache is not None:
+        check_no_mean(empty)
 
 
 def check_eval(dropout: Any, deterministic: bool | None) -> None:

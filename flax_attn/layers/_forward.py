@@ -20,12 +20,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_choice
-from ..attend import Empty
-from ..cache.asked import check_kind
+from ..attend import Empty, attend
+from ..cache import attend_cached
+from ..cache.asked import check_kind, check_no_mean
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
-from ._cached import AnyCache, C, Call, attended
+from ._cached import AnyCache, C, Call
 from ._common import as_attribute, merge_heads, tokens_of
 from ._house import keywords_of
 from ._sources import zero_absent
@@ -138,8 +139,13 @@ class Forward(Heads):
         if cache is not None:
             positions = self.places(x, positions, valid, cache)
         q, k, v, combine = project(x, positions, cache is not None)  # *B T N H, *B T K H
-        how = {"mask": seen, "valid": valid, "empty": empty, "latent": self.stores_latent}
-        o, cache = attended(q, k, v, cache, **how, **self.how(deterministic))  # *B T N H
+        how = {"mask": seen, **self.how(deterministic)}
+        if cache is None:
+            o = attend(q, k, v, empty=empty, **how)  # *B T N h
+        else:
+            check_no_mean(empty)
+            values = None if self.stores_latent else v
+            o, cache = attend_cached(q, k, values, cache, valid=valid, **how)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)

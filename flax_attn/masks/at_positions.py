@@ -21,7 +21,7 @@ def at_positions(mask: Mask, positions: Positions) -> Mask:
     that `~` shows no absent key.
     """
     moved = _moved(mask, positions)
-    return AtPositions(FULL, positions) & moved if presence_in(moved) is None else moved
+    return moved if isinstance(moved, AtPositions) else AtPositions(FULL, positions) & moved
 
 
 def presence_in(mask: Mask) -> Mask | None:

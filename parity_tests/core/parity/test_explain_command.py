@@ -25,15 +25,18 @@ def table(
 
 
 def test_the_table_is_that_of_explain(capsys):
+    """Below a line that says how the shapes were read."""
+    sizes = "q: B 2, T 5, N 6, H 8; k: B 2, S 9, K 3, H 8; v: B 2, S 9, K 3, h 8\n"
     mask = "Causal() & Window(3, 0)"
     wanted = table(Causal() & Window(3, 0), "bfloat16", "tpu")
     more = ["--dtype", "bfloat16", "--mask", mask, "--on", "tpu"]
-    assert said(capsys, *SHAPES, *more) == (0, wanted) and "chosen" in wanted
+    assert said(capsys, *SHAPES, *more) == (0, sizes + wanted) and "chosen" in wanted
     wanted = table(Causal(), "bfloat16", "gpu", (9, 0))
     more = ["--dtype", "bfloat16", "--mask", "CAUSAL", "--on", "gpu", "--capability", "9.0"]
-    assert said(capsys, *SHAPES, *more) == (0, wanted)
+    assert said(capsys, *SHAPES, *more) == (0, sizes + wanted)
+    sizes = "q: T 4096, N 8, H 64; k: S 4096, K 8, H 64; v: S 4096, K 8, h 64"
     long = table(None, q=(4096, 8, 64), kv=(4096, 8, 64))
-    assert said(capsys, "--q", "4096", "8", "64", "--on", "cpu") == (0, long)
+    assert said(capsys, "--q", "4096", "8", "64", "--on", "cpu") == (0, f"{sizes}\n{long}")
     assert "blockwise  chosen" in long
 
 
