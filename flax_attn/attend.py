@@ -22,7 +22,7 @@ from .request import Request, bound
 from .rules import Rules
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
-from .sharding.entry import is_known, lies_on
+from .sharding.entry import is_known, kind_of_axes
 from .sharding.sequence import Sequence, prepared
 
 FORWARD_MODE = (
@@ -181,7 +181,7 @@ def route(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stat
     Raises:
       ValueError, TypeError, NotImplementedError: as `attend` does.
     """
-    where, sequence = lies_on(request), None
+    where, sequence = kind_of_axes(request), None
     if where == "explicit":
         sequence, request = prepared(request)
     rules = bound(request.q, request.k, request.rules, request.places)
@@ -236,7 +236,7 @@ def attention_weights(
     rules: dict[str, Any] = {"mask": mask, "score": score, "scale": scale, "sinks": sinks}
     rules |= {"q_positions": q_positions, "kv_positions": kv_positions}
     request = Request.of(q, k, k, **rules)
-    if lies_on(request) != "explicit":
+    if kind_of_axes(request) != "explicit":
         return weights_locally(request.q, request.k, bound(request.q, request.k, request.rules))
     sequence, request = prepared(request, "all_gather")
     bound(request.q, request.k, request.rules)  # what does not fit is told of the whole

@@ -24,11 +24,11 @@ from .platform import capability_of, platform_of
 from .protocol import (
     NO_POSITIONS,
     Grads,
-    blank,
     is_number,
     of_lse,
     serve,
     with_dlse,
+    zero_gradient,
 )
 
 HOME = "jax._src.cudnn.fused_attention_stablehlo"
@@ -79,7 +79,7 @@ class Cudnn(NamedTuple):
         def back(v, o, do) -> Grads:
             return tuple(self._call("bwd", q, k, v, extras, stats.lse, o, do))
 
-        return *with_dlse(back, v, o, do, dlse), jax.tree.map(blank, extras)
+        return *with_dlse(back, v, o, do, dlse), jax.tree.map(zero_gradient, extras)
 
     def _call(self, phase: str, q: Any, k: Any, v: Any, extras: Any, *more: Any, **how: Any) -> Any:
         """jax's own call of cuDNN: bias, offsets and pages are none."""

@@ -70,7 +70,7 @@ def mean_where_empty(
     """
     dead = jnp.swapaxes(stats.lse == -jnp.inf, -2, -1)[..., None]  # *B T N 1
     if rules.dropout is None and rules.positions is None:
-        mean = _over_heads(jnp.mean(v, axis=-3, dtype=wide(v.dtype)), q.shape[-2])
+        mean = _for_query_heads(jnp.mean(v, axis=-3, dtype=wide(v.dtype)), q.shape[-2])
     else:
         present = presence_in(rules.mask)  # rules that are not bound come by it when they are
         mask = FULL if present is None else present
@@ -81,7 +81,7 @@ def mean_where_empty(
     return jnp.where(*varying_alike((dead, mean.astype(o.dtype), o)))
 
 
-def _over_heads(x: jax.Array, heads: int) -> jax.Array:
+def _for_query_heads(x: jax.Array, heads: int) -> jax.Array:
     """`*B K h` as `*B 1 N h`, query head n with what belongs to key head n // (N // K)."""
     *batch, K, width = x.shape
     x = jnp.broadcast_to(x[..., None, :], (*batch, K, heads // K, width))

@@ -238,7 +238,7 @@ def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
         stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
     *grads, dgiven = kernel.back(q, k, v, extras, o, stats, do, dlse)
-    return *grads, dgiven, dsinks, jax.tree.map(blank, rows)
+    return *grads, dgiven, dsinks, jax.tree.map(zero_gradient, rows)
 
 
 _serve.defvjp(_kept, _backward, symbolic_zeros=True)
@@ -265,7 +265,7 @@ def with_dlse(back: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -
     return dq + more[0], dk + more[1], dv
 
 
-def blank(x: jax.Array) -> Any:
+def zero_gradient(x: jax.Array) -> Any:
     """The gradient of what has none."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.zeros_like(x)

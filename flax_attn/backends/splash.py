@@ -22,7 +22,7 @@ from ..masks.answers import band_of, segments_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import NO_POSITIONS, alive_in, blank, is_number, of_lse, of_mesh, serve
+from .protocol import NO_POSITIONS, alive_in, is_number, of_lse, of_mesh, serve, zero_gradient
 
 HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
 NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
@@ -98,7 +98,7 @@ class Splash(NamedTuple):
             )
         dq, dk, dv = (jnp.swapaxes(x, 1, 2) for x in grads)
         S = self.sizes.S
-        return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(blank, extras)
+        return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(zero_gradient, extras)
 
     def _grads(self, plan: "Plan", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any):
         home, layout = _home("kernel"), _home("kernel").QKVLayout.HEAD_DIM_MINOR

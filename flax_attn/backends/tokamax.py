@@ -25,7 +25,7 @@ from ..masks.answers import runs_of
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
-from .protocol import NO_POSITIONS, Stats, blank, is_number, of_mesh, serve, with_dlse
+from .protocol import NO_POSITIONS, Stats, is_number, of_mesh, serve, with_dlse, zero_gradient
 
 HOME = "tokamax._src.ops.attention."
 OLDEST = (0, 0, 12)
@@ -96,7 +96,7 @@ class Tokamax(NamedTuple):
         with _lenient():
             grads = with_dlse(back, v, o, do, dlse)
         more = None if bias is None else sum(dbias[1:], start=dbias[0]).astype(bias.dtype)
-        return *grads, {"ends": jax.tree.map(blank, extras["ends"]), "bias": more}
+        return *grads, {"ends": jax.tree.map(zero_gradient, extras["ends"]), "bias": more}
 
     def _op(self) -> Any:
         return self.kernel or _home("pallas_mosaic_gpu").PallasMosaicGpuFlashAttention()

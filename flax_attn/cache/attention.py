@@ -87,7 +87,7 @@ def attend_cached(
     if cache.holds_beside(T):
         keys, values, positions = written.read()
     else:
-        keys, values, positions = _beside(cache, k, v, places)
+        keys, values, positions = _old_and_new(cache, k, v, places)
     rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     at = {"q_positions": places, "kv_positions": positions}
     o = _attended(q, keys, values, backend, {**rules, **at})
@@ -140,7 +140,7 @@ def _attended(
     return attend(q, keys, values, **rules, backend=backend)
 
 
-def _beside(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
+def _old_and_new(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
     """What a ring holds and, behind it, tokens of which some would overwrite what others see."""
     *old, positions = cache.read()
     new = [k] if v is None else [k, v]

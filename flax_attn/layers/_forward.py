@@ -66,7 +66,7 @@ class Heads(nnx.Module):
         seen = self.mask if mask is None else as_mask(mask)
         return tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
 
-    def places(
+    def rotary_positions(
         self,
         x: Float[Array, "*B T D"],
         positions: Int[Array, "... T"] | None,
@@ -137,7 +137,7 @@ class Forward(Heads):
         check_choice("empty", empty, *get_args(Empty))
         x, seen = self.tokens(x, mask, valid, cache)  # *B T D
         if cache is not None:
-            positions = self.places(x, positions, valid, cache)
+            positions = self.rotary_positions(x, positions, valid, cache)
         q, k, v, combine = project(x, positions, cache is not None)  # *B T N H, *B T K H
         how = {"mask": seen, **self.how(deterministic)}
         if cache is None:

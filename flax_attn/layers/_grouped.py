@@ -88,7 +88,9 @@ class GroupedHeads(Heads):
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
-        q = self.placed(split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions)
+        q = self.normed_and_turned(
+            split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions
+        )
         return q, *self.keys_and_values(x, positions), None
 
     def heads(
@@ -101,10 +103,12 @@ class GroupedHeads(Heads):
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
     ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Keys, normed and turned, and values."""
-        k = self.placed(split_heads(self.k_proj(x), self.head_dim), self.k_norm, positions)
+        k = self.normed_and_turned(
+            split_heads(self.k_proj(x), self.head_dim), self.k_norm, positions
+        )
         return k, split_heads(self.v_proj(x), self.head_dim)
 
-    def placed(
+    def normed_and_turned(
         self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""

@@ -95,7 +95,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
         """Queries of x, and the keys and values of an earlier layer."""
         k, v = self.made_before(x, pair, valid)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        return self.placed(q, self.q_norm, positions), k, v, None
+        return self.normed_and_turned(q, self.q_norm, positions), k, v, None
 
     def made_before(
         self, x: Float[Array, "*B T D"], pair: Pair, valid: Bool[Array, "*#B T"] | None

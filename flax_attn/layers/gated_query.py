@@ -79,7 +79,7 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
     ) -> tuple[Array, Array, Array, Combine]:
         """Queries, keys, values, and `combine` with the gate."""
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
-        q = self.placed(q, self.q_norm, positions)  # *B T N H
+        q = self.normed_and_turned(q, self.q_norm, positions)  # *B T N H
         return q, *self.keys_and_values(x, positions), partial(self.combine, gate)
 
     def combine(

@@ -78,7 +78,7 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         has_values = "v_proj" in self.kv_projections
         v = split_heads(self.v_proj(x), self.head_dim) if has_values else k  # *B T K H
         v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
-        return self.placed(k, self.k_norm, positions), v
+        return self.normed_and_turned(k, self.k_norm, positions), v
 
 
 def _was_across_layers(grouped: Any, v_norm: Norm | None, own_values: bool) -> bool:

@@ -95,11 +95,11 @@ def block_starts(length: int, size: int) -> list[int]:
 
 def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
     if not (isinstance(q, Rows) and mask.is_static):
-        return _within(mask, method, _asked(mask, method, b, 0, q, sizes), sizes)
+        return _clipped(mask, method, _asked(mask, method, b, 0, q, sizes), sizes)
     if is_whole(q[0]):
         return _known_range(method, mask, int(q[0]), q.size, sizes)
     if q.length is None:
-        return _within(mask, method, _asked(mask, method, 0, 0, q, sizes), sizes)
+        return _clipped(mask, method, _asked(mask, method, 0, 0, q, sizes), sizes)
     block = (q[0] + q.size - 1) // q.size  # the last one starts between two multiples
     ends = zip(*_known_ranges(method, mask, q.length, q.size, sizes), strict=True)
     lo, hi = (_of_block(of_blocks, block) for of_blocks in ends)
@@ -109,7 +109,7 @@ def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
 def _known_range(method: str, mask: Any, start: int, size: int, sizes: Sizes) -> tuple[int, int]:
     with jax.ensure_compile_time_eval():
         answer = _asked(mask, method, 0, 0, Rows(start, size), sizes)
-        lo, hi = _within(mask, method, answer, sizes)
+        lo, hi = _clipped(mask, method, answer, sizes)
         return int(lo), int(hi)
 
 
@@ -128,7 +128,7 @@ def _of_block(ends: tuple[int, ...], block: Any) -> Any:
     return jax.lax.dynamic_index_in_dim(jnp.asarray(ends, jnp.int32), block, keepdims=False)
 
 
-def _within(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
+def _clipped(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
     """A range without what lies beyond the keys, where a class of a user's may end it."""
     is_pair = isinstance(answer, tuple | list) and len(answer) == 2
     if not is_pair or not all(_is_index(x) for x in answer):

@@ -22,7 +22,7 @@ from ..backends.blockwise.plan import plan_of
 from ..backends.hoist import hoist
 from ..backends.local import flat, flat_qkv, mean_where_empty
 from ..backends.platform import platform_of
-from ..backends.protocol import blank
+from ..backends.protocol import zero_gradient
 from ..layouts import names_in
 from ..reference import Stats
 from ..request import Request, bound
@@ -122,7 +122,7 @@ def _backward(known: Known, kept: tuple, cotangents: tuple) -> tuple:
     do, dstats = cotangents
     grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l)
     gradients = iter(grads)
-    return tuple(next(gradients) if is_float(x) else blank(x) for x in operands)
+    return tuple(next(gradients) if is_float(x) else zero_gradient(x) for x in operands)
 
 
 _attend.defvjp(_forward, _backward)

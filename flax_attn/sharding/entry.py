@@ -24,7 +24,7 @@ from ..request import Request
 Where = Literal["explicit", "auto", "mixed"]
 
 
-def lies_on(request: Request) -> Where | None:
+def kind_of_axes(request: Request) -> Where | None:
     """On axes of which type a request's arrays lie; None on one device, or as a shard's own part.
 
     "explicit" are Explicit axes, and axes named by `on`; "auto" those that XLA may cut; "mixed"

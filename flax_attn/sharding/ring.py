@@ -23,7 +23,7 @@ from ..backends import blockwise
 from ..backends.blockwise.plan import plan_of
 from ..backends.local import flat
 from ..backends.platform import platform_of
-from ..backends.protocol import blank
+from ..backends.protocol import zero_gradient
 from ..backends.sinks import nonzero
 from ..places import Places
 from ..reference import Stats
@@ -216,4 +216,4 @@ def _with(leaves: list, floats: list) -> list:
 
 
 def _cotangent(x: jax.Array, gradient: Any) -> Any:
-    return gradient.astype(x.dtype) if is_float(x) else blank(x)
+    return gradient.astype(x.dtype) if is_float(x) else zero_gradient(x)

@@ -29,13 +29,13 @@ from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
-from ..protocol import COPIED, are_few, blank
+from ..protocol import COPIED, are_few, zero_gradient
 from ..protocol import passed_over as passed_over_up_to
 from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
 from .few_queries import forward_few
 from .online_softmax import backward_heads, forward_heads
-from .plan import Plan, Walk, plan_of
+from .plan import Plan, PlanOptions, plan_of
 
 Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
 PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
@@ -53,10 +53,10 @@ def forward(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
     rules: Rules,
-    **walk: Unpack[Walk],
+    **options: Unpack[PlanOptions],
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
     """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
-    o, stats = attention(q, k, v, rules, **walk)
+    o, stats = attention(q, k, v, rules, **options)
     return o, stats.lse
 
 
@@ -65,7 +65,7 @@ def attention(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
     rules: Rules,
-    **walk: Unpack[Walk],
+    **options: Unpack[PlanOptions],
 ) -> tuple[Float[Array, "B T N h"], Stats]:
     """The output, in the dtype of q, and the parts of the weights, by bound rules."""
     sizes = sizes_of(q, k)
@@ -73,7 +73,7 @@ def attention(
         return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
-    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **walk)
+    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **options)
     q, k, v, rules = varying_alike((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
     return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
@@ -119,7 +119,7 @@ def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
     # As wide as the logits, so that the weights are those of the forward pass.
     wide_k, wide_v = (jnp.swapaxes(x.dequantized(wide(q.dtype)), 1, 2) for x in (k, v))
     dq, _, _, drules = backward_pass(plan, q.astype(wide_k.dtype), wide_k, wide_v, rules, *rows)
-    return dq.astype(q.dtype), *jax.tree.map(blank, (k, v)), drules
+    return dq.astype(q.dtype), *jax.tree.map(zero_gradient, (k, v)), drules
 
 
 def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dl) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ def gradients(plan: Plan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, 
     """
     with jax.default_matmul_precision(plan.precision):
         *grads, dscale, dscore = backward_heads(plan, q, k, v, rules, do, *rows)
-    drules = jax.tree.map(blank, rules)
+    drules = jax.tree.map(zero_gradient, rules)
     drules = replace(drules, score=leaves_of(drules.score)[1](dscore))
     return *grads, drules if dscale is None else replace(drules, scale=dscale)
 

@@ -57,7 +57,7 @@ def forward_heads(
     return join(o, sizes.B), m, l
 
 
-def _forward_rows(plan, rules, heads, carry, at: Block, new: Any) -> tuple[Any, tuple]:
+def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tuple[Any, tuple]:
     """Output, m and l of one block of queries by the online softmax."""
     q, k, v = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
@@ -139,15 +139,17 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
     return *(x.astype(kind) for x in (join(dq, B), dk, dv)), dscale, dleaves
 
 
-def _backward_rows(plan, rules, heads, carry: Any, at: Block, new: Any) -> tuple[Any, jax.Array]:
+def _backward_rows(
+    plan, rules, heads, carry: Any, at: Block, fresh_from: Any
+) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
     q, k, v, do, m, inv_l, delta = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
     raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
-    if new is not None:  # rows that an earlier block has had
-        fresh = jnp.broadcast_to(at.indices()[2] >= new, (*shape, 1)).reshape(-1, 1)
+    if fresh_from is not None:  # rows before it an earlier block has had
+        fresh = jnp.broadcast_to(at.indices()[2] >= fresh_from, (*shape, 1)).reshape(-1, 1)
         do, delta = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], delta, 0)
     scale = jnp.asarray(rules.scale, kind)
     do, by_scale = do.astype(kind), raw.astype(kind) * scale

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     adds: bool = False
 
 
-class Walk(TypedDict, total=False):
+class PlanOptions(TypedDict, total=False):
     """What a caller may choose of a plan; see `Plan`."""
 
     rows: int
@@ -54,29 +54,29 @@ class Walk(TypedDict, total=False):
 
 
 def plan_of(
-    sizes: Sizes, key_heads: int, rules: Rules, platform: str, **walk: Unpack[Walk]
+    sizes: Sizes, key_heads: int, rules: Rules, platform: str, **options: Unpack[PlanOptions]
 ) -> Plan:
-    """The plan for these sizes, of any batch axes, and bound rules; `walk` overrules its choices.
+    """The plan for these sizes, of any batch axes, and bound rules; `options` overrule its choices.
 
     On a CPU one head after the other is quickest. Short sequences are written out, for then small
     blocks waste little on what is hidden, and what does not depend on each other runs on several
     cores; long ones are walked in loops, in blocks that stay in the second level of cache, and in
     small ones where documents or lengths decide at each call what is looked at.
     Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
-    once for all heads, unless `walk` asks for other blocks.
+    once for all heads, unless `options` asks for other blocks.
     """
     sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
-    if not walk and are_few(sizes, key_heads):
-        walk = {"few": True, "cols": COLS}
+    if not options and are_few(sizes, key_heads):
+        options = {"few": True, "cols": COLS}
     if platform != "cpu":
-        walk = {"rows": 1024, "cols": 1024, "batched": True, **walk}
+        options = {"rows": 1024, "cols": 1024, "batched": True, **options}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
         rows = _few_rows(rules, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
-        walk = {"rows": rows, "cols": cols, "unrolled": True, **walk}
+        options = {"rows": rows, "cols": cols, "unrolled": True, **options}
     elif _narrows(rules.mask):
-        walk = {"rows": max(32, 128 // G), "cols": 128, **walk}
-    return _plan(sizes, G, rules, walk)
+        options = {"rows": max(32, 128 // G), "cols": 128, **options}
+    return _plan(sizes, G, rules, options)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
@@ -97,23 +97,23 @@ def _narrows(mask: Mask) -> bool:
     return any(part.key_range is not Mask.key_range for part in parts)
 
 
-def _plan(sizes: Sizes, G: int, rules: Rules, walk: Walk) -> Plan:
+def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
     most = 512 if sizes.T >= 2048 else 256
     band = _band(rules, sizes, min(128, sizes.T))
     if band is not None:
         most = 128 if band <= 512 else 256
-    rows = min(walk.get("rows") or max(128, most // G), sizes.T)
+    rows = min(options.get("rows") or max(128, most // G), sizes.T)
     return Plan(
         sizes=sizes,
         groups=G,
         rows=rows,
-        cols=min(walk.get("cols") or max(most, 2**18 // (rows * G)), sizes.S),
+        cols=min(options.get("cols") or max(most, 2**18 // (rows * G)), sizes.S),
         band=_band(rules, sizes, rows),
         hides_keys=not (rules.mask.is_static and all_seen(rules.mask, sizes)),
-        unrolled=walk.get("unrolled", False),
-        batched=walk.get("batched", False),
+        unrolled=options.get("unrolled", False),
+        batched=options.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
-        few=walk.get("few", False),
+        few=options.get("few", False),
     )
 
 

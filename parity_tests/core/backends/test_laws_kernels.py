@@ -14,7 +14,7 @@ import numpy as np
 
 from flax_attn import reference
 from flax_attn._types import Sizes, wide
-from flax_attn.backends.protocol import Kernel, blank, of_lse, serve, with_dlse
+from flax_attn.backends.protocol import Kernel, of_lse, serve, with_dlse, zero_gradient
 from flax_attn.masks import FULL, Causal, Lengths, Mask
 from flax_attn.parity import judge
 from flax_attn.reference import Stats
@@ -198,9 +198,9 @@ def test_it_compiles_once_for_one_kernel():
 
 def test_nothing_flows_into_what_has_no_gradient():
     for x in (jnp.ones((2, 3), bool), jnp.ones((2, 3), int)):
-        found = blank(x)
+        found = zero_gradient(x)
         assert found.dtype == jax.dtypes.float0 and found.shape == (2, 3)
-    found = blank(jnp.ones((2, 3), "bfloat16"))
+    found = zero_gradient(jnp.ones((2, 3), "bfloat16"))
     assert found.dtype == jnp.bfloat16 and not found.any() and found.shape == (2, 3)
 
 

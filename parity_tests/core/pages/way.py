@@ -25,11 +25,13 @@ def calls() -> dict[str, Callable[[], object]]:
     """The calls whose way is counted, traced and not computed: they enter the same functions."""
     layer = GroupedQueryAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
     few, many = jnp.ones((2, 5, 12)), jnp.ones((2, 129, 12))
-    cache = layer.init_cache(2, 8)
+    short, long = layer.init_cache(2, 8), layer.init_cache(2, 8192)
+    one = few[:, :1]
     gradients = nnx.grad(lambda layer, x: layer(x).sum())
     return {
         "the plain formula, T = 5": lambda: jax.eval_shape(lambda: layer(few)),
-        "with a cache, T = 5": lambda: jax.eval_shape(lambda: layer(few, cache=cache)),
+        "with a cache, T = 5": lambda: jax.eval_shape(lambda: layer(few, cache=short)),
+        "one token on a long cache, T = 1": lambda: jax.eval_shape(lambda: layer(one, cache=long)),
         "in blocks with gradients, T = 129": lambda: nnx.eval_shape(gradients, layer, many),
     }
 
