@@ -88,9 +88,8 @@ class GroupedHeads(Heads):
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
-        q = self.normed_and_turned(
-            split_heads(self.q_proj(x), self.head_dim), self.q_norm, positions
-        )
+        q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
+        q = self.normed_and_turned(q, self.q_norm, positions)
         return q, *self.keys_and_values(x, positions), None
 
     def heads(
@@ -103,9 +102,8 @@ class GroupedHeads(Heads):
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
     ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Keys, normed and turned, and values."""
-        k = self.normed_and_turned(
-            split_heads(self.k_proj(x), self.head_dim), self.k_norm, positions
-        )
+        k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
+        k = self.normed_and_turned(k, self.k_norm, positions)
         return k, split_heads(self.v_proj(x), self.head_dim)
 
     def normed_and_turned(
