@@ -22,6 +22,7 @@ ABSTRACT = {
     "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
+    "CrossForward": ROOT / "flax_attn/layers/_crossing.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
 }
 # What a constructor writes that hands the keywords of every layer on, and those not among them.
