@@ -305,10 +305,15 @@ def _backends_of(job: Job) -> list[str]:
 
 
 def _attends(case: "Case") -> bool:
-    """Whether a layer goes by a backend: in blocks it has no weights that could be heard.
+    """Whether a layer goes by a backend: the plain formula shows weights, and blocks have none.
 
     It is built and called on shapes alone, so nothing is computed.
     """
+    return "weights" in _heard(case, "reference") - _heard(case, "blockwise")
+
+
+def _heard(case: "Case", backend: str) -> set[str]:
+    """The names of a layer's taps by a backend."""
     import jax
     import numpy as np
 
@@ -322,9 +327,9 @@ def _attends(case: "Case") -> bool:
     def call(inputs: dict[str, jax.Array]) -> None:
         case.flax_call(case.flax_module(), **arrays, **inputs)
 
-    with use_backend("blockwise"), listen(lambda name, value: names.add(name)):
+    with use_backend(backend), listen(lambda name, value: names.add(name)):
         jax.eval_shape(call, {name: arrays.pop(name) for name in traced})
-    return "query" in names and "weights" not in names
+    return names
 
 
 def _equal_on(backend: str, case: "Case") -> bool:

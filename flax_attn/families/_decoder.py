@@ -45,7 +45,7 @@ def decoder_fields(
     positions: int,
     theta: float,
 ) -> dict[str, Any]:
-    """What a decoder's config says by default of its sizes and its rotary.
+    """What a decoder's config says by default of its sizes, its rotary and its dropout.
 
     Most classes have no field `head_dim`, and use one all the same.
 
@@ -59,6 +59,7 @@ def decoder_fields(
         "head_dim": head_dim,
         "max_position_embeddings": positions,
         "rope_theta": theta,
+        "attention_dropout": 0.0,
     }
 
 

@@ -14,7 +14,6 @@ DEFAULTS = {
     "layer_norm_eps": 1e-5,
     "use_qk_norm": False,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

@@ -12,7 +12,6 @@ DEFAULTS = {
     **decoder_fields(3072, 28, 16, kv_heads=16, head_dim=256, positions=8192, theta=10_000.0),
     "use_bidirectional_attention": None,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

@@ -18,7 +18,6 @@ DEFAULTS = {
     "layer_types": None,
     "use_bidirectional_attention": None,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

@@ -23,7 +23,6 @@ DEFAULTS = {
     "layer_types": None,
     "use_bidirectional_attention": False,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

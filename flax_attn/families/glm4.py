@@ -12,7 +12,6 @@ DEFAULTS = {
     **decoder_fields(4096, 40, 32, kv_heads=2, head_dim=128, positions=131_072, theta=10_000.0),
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
-    "attention_dropout": 0.0,
 }
 
 

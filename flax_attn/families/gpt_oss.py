@@ -21,7 +21,6 @@ DEFAULTS = {
     "sliding_window": 128,
     "layer_types": None,
     "attention_bias": True,
-    "attention_dropout": 0.0,
 }
 
 

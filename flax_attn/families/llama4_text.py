@@ -27,7 +27,6 @@ DEFAULTS = {
     "floor_scale": 8192,
     "attn_scale": 0.1,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

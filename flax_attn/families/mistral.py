@@ -12,7 +12,6 @@ from ._rope import rotary
 DEFAULTS = {
     **decoder_fields(4096, 32, 32, kv_heads=8, positions=131_072, theta=10_000.0),
     "sliding_window": 4096,
-    "attention_dropout": 0.0,
 }
 
 

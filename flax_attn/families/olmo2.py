@@ -13,7 +13,6 @@ DEFAULTS = {
     **decoder_fields(4096, 32, 32, positions=2048, theta=10_000.0),
     "rms_norm_eps": 1e-5,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

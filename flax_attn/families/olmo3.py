@@ -16,7 +16,6 @@ DEFAULTS = {
     "sliding_window": 4096,
     "layer_types": None,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

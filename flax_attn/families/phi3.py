@@ -14,7 +14,6 @@ DEFAULTS = {
     **decoder_fields(3072, 32, 32, positions=4096, theta=10_000.0),
     "original_max_position_embeddings": 4096,
     "sliding_window": None,
-    "attention_dropout": 0.0,
 }
 RENAMED = {"su": "longrope", "yarn": "longrope"}
 

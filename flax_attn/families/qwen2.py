@@ -14,7 +14,6 @@ DEFAULTS = {
     "sliding_window": 4096,
     "max_window_layers": 28,
     "layer_types": None,
-    "attention_dropout": 0.0,
 }
 
 

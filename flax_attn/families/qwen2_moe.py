@@ -15,7 +15,6 @@ DEFAULTS = {
     "max_window_layers": 28,
     "layer_types": None,
     "qkv_bias": True,
-    "attention_dropout": 0.0,
 }
 
 

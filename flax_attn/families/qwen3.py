@@ -17,7 +17,6 @@ DEFAULTS = {
     "max_window_layers": 28,
     "layer_types": None,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

@@ -16,7 +16,6 @@ DEFAULTS = {
     "use_sliding_window": False,
     "sliding_window": 4096,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

@@ -21,7 +21,6 @@ DEFAULTS = {
     "layer_types": None,
     "full_attention_interval": 4,
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "hidden_act": "silu",
     "linear_num_value_heads": 32,
     "linear_num_key_heads": 16,

@@ -16,7 +16,6 @@ DEFAULTS = {
     "no_rope_layer_interval": 4,
     "layer_types": None,
     "attention_bias": False,
-    "attention_dropout": 0.0,
 }
 
 

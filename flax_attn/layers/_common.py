@@ -1,12 +1,10 @@
-"""What the layers share: heads, linear projections that start as torch's do, softmax pooling."""
+"""What the layers share: heads, how projections start and multiply, softmax pooling."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Shaped
 
 from .._checks import check_input, valid_tokens
@@ -47,43 +45,6 @@ def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
     (2, 5, 12)
     """
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
-
-
-def torch_linears(
-    kernel_init: Initializer | None,
-    bias_init: Initializer | None,
-    dtype: Any,
-    param_dtype: Any,
-    rngs: nnx.Rngs,
-) -> Callable[..., nnx.Linear]:
-    """Makes a layer's projections `(in_features, out_features, use_bias=True) -> nnx.Linear`.
-
-    Kernel and bias start from U(+-1 / sqrt(in_features)), as in torch. Over Explicit mesh axes an
-    output is summed over the axes along which inputs and kernel are cut; see `contracted`.
-
-    Args:
-      kernel_init, bias_init: initializers instead of torch's; None keeps torch's.
-      dtype, param_dtype, rngs: as of `nnx.Linear`.
-
-    >>> torch_linears(None, None, None, jnp.float32, nnx.Rngs(0))(3, 2).kernel.shape
-    (3, 2)
-    """
-
-    def linear(in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
-        start = torch_uniform(in_features)
-        return nnx.Linear(
-            in_features,
-            out_features,
-            use_bias=use_bias,
-            kernel_init=start if kernel_init is None else kernel_init,
-            bias_init=start if bias_init is None else bias_init,
-            dot_general=contracted,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
-
-    return linear
 
 
 def contracted(

@@ -69,6 +69,7 @@ class GroupedHeads(Heads):
         out_bias: bool = False,
         **more: Unpack[HouseKeywords],
     ):
+        self.refuse(k_norm, sinks)
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
         self.keep(rotary, mask, rules)
@@ -83,6 +84,9 @@ class GroupedHeads(Heads):
         self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
         self.sinks = nnx.Param(jnp.zeros(num_heads, house.param_dtype)) if sinks else None
         self.dropout = house.attention_dropout()
+
+    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+        """Raises ValueError for what a layer cannot do with these; most can do with all."""
 
     def project(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False

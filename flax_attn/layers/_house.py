@@ -1,7 +1,7 @@
 """What every layer's constructor takes beside its equation, spelt once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature, signature
 from typing import Any, Required, TypedDict, TypeVar
 
@@ -10,23 +10,28 @@ from flax import nnx
 from flax.typing import Initializer
 
 from ..dropout import AttentionDropout
-from ._common import torch_linears
+from ._common import contracted, torch_uniform
 
 Init = TypeVar("Init", bound=Callable[..., Any])
 
 
-class HouseKeywords(TypedDict, total=False):
-    """The keywords of `House`, for a constructor that hands them on.
+class StartKeywords(TypedDict, total=False):
+    """The keywords of `Start`, for a constructor that hands them on.
 
-    It is written `@house_signature def __init__(..., **more: Unpack[HouseKeywords])`.
+    It is written `@start_signature def __init__(..., **more: Unpack[StartKeywords])`.
     """
 
-    dropout: float
     kernel_init: Initializer | None
     bias_init: Initializer | None
     rngs: Required[nnx.Rngs]
     dtype: Any
     param_dtype: Any
+
+
+class HouseKeywords(StartKeywords, total=False):
+    """The keywords of `House`, likewise, with `@house_signature`."""
+
+    dropout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +57,27 @@ class House:
     param_dtype: Any = jnp.float32
 
     def linear(self, in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
-        """A projection of the layer, by `torch_linears`."""
-        start = (self.kernel_init, self.bias_init, self.dtype, self.param_dtype, self.rngs)
-        return torch_linears(*start)(in_features, out_features, use_bias)
+        """A projection of the layer.
+
+        Over Explicit mesh axes an output is summed over the axes along which inputs and kernel are
+        cut; see `contracted`.
+        """
+        how = {"use_bias": use_bias, "dot_general": contracted, **self.torch_start(in_features)}
+        return nnx.Linear(in_features, out_features, **how)
+
+    def torch_start(self, fan_in: int) -> dict[str, Any]:
+        """What makes a projection or convolution start as torch's, from U(+-1 / sqrt(fan_in)).
+
+        Initializers that the layer was given come before it.
+        """
+        start = torch_uniform(fan_in)
+        return {
+            "kernel_init": start if self.kernel_init is None else self.kernel_init,
+            "bias_init": start if self.bias_init is None else self.bias_init,
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "rngs": self.rngs,
+        }
 
     @classmethod
     def of(cls, keywords: HouseKeywords) -> "House":
@@ -66,10 +89,25 @@ class House:
         """The layer's dropout; without any there is no random key in its state."""
         return AttentionDropout(self.dropout, rngs=self.rngs) if self.dropout else None
 
-    def param(self, shape: tuple[int, ...], default: Initializer) -> nnx.Param:
-        """A parameter that is no projection, drawn by `kernel_init` if there is one."""
-        start = default if self.kernel_init is None else self.kernel_init
+    def param(
+        self, shape: tuple[int, ...], default: Initializer, is_bias: bool = False
+    ) -> nnx.Param:
+        """A parameter that is no projection, drawn by the layer's initializer if there is one."""
+        init = self.bias_init if is_bias else self.kernel_init
+        start = default if init is None else init
         return nnx.Param(start(self.rngs.params(), shape, self.param_dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(House):
+    """The house of a layer without dropout, or whose dropout is an argument of its own.
+
+    >>> Start(rngs=nnx.Rngs(0), dropout=0.1)
+    Traceback (most recent call last):
+    TypeError: Start.__init__() got an unexpected keyword argument 'dropout'
+    """
+
+    dropout: float = field(default=0.0, init=False)
 
 
 def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
@@ -97,3 +135,4 @@ def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
 
 
 house_signature = keywords_of(House)
+start_signature = keywords_of(Start)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import aligned
@@ -22,7 +21,8 @@ from ..cache import State
 from ..cache.rows import batch_axes
 from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
-from ._common import check_tokens, torch_uniform
+from ._common import check_tokens
+from ._house import House
 from ._sources import zero_absent
 
 
@@ -158,34 +158,13 @@ def entered(
     return zero_absent(x, valid)
 
 
-def short_convolution(
-    features: int,
-    size: int,
-    use_bias: bool,
-    kernel_init: Initializer | None,
-    bias_init: Initializer | None,
-    dtype: Any,
-    param_dtype: Any,
-    rngs: nnx.Rngs,
-) -> nnx.Conv:
+def short_convolution(features: int, size: int, use_bias: bool, house: House) -> nnx.Conv:
     """The weights of a causal convolution of each component, which start as torch's do.
 
     They are read by `Tokens.convolved`; the module itself is not called.
     """
-    start = torch_uniform(size)
-    return nnx.Conv(
-        features,
-        features,
-        (size,),
-        padding="CAUSAL",
-        feature_group_count=features,
-        use_bias=use_bias,
-        kernel_init=start if kernel_init is None else kernel_init,
-        bias_init=start if bias_init is None else bias_init,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
+    how = {"padding": "CAUSAL", "feature_group_count": features, "use_bias": use_bias}
+    return nnx.Conv(features, features, (size,), **how, **house.torch_start(size))
 
 
 def empty_state(
@@ -219,20 +198,19 @@ def empty_state(
     return State(far, near, jnp.zeros(rows, jnp.int32))
 
 
-def decay_parameters(
-    heads: int, biases: int, param_dtype: Any, rngs: nnx.Rngs
-) -> tuple[nnx.Param, nnx.Param]:
+def decay_parameters(heads: int, biases: int, house: House) -> tuple[nnx.Param, nnx.Param]:
     """`A_log` of each head and `dt_bias`, as Mamba starts: A from 1 to 16, steps 0.001 to 0.1.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023.
 
-    >>> A_log, dt_bias = decay_parameters(3, 3, jnp.float32, nnx.Rngs(0))
+    >>> A_log, dt_bias = decay_parameters(3, 3, House(rngs=nnx.Rngs(0)))
     >>> bool((A_log[...] >= 0).all()), dt_bias.shape
     (True, (3,))
     """
-    a = jax.random.uniform(rngs.params(), (heads,), param_dtype, 1.0, 16.0)
+    a = jax.random.uniform(house.rngs.params(), (heads,), house.param_dtype, 1.0, 16.0)
     low, high = np.log(1e-3), np.log(1e-1)
-    dt = jnp.exp(jax.random.uniform(rngs.params(), (biases,), param_dtype, low, high))
+    steps = jax.random.uniform(house.rngs.params(), (biases,), house.param_dtype, low, high)
+    dt = jnp.exp(steps)
     return nnx.Param(jnp.log(a)), nnx.Param(dt + jnp.log(-jnp.expm1(-dt)))
 
 

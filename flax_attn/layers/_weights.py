@@ -1,31 +1,23 @@
 """What layers share that hold all their weights: a call, and heads without sinks."""
 
-from typing import Any, Unpack
+from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
 from ..masks import Mask
-from ._grouped import Grouped, GroupedHeads, grouped_signature
+from ._grouped import GroupedHeads, Norm
 
 
 class WeightsAttention(GroupedHeads):
     """Self attention by `attend_by_weights`. A layer adds `read`, the equation of its weights."""
 
-    @grouped_signature
-    def __init__(
-        self,
-        in_features: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        **grouped: Unpack[Grouped],
-    ):
-        if grouped.get("sinks"):
+    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+        """Raises ValueError for sinks."""
+        if sinks:
             raise ValueError(
                 f"{type(self).__name__} has no sinks, which join the denominator of `attend`'s "
                 "softmax; got sinks=True. Leave it out, or use GroupedQueryAttention."
             )
-        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
 
     def __call__(
         self,

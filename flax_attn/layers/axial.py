@@ -29,11 +29,7 @@ class AxialAttention(nnx.Module):
       axes: how many axes stand before the last one, 2 for an image.
       summed: whether the axes' results are added, or follow one another.
       head_dim: width of a head; None for dim / num_heads.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the

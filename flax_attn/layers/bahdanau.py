@@ -1,15 +1,15 @@
 """Additive attention: a small network scores each encoder state (Bahdanau et al., 2015)."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linears, visible, zero_unseen_states
+from ._common import pool, visible, zero_unseen_states
+from ._house import Start, StartKeywords, start_signature
 
 
 class BahdanauAttention(nnx.Module):
@@ -41,20 +41,16 @@ class BahdanauAttention(nnx.Module):
     (2, 3, 6)
     """
 
+    @start_signature
     def __init__(
         self,
         d_encoder: int,
         d_decoder: int,
         units: int,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder, units=units)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        linear = Start(**more).linear
         self.W1 = linear(d_encoder, units, use_bias=False)
         self.W2 = linear(d_decoder, units, use_bias=False)
         self.v = linear(units, 1, use_bias=False)

@@ -1,17 +1,16 @@
 """Causal attention the long way: softmax over everybody, the future erased, the rows made whole."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._house import Start, StartKeywords, start_signature
 
 
 class CausalRenormalisedAttention(nnx.Module):
@@ -38,6 +37,7 @@ class CausalRenormalisedAttention(nnx.Module):
     (5, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -45,21 +45,16 @@ class CausalRenormalisedAttention(nnx.Module):
         context_length: int,
         dropout: float = 0.0,
         qkv_bias: bool = False,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+        house = Start(**more)
+        self.W_query = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

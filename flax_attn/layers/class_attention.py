@@ -26,11 +26,7 @@ class ClassAttention(nnx.Module):
       qkv_bias: whether `q`, `k` and `v` have biases; `proj` always has one.
       mask: which tokens the class token may look at, `*B N 1 T`, when a call gives no other; kept
         as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the

@@ -3,30 +3,17 @@
 from typing import Any, Unpack, overload
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_positive
-from ..attend import Empty
-from ..cache import Memory
 from ..masks import FULL, Mask, as_mask
-from ._cached import (
-    AnyCache,
-    CacheOptions,
-    CrossCall,
-    M,
-    arithmetic_dtype,
-    attended_to,
-    check_empty,
-    new_cache,
-    remembered,
-    with_cache,
-)
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._cached import CrossCall, M
+from ._common import as_attribute
+from ._crossing import CrossForward
+from ._house import House, HouseKeywords, house_signature, keywords_of
 
 
-class CrossAttention(nnx.Module):
+class CrossAttention(CrossForward):
     """`out_proj(attend(q_proj(x), k_proj(memory), v_proj(memory)))`, N heads of width D / N.
 
     Without a memory x looks at itself, as in the other half of an encoder-decoder's layers:
@@ -84,6 +71,10 @@ class CrossAttention(nnx.Module):
         self.out_proj = house.linear(in_features, in_features)
         self.dropout = house.attention_dropout()
 
+    def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
+        """Those of queries, keys, values and output."""
+        return self.q_proj, self.k_proj, self.v_proj, self.out_proj
+
     @overload
     def __call__(
         self,
@@ -97,16 +88,12 @@ class CrossAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T D"], *, cache: M, **call: Unpack[CrossCall]
     ) -> tuple[Float[Array, "*B T D"], M]: ...
+    @keywords_of(CrossForward.forward)
     def __call__(
         self,
         x: Float[Array, "*B T D"],
         memory: Float[Array, "*B S E"] | None = None,
-        *,
-        mask: Mask | Array | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-        cache: AnyCache | Memory | None = None,
+        **call: Any,
     ) -> Any:
         """Attention of x over memory, or over itself.
 
@@ -121,39 +108,4 @@ class CrossAttention(nnx.Module):
           deterministic: overrules `train()` and `eval()`.
           cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
-        check_empty(empty, cache)
-        widths = self.q_proj.in_features, self.k_proj.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
-        q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        drop = None if self.dropout is None else self.dropout(deterministic)
-        how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty}
-        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
-        return with_cache(zero_absent(self.out_proj(merge_heads(o)), valid), cache)  # *B T D
-
-    def keys_and_values(
-        self, memory: Float[Array, "*B S E"]
-    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
-        """What the layer makes of each token of a memory."""
-        k, v = self.k_proj(memory), self.v_proj(memory)
-        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
-
-    def remember(
-        self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
-    ) -> Memory:
-        """Keys and values of a memory, made once: `y, cache = layer(x, cache=memory)` reads them.
-
-        Args:
-          memory: as of the call.
-          valid: which of its tokens are there; the others are never seen.
-
-        Raises:
-          TypeError, ValueError: as the call does.
-        """
-        return remembered(memory, valid, self.k_proj.in_features, self.keys_and_values)
-
-    def init_cache(
-        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
-    ) -> AnyCache:
-        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
-        sizes = (self.q_proj.out_features // self.head_dim, self.head_dim, self.head_dim)
-        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k_proj), options)
+        return self.forward({}, x, memory, **call)

@@ -10,7 +10,7 @@ from .._checks import check_input
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
 from ._forward import Forward
-from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._grouped import DecodingHeads, Norm
 from ._house import keywords_of
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
@@ -47,20 +47,12 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
     kv_projections = ()
 
-    @grouped_signature
-    def __init__(
-        self,
-        in_features: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        **grouped: Unpack[Grouped],
-    ):
-        if grouped.get("k_norm") is not None:
+    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+        """Raises ValueError for a norm of keys that this layer does not make."""
+        if k_norm is not None:
             raise ValueError(
                 "CrossLayerAttention reads keys that another layer has normed; leave k_norm out."
             )
-        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
 
     @overload
     def __call__(

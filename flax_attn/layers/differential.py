@@ -1,11 +1,10 @@
 """Differential attention: the weights of one head less a share of those of another."""
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float, Int
 
 from .._checks import check_divides, check_positive
@@ -14,8 +13,9 @@ from ..attend import attend
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
-from ._common import split_heads, torch_linears
+from ._common import split_heads
 from ._forward import Turn, Uncached
+from ._house import Start, StartKeywords, start_signature
 
 
 class DifferentialAttention(Uncached):
@@ -61,6 +61,7 @@ class DifferentialAttention(Uncached):
     (2, 5, 12)
     """
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -74,24 +75,21 @@ class DifferentialAttention(Uncached):
         eps: float = 1e-5,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         _check(in_features, num_heads, num_kv_heads, head_dim, depth)
         self.keep(rotary, mask, Rules())
         self.head_dim, self.eps = head_dim, eps
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
-        self.k_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.v_proj = linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.o_proj = linear(num_heads * head_dim, in_features, use_bias=out_bias)
+        house = Start(**more)
+        self.q_proj = house.linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
+        self.k_proj = house.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.v_proj = house.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            start = nnx.initializers.normal(0.1)(rngs.params(), (head_dim,), param_dtype)
-            setattr(self, name, nnx.Param(start))
+            start = nnx.initializers.normal(0.1)
+            vector = start(house.rngs.params(), (head_dim,), house.param_dtype)
+            setattr(self, name, nnx.Param(vector))
 
     def read(
         self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any

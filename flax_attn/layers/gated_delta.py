@@ -1,10 +1,9 @@
 """The gated delta rule: a memory that decays, and is corrected where a token finds it wrong."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_positive
@@ -12,7 +11,8 @@ from .._types import wide
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -66,6 +66,7 @@ class GatedDeltaAttention(Recurrent):
 
     last = "o_proj"
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -78,32 +79,27 @@ class GatedDeltaAttention(Recurrent):
         negative: bool = False,
         eps: float = 1e-6,
         chunk: int = 64,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         keys = num_heads if num_key_heads is None else num_key_heads
         check_positive(in_features=in_features, num_heads=num_heads, num_key_heads=keys)
         check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size, chunk=chunk)
         check_divides("num_key_heads", keys, "num_heads", num_heads)
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
+        house = Start(**more)
         self.key_dim, self.value_dim = key_dim, value_dim
         self.num_heads, self.num_key_heads = num_heads, keys
         self.negative, self.chunk = negative, chunk
-        self.q_proj = linear(in_features, keys * key_dim, use_bias=False)
-        self.k_proj = linear(in_features, keys * key_dim, use_bias=False)
-        self.v_proj = linear(in_features, num_heads * value_dim, use_bias=False)
-        self.a_proj = linear(in_features, num_heads, use_bias=False)
-        self.b_proj = linear(in_features, num_heads, use_bias=False)
-        self.g_proj = linear(in_features, num_heads * value_dim, use_bias=False)
-        self.o_proj = linear(num_heads * value_dim, in_features, use_bias=False)
+        self.q_proj = house.linear(in_features, keys * key_dim, use_bias=False)
+        self.k_proj = house.linear(in_features, keys * key_dim, use_bias=False)
+        self.v_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.a_proj = house.linear(in_features, num_heads, use_bias=False)
+        self.b_proj = house.linear(in_features, num_heads, use_bias=False)
+        self.g_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.o_proj = house.linear(num_heads * value_dim, in_features, use_bias=False)
         width = 2 * keys * key_dim + num_heads * value_dim
-        self.conv1d = short_convolution(width, conv_size, False, *start)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, param_dtype, rngs)
-        self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=param_dtype)
+        self.conv1d = short_convolution(width, conv_size, False, house)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
+        self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=house.param_dtype)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `o_proj`."""

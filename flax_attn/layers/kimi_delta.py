@@ -1,10 +1,9 @@
 """Kimi's delta attention: the gated delta rule, of which each channel decays by itself."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive
@@ -12,7 +11,8 @@ from .._types import wide
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -57,6 +57,7 @@ class KimiDeltaAttention(Recurrent):
 
     last = "o_proj"
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -67,31 +68,26 @@ class KimiDeltaAttention(Recurrent):
         conv_size: int = 4,
         eps: float = 1e-5,
         chunk: int = 64,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, conv_size=conv_size)
         check_positive(key_dim=key_dim, value_dim=value_dim, chunk=chunk)
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
+        house = Start(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.chunk = chunk
         keys, values = num_heads * key_dim, num_heads * value_dim
-        self.q_proj = linear(in_features, keys, use_bias=False)
-        self.k_proj = linear(in_features, keys, use_bias=False)
-        self.v_proj = linear(in_features, values, use_bias=False)
-        self.conv1d = short_convolution(2 * keys + values, conv_size, False, *start)
-        self.f_a_proj = linear(in_features, value_dim, use_bias=False)
-        self.f_b_proj = linear(value_dim, keys, use_bias=False)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, keys, param_dtype, rngs)
-        self.b_proj = linear(in_features, num_heads, use_bias=False)
-        self.g_a_proj = linear(in_features, value_dim, use_bias=False)
-        self.g_b_proj = linear(value_dim, values, use_bias=False)
-        self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=param_dtype)
-        self.o_proj = linear(values, in_features, use_bias=False)
+        self.q_proj = house.linear(in_features, keys, use_bias=False)
+        self.k_proj = house.linear(in_features, keys, use_bias=False)
+        self.v_proj = house.linear(in_features, values, use_bias=False)
+        self.conv1d = short_convolution(2 * keys + values, conv_size, False, house)
+        self.f_a_proj = house.linear(in_features, value_dim, use_bias=False)
+        self.f_b_proj = house.linear(value_dim, keys, use_bias=False)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, keys, house)
+        self.b_proj = house.linear(in_features, num_heads, use_bias=False)
+        self.g_a_proj = house.linear(in_features, value_dim, use_bias=False)
+        self.g_b_proj = house.linear(value_dim, values, use_bias=False)
+        self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=house.param_dtype)
+        self.o_proj = house.linear(values, in_features, use_bias=False)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `o_proj`."""

@@ -43,11 +43,7 @@ class LatentAttention(LatentHeads, SelfAttention):
       qkv_bias: whether `q_a_proj` and `kv_a_proj_with_mqa` have biases; `q_proj`, `q_b_proj` and
         `kv_b_proj` have none.
       out_bias: whether `o_proj` has a bias.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
 
     A cache holds the latent and the shared key alone, and a call with one computes in the absorbed
     form.

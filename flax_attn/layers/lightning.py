@@ -1,11 +1,10 @@
 """Lightning attention: linear attention with a decay that is fixed for each head."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive
@@ -13,7 +12,8 @@ from .._types import wide
 from ..norms import RMSNorm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, gated
 
 
@@ -50,6 +50,7 @@ class LightningAttention(Recurrent):
     (2, 7, 12)
     """
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -60,25 +61,23 @@ class LightningAttention(Recurrent):
         slope_factor: float = 1.0,
         eps: float = 1e-6,
         chunk: int = 64,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, chunk=chunk)
         check_positive(key_dim=key_dim, value_dim=value_dim)
         if not 0 <= slope_factor < float("inf"):
             raise ValueError(f"slope_factor must be a number of at least 0; got {slope_factor!r}.")
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        house = Start(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.slope_factor, self.chunk = slope_factor, chunk
-        self.q_proj = linear(in_features, num_heads * key_dim, use_bias=False)
-        self.k_proj = linear(in_features, num_heads * key_dim, use_bias=False)
-        self.v_proj = linear(in_features, num_heads * value_dim, use_bias=False)
-        self.output_gate = linear(in_features, num_heads * value_dim, use_bias=False)
-        self.norm = RMSNorm(num_heads * value_dim, eps=eps, cast="before", param_dtype=param_dtype)
-        self.out_proj = linear(num_heads * value_dim, in_features, use_bias=False)
+        self.q_proj = house.linear(in_features, num_heads * key_dim, use_bias=False)
+        self.k_proj = house.linear(in_features, num_heads * key_dim, use_bias=False)
+        self.v_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.output_gate = house.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.norm = RMSNorm(
+            num_heads * value_dim, eps=eps, cast="before", param_dtype=house.param_dtype
+        )
+        self.out_proj = house.linear(num_heads * value_dim, in_features, use_bias=False)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""

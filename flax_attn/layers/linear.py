@@ -1,17 +1,17 @@
 """Linear attention: the softmax replaced by a feature map, so that sums can be shared."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input, check_positive
 from .._types import wide
 from ..taps import tap
-from ._common import check_tokens, merge_heads, split_heads, torch_linears
+from ._common import check_tokens, merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 
 CHUNK = 64
 
@@ -122,6 +122,7 @@ class LinearAttention(nnx.Module):
     (3, 5, 6)
     """
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -129,14 +130,10 @@ class LinearAttention(nnx.Module):
         head_dim: int,
         *,
         causal: bool = False,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        linear = Start(**more).linear
         self.num_heads, self.head_dim, self.causal = num_heads, head_dim, causal
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=False)
         self.k_proj = linear(in_features, num_heads * head_dim, use_bias=False)

@@ -27,11 +27,7 @@ class LongformerAttention(nnx.Module):
       dim: width of a token, D.
       num_heads: how many heads; must divide dim.
       window: how many tokens beside its own a token sees, half of them on each side; even.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(dim)), and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
-      param_dtype: of the weights.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
 
     Raises:
       ValueError: for counts below 1, an odd window, heads that do not divide dim, a share outside

@@ -1,16 +1,16 @@
 """Multiplicative attention between decoder and encoder states (Luong et al., 2015)."""
 
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, torch_linears, visible, zero_unseen_states
+from ._common import pool, visible, zero_unseen_states
+from ._house import Start, StartKeywords, start_signature
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -65,6 +65,7 @@ class LuongAttention(nnx.Module):
     (2, 3, 6)
     """
 
+    @start_signature
     def __init__(
         self,
         d_encoder: int,
@@ -72,23 +73,19 @@ class LuongAttention(nnx.Module):
         *,
         score: Literal["dot", "general", "concat"] = "general",
         units: int | None = None,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder)
         check_choice("score", score, *SCORES)
         _check_sizes(score, d_encoder, d_decoder, units)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.score, self.dtype = score, dtype
+        house = Start(**more)
+        self.score, self.dtype = score, house.dtype
         self.d_encoder, self.d_decoder = d_encoder, d_decoder
         if score == "general":
-            self.W = linear(d_encoder, d_decoder, use_bias=False)
+            self.W = house.linear(d_encoder, d_decoder, use_bias=False)
         if units is not None:
-            self.W = linear(d_decoder + d_encoder, units, use_bias=False)
-            self.v = linear(units, 1, use_bias=False)
+            self.W = house.linear(d_decoder + d_encoder, units, use_bias=False)
+            self.v = house.linear(units, 1, use_bias=False)
 
     def __call__(
         self,

@@ -1,11 +1,10 @@
 """Mamba 2: a state space whose decay is a number of each head, or linear attention with a decay."""
 
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._arrays import aligned
@@ -14,7 +13,8 @@ from .._types import wide
 from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -61,6 +61,7 @@ class Mamba2(Recurrent):
     (2, 7, 12)
     """
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -73,27 +74,22 @@ class Mamba2(Recurrent):
         use_bias: bool = False,
         eps: float = 1e-5,
         chunk: int = 64,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, groups=groups, chunk=chunk)
         check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size)
         check_divides("groups", groups, "num_heads", num_heads)
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
+        house = Start(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.groups, self.chunk = groups, chunk
         width = num_heads * value_dim
         mixed = width + 2 * groups * key_dim
-        self.in_proj = linear(in_features, width + mixed + num_heads, use_bias=use_bias)
-        self.conv1d = short_convolution(mixed, conv_size, True, *start)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, param_dtype, rngs)
-        self.D = nnx.Param(jnp.ones(num_heads, param_dtype))
-        self.norm = RMSNorm(width, eps=eps, param_dtype=param_dtype)
-        self.out_proj = linear(width, in_features, use_bias=use_bias)
+        self.in_proj = house.linear(in_features, width + mixed + num_heads, use_bias=use_bias)
+        self.conv1d = short_convolution(mixed, conv_size, True, house)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
+        self.D = nnx.Param(jnp.ones(num_heads, house.param_dtype))
+        self.norm = RMSNorm(width, eps=eps, param_dtype=house.param_dtype)
+        self.out_proj = house.linear(width, in_features, use_bias=use_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""

@@ -4,7 +4,6 @@ from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
@@ -14,7 +13,8 @@ from ..masks import CAUSAL
 from ..reference import softmax
 from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 
 
 class MultiHeadAttention(nnx.Module):
@@ -45,6 +45,7 @@ class MultiHeadAttention(nnx.Module):
     (6, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -55,23 +56,19 @@ class MultiHeadAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         out_proj: bool = True,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_value = linear(d_in, d_out, use_bias=qkv_bias)
-        self.out_proj = linear(d_out, d_out) if out_proj else None
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+        house = Start(**more)
+        self.W_query = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = house.linear(d_in, d_out, use_bias=qkv_bias)
+        self.out_proj = house.linear(d_out, d_out) if out_proj else None
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
 
     @overload
     def __call__(

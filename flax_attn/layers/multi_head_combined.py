@@ -1,17 +1,16 @@
 """Multi-head causal attention with queries, keys and values out of one projection."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._house import Start, StartKeywords, start_signature
 
 
 class MultiHeadAttentionCombined(nnx.Module):
@@ -37,6 +36,7 @@ class MultiHeadAttentionCombined(nnx.Module):
     (6, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -45,22 +45,17 @@ class MultiHeadAttentionCombined(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.qkv = linear(d_in, 3 * d_out, use_bias=qkv_bias)
-        self.out_proj = linear(d_out, d_out)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+        house = Start(**more)
+        self.qkv = house.linear(d_in, 3 * d_out, use_bias=qkv_bias)
+        self.out_proj = house.linear(d_out, d_out)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -1,18 +1,19 @@
 """Multi-head causal attention in einsum: the axes are named, so nothing is transposed."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears, torch_uniform
+from ._common import torch_uniform
+from ._house import Start, StartKeywords, start_signature
 
 
 def project(
@@ -51,6 +52,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
     (6, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -59,31 +61,22 @@ class MultiHeadAttentionEinsum(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        self.dtype = dtype
-
-        def start(init: Initializer | None, *shape: int) -> nnx.Param:
-            draw = torch_uniform(d_in) if init is None else init
-            return nnx.Param(draw(rngs.params(), shape, param_dtype))
-
-        weights = (start(kernel_init, d_out, d_in) for _ in range(3))
+        house, start = Start(**more), torch_uniform(d_in)
+        self.dtype = house.dtype
+        weights = (house.param((d_out, d_in), start) for _ in range(3))
         self.W_query, self.W_key, self.W_value = weights
-        biases = (start(bias_init, d_out) if qkv_bias else None for _ in range(3))
+        bias = partial(house.param, (d_out,), start, is_bias=True)
+        biases = (bias() if qkv_bias else None for _ in range(3))
         self.b_query, self.b_key, self.b_value = biases
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.out_proj = linear(d_out, d_out)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=rngs)
+        self.out_proj = house.linear(d_out, d_out)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -1,14 +1,13 @@
 """Multi-head attention by hand: several causal attentions side by side."""
 
-from functools import partial
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive
+from ._house import Start, StartKeywords, start_signature
 from .causal_attention import CausalAttention
 
 
@@ -35,6 +34,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
     (6, 4)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -43,18 +43,13 @@ class MultiHeadAttentionWrapper(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(num_heads=num_heads)
+        Start(**more)  # refuses what a head would take beside it
         arguments = (d_in, d_out, context_length, dropout, qkv_bias)
-        inits = {"kernel_init": kernel_init, "bias_init": bias_init}
-        head = partial(CausalAttention, **inits, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        self.heads = nnx.List(head(*arguments) for _ in range(num_heads))
+        heads = (CausalAttention(*arguments, **more) for _ in range(num_heads))
+        self.heads = nnx.List(heads)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

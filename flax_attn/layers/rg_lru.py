@@ -1,11 +1,10 @@
 """The real-gated linear recurrent unit of Griffin, in the block that stands around it."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import aligned
@@ -15,7 +14,8 @@ from ..cache import State
 from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
 from ..taps import tap
-from ._common import check_tokens, merge_heads, split_heads, torch_linears, torch_uniform
+from ._common import check_tokens, merge_heads, split_heads, torch_uniform
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 SHARPNESS = 8.0
@@ -60,6 +60,7 @@ class RGLRU(Recurrent):
     recurrent_gate_weight: nnx.Param
     recurrent_gate_bias: nnx.Param
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
@@ -67,30 +68,23 @@ class RGLRU(Recurrent):
         *,
         width: int | None = None,
         conv_size: int = 4,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         size = in_features if width is None else width
         check_positive(in_features=in_features, num_heads=num_heads, width=size)
         check_positive(conv_size=conv_size)
         block = check_divides("num_heads", num_heads, "width", size)
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
-        self.linear_y = linear(in_features, size)
-        self.linear_x = linear(in_features, size)
-        self.conv_1d = short_convolution(size, conv_size, True, *start)
+        house = Start(**more)
+        self.linear_y = house.linear(in_features, size)
+        self.linear_x = house.linear(in_features, size)
+        self.conv_1d = short_convolution(size, conv_size, True, house)
         for gate in ("input_gate", "recurrent_gate"):
-            first, second = kernel_init or torch_uniform(block), bias_init or torch_uniform(block)
-            shape = (num_heads, block)
-            weight = first(rngs.params(), (*shape, block), param_dtype)
-            setattr(self, f"{gate}_weight", nnx.Param(weight))
-            setattr(self, f"{gate}_bias", nnx.Param(second(rngs.params(), shape, param_dtype)))
-        a = jax.random.uniform(rngs.params(), (size,), param_dtype, 0.9, 0.999)
+            start, shape = torch_uniform(block), (num_heads, block)
+            setattr(self, f"{gate}_weight", house.param((*shape, block), start))
+            setattr(self, f"{gate}_bias", house.param(shape, start, is_bias=True))
+        a = jax.random.uniform(house.rngs.params(), (size,), house.param_dtype, 0.9, 0.999)
         self.recurrent_param = nnx.Param(jnp.log(jnp.expm1(-jnp.log(a) / SHARPNESS)))
-        self.linear_out = linear(size, in_features)
+        self.linear_out = house.linear(size, in_features)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `linear_out`."""

@@ -1,17 +1,16 @@
 """Self-attention with trainable weights, first version: three matrices to the right of x."""
 
-from typing import Any
+from typing import Unpack
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
+from ._house import Start, StartKeywords, start_signature
 
 
 class SelfAttentionV1(nnx.Module):
@@ -34,28 +33,25 @@ class SelfAttentionV1(nnx.Module):
 
     Source: that of `SelfAttentionV2`.
 
+    >>> import jax.numpy as jnp
     >>> SelfAttentionV1(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
     (6, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
         d_out: int,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        self.dtype = dtype
-        start = jax.random.uniform if kernel_init is None else kernel_init
-        self.W_query = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
-        self.W_key = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
-        self.W_value = nnx.Param(start(rngs.params(), (d_in, d_out), param_dtype))
+        house = Start(**more)
+        self.dtype = house.dtype
+        self.W_query = house.param((d_in, d_out), jax.random.uniform)
+        self.W_key = house.param((d_in, d_out), jax.random.uniform)
+        self.W_value = house.param((d_in, d_out), jax.random.uniform)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -1,16 +1,14 @@
 """Self-attention with trainable weights, second version: three Linear layers."""
 
-from typing import Any
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._house import Start, StartKeywords, start_signature
 
 
 class SelfAttentionV2(nnx.Module):
@@ -33,25 +31,22 @@ class SelfAttentionV2(nnx.Module):
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
     that of Vaswani et al., "Attention Is All You Need", 2017.
 
+    >>> import jax.numpy as jnp
     >>> SelfAttentionV2(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
     (6, 2)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
         d_out: int,
         qkv_bias: bool = False,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        linear = Start(**more).linear
         self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_value = linear(d_in, d_out, use_bias=qkv_bias)

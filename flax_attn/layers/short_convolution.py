@@ -1,15 +1,13 @@
 """A short convolution between two gates: what LFM2 has in place of most of its attention."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_positive
 from ..taps import tap
-from ._common import torch_linears
+from ._house import Start, StartKeywords, start_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 
@@ -35,29 +33,26 @@ class GatedShortConvolution(Recurrent):
 
     Source: Liquid AI, "LFM2 Technical Report", 2025; names as in LFM2's published checkpoints.
 
+    >>> from flax import nnx
     >>> layer = GatedShortConvolution(12, conv_size=3, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 7, 12))).shape
     (2, 7, 12)
     """
 
+    @start_signature
     def __init__(
         self,
         in_features: int,
         *,
         conv_size: int = 3,
         use_bias: bool = False,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, conv_size=conv_size)
-        start = kernel_init, bias_init, dtype, param_dtype, rngs
-        linear = torch_linears(*start)
-        self.in_proj = linear(in_features, 3 * in_features, use_bias=use_bias)
-        self.conv = short_convolution(in_features, conv_size, use_bias, *start)
-        self.out_proj = linear(in_features, in_features, use_bias=use_bias)
+        house = Start(**more)
+        self.in_proj = house.linear(in_features, 3 * in_features, use_bias=use_bias)
+        self.conv = short_convolution(in_features, conv_size, use_bias, house)
+        self.out_proj = house.linear(in_features, in_features, use_bias=use_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""

@@ -1,16 +1,15 @@
 """One head of causal attention whose scores are not scaled."""
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._common import torch_linears
+from ._house import Start, StartKeywords, start_signature
 
 
 class SingleHeadAttention(nnx.Module):
@@ -35,6 +34,7 @@ class SingleHeadAttention(nnx.Module):
     (4, 8, 16)
     """
 
+    @start_signature
     def __init__(
         self,
         d_in: int,
@@ -42,15 +42,11 @@ class SingleHeadAttention(nnx.Module):
         *,
         scale: bool = False,
         value: bool = True,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         check_positive(d_in=d_in, head_size=head_size)
         self.scale = head_size**-0.5 if scale else 1.0
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
+        linear = Start(**more).linear
         self.key = linear(d_in, head_size, use_bias=False)
         self.query = linear(d_in, head_size, use_bias=False)
         self.value = linear(d_in, head_size, use_bias=False) if value else None

@@ -10,7 +10,7 @@ from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..norms import LayerNorm
-from ._common import as_attribute, merge_heads, split_heads, torch_uniform
+from ._common import as_attribute, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
 
 
@@ -118,16 +118,5 @@ class SpatialReductionAttention(nnx.Module):
 
 def _of_squares(dim: int, ratio: int, house: House) -> nnx.Conv:
     """The convolution over squares side by side, which starts as torch's does."""
-    start = torch_uniform(dim * ratio**2)
-    return nnx.Conv(
-        dim,
-        dim,
-        (ratio, ratio),
-        strides=ratio,
-        padding="VALID",
-        kernel_init=start if house.kernel_init is None else house.kernel_init,
-        bias_init=start if house.bias_init is None else house.bias_init,
-        dtype=house.dtype,
-        param_dtype=house.param_dtype,
-        rngs=house.rngs,
-    )
+    how = {"strides": ratio, "padding": "VALID", **house.torch_start(dim * ratio**2)}
+    return nnx.Conv(dim, dim, (ratio, ratio), **how)

@@ -11,24 +11,13 @@ from ..attend import Empty
 from ..cache import Memory
 from ..masks import FULL, Mask, as_mask
 from ..scores import IDENTITY, Additive, Score, T5Bias
-from ._cached import (
-    AnyCache,
-    CacheOptions,
-    CrossCall,
-    M,
-    arithmetic_dtype,
-    attended_to,
-    check_empty,
-    new_cache,
-    remembered,
-    with_cache,
-)
-from ._common import as_attribute, merge_heads, split_heads
+from ._cached import AnyCache, CrossCall, M
+from ._common import as_attribute
+from ._crossing import CrossForward
 from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
 
 
-class T5Attention(nnx.Module):
+class T5Attention(CrossForward):
     """`o(attend(q(x), k(memory), v(memory), scale=1.0, score=T5Bias(table)))`.
 
     In T5 the first layer of a stack owns the table, `has_bias=True`, and hands its bias to the
@@ -96,6 +85,10 @@ class T5Attention(nnx.Module):
         self.relative_attention_bias = nnx.Embed(buckets, num_heads, **how) if has_bias else None
         self.dropout = house.attention_dropout()
 
+    def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
+        """Those of queries, keys, values and output."""
+        return self.q, self.k, self.v, self.o
+
     @property
     def score(self) -> T5Bias:
         """The layer's bias as a score, for this layer and for those that share it."""
@@ -148,50 +141,15 @@ class T5Attention(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
-        """Attention of x over memory, or over itself.
+        """Attention of x over memory, or over itself; arguments as of `CrossAttention`.
 
         Args:
-          x: the tokens.
-          memory: what is looked at; None for x.
-          mask: replaces the layer's; None is the layer's.
-          valid: which tokens of x are there. The others are neither read nor, in self attention,
-            seen, and their outputs are zero. A memory's padding is said by the mask.
           bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
             `*B N T S`.
-          empty: what a token gives that may look at nothing: "zero", or "mean", as of
-            `GroupedQueryAttention`.
-          deterministic: overrules `train()` and `eval()`.
-          cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
-        check_empty(empty, cache)
-        widths = self.q.in_features, self.k.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
-        q = split_heads(self.q(x), self.head_dim)  # *B T N H
-        drop = None if self.dropout is None else self.dropout(deterministic)
-        how = {"mask": seen, "score": self._score(bias), "scale": 1.0, "dropout": drop}
-        how |= {"valid": valid, "empty": empty}
-        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
-        return with_cache(zero_absent(self.o(merge_heads(o)), valid), cache)  # *B T D
-
-    def keys_and_values(
-        self, memory: Float[Array, "*B S D"]
-    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
-        """What the layer makes of each token of a memory."""
-        k, v = self.k(memory), self.v(memory)
-        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
-
-    def remember(
-        self, memory: Float[Array, "*B S D"], valid: Bool[Array, "*#B S"] | None = None
-    ) -> Memory:
-        """Keys and values of a memory, made once; arguments as of `CrossAttention.remember`."""
-        return remembered(memory, valid, self.k.in_features, self.keys_and_values)
-
-    def init_cache(
-        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
-    ) -> AnyCache:
-        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
-        sizes = (self.k.out_features // self.head_dim, self.head_dim, self.head_dim)
-        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k), options)
+        how = {"score": self._score(bias), "scale": 1.0}
+        call = {"mask": mask, "valid": valid, "empty": empty, "cache": cache}
+        return self.forward(how, x, memory, deterministic=deterministic, **call)
 
     def _score(self, bias: Score | Array | None) -> Score:
         if bias is not None:

@@ -1,17 +1,16 @@
 """Multi-head attention as in "Attention Is All You Need": self, cross, masked, any widths."""
 
-from typing import Any
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask
-from ._common import merge_heads, split_heads, torch_linears
+from ._common import merge_heads, split_heads
+from ._house import Start, StartKeywords, start_signature
 
 
 class TransformerMultiHeadAttention(nnx.Module):
@@ -41,11 +40,13 @@ class TransformerMultiHeadAttention(nnx.Module):
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
 
+    >>> import jax.numpy as jnp
     >>> layer = TransformerMultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 8))).shape
     (3, 5, 8)
     """
 
+    @start_signature
     def __init__(
         self,
         embed_dim: int,
@@ -54,22 +55,17 @@ class TransformerMultiHeadAttention(nnx.Module):
         bias: bool = True,
         kdim: int | None = None,
         vdim: int | None = None,
-        *,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        **more: Unpack[StartKeywords],
     ):
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         check_positive(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
         self.head_dim = check_divides("num_heads", num_heads, "embed_dim", embed_dim)
-        linear = torch_linears(kernel_init, bias_init, dtype, param_dtype, rngs)
-        self.q_proj = linear(embed_dim, embed_dim, use_bias=bias)
-        self.k_proj = linear(kdim, embed_dim, use_bias=bias)
-        self.v_proj = linear(vdim, embed_dim, use_bias=bias)
-        self.out_proj = linear(embed_dim, embed_dim, use_bias=bias)
-        self.dropout = AttentionDropout(dropout, rngs=rngs)
+        house = Start(**more)
+        self.q_proj = house.linear(embed_dim, embed_dim, use_bias=bias)
+        self.k_proj = house.linear(kdim, embed_dim, use_bias=bias)
+        self.v_proj = house.linear(vdim, embed_dim, use_bias=bias)
+        self.out_proj = house.linear(embed_dim, embed_dim, use_bias=bias)
+        self.dropout = AttentionDropout(dropout, rngs=house.rngs)
 
     def __call__(
         self,

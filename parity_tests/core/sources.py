@@ -22,9 +22,11 @@ ABSTRACT = {
     "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
+    "CrossForward": ROOT / "flax_attn/layers/_crossing.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
 }
-KEYWORDS = "Unpack[HouseKeywords]"
+# What a constructor writes that hands the keywords of every layer on, and those not among them.
+KEYWORDS = {"Unpack[HouseKeywords]": (), "Unpack[StartKeywords]": ("dropout",)}
 KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
 
 
@@ -74,8 +76,9 @@ def own_arguments(init: ast.FunctionDef) -> dict[str, str]:
         for arg, value in zip(names, values, strict=True):
             default = "required" if value is None else f"= {ast.unparse(value)}"
             found[arg.arg] = f"{kind}, {default}"
-    if given.kwarg is not None and ast.unparse(given.kwarg.annotation or given.kwarg) == KEYWORDS:
-        found |= house_arguments()
+    more = "" if given.kwarg is None else ast.unparse(given.kwarg.annotation or given.kwarg)
+    if more in KEYWORDS:
+        found |= {x: how for x, how in house_arguments().items() if x not in KEYWORDS[more]}
     return {name: how for name, how in found.items() if name != "self"}
 
 

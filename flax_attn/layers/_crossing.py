@@ -1,0 +1,94 @@
+"""The one forward of layers that look at a memory, or at themselves, and what such a layer keeps.
+
+x, memory, seen = the tokens that are there, what is looked at, and who may look at whom
+q               = heads of x
+o               = attend(q, keys_and_values(memory)), or over what a cache or a `Memory` keeps
+y               = the output projection; zeros for tokens that are not there
+"""
+
+from typing import Any, Unpack
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from ..attend import Empty
+from ..cache import Memory
+from ..dropout import AttentionDropout
+from ..masks import Mask
+from ._cached import (
+    AnyCache,
+    CacheOptions,
+    arithmetic_dtype,
+    attended_to,
+    check_empty,
+    new_cache,
+    remembered,
+    with_cache,
+)
+from ._common import merge_heads, split_heads
+from ._sources import tokens, zero_absent
+
+
+class CrossForward(nnx.Module):
+    """A layer of cross attention by `attend`. It adds `projections`, and its call by `forward`."""
+
+    head_dim: int
+    mask: Mask
+    dropout: AttentionDropout | None
+
+    def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
+        """Those of queries, keys, values and output, under the names that the layer gives them."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        how: dict[str, Any],
+        x: Float[Array, "*B T D"],
+        memory: Float[Array, "*B S E"] | None = None,
+        *,
+        mask: Mask | Array | None = None,
+        valid: Bool[Array, "*#B T"] | None = None,
+        empty: Empty = "zero",
+        deterministic: bool | None = None,
+        cache: AnyCache | Memory | None = None,
+    ) -> Any:
+        """The equation; `how` is what `attend` is given beside, the others as of the call."""
+        check_empty(empty, cache)
+        q_proj, k_proj, _, out_proj = self.projections()
+        widths = q_proj.in_features, k_proj.in_features
+        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
+        q = split_heads(q_proj(x), self.head_dim)  # *B T N H
+        drop = None if self.dropout is None else self.dropout(deterministic)
+        how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty, **how}
+        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
+        return with_cache(zero_absent(out_proj(merge_heads(o)), valid), cache)  # *B T D
+
+    def keys_and_values(
+        self, memory: Float[Array, "*B S E"]
+    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
+        """What the layer makes of each token of a memory."""
+        _, k_proj, v_proj, _ = self.projections()
+        k, v = k_proj(memory), v_proj(memory)
+        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
+
+    def remember(
+        self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
+    ) -> Memory:
+        """Keys and values of a memory, made once: `y, cache = layer(x, cache=memory)` reads them.
+
+        Args:
+          memory: as of the call.
+          valid: which of its tokens are there; the others are never seen.
+
+        Raises:
+          TypeError, ValueError: as the call does.
+        """
+        return remembered(memory, valid, self.projections()[1].in_features, self.keys_and_values)
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
+        k_proj = self.projections()[1]
+        sizes = (k_proj.out_features // self.head_dim, self.head_dim, self.head_dim)
+        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k_proj), options)
