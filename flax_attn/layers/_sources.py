@@ -25,7 +25,7 @@ def tokens(
     Args:
       x: the tokens.
       memory: what is looked at; None for x itself.
-      own: the layer's mask.
+      layer_mask: the layer's mask.
       mask: replaces it; None keeps it.
       valid: which tokens of x are there. The others become zero, and are hidden unless there is a
         memory, whose padding is said by the mask.
