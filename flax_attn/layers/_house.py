@@ -124,11 +124,13 @@ def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        named = [x for x in signature(init).parameters.values() if x.kind != Parameter.VAR_KEYWORD]
+        own = signature(init)
+        named = [x for x in own.parameters.values() if x.kind != Parameter.VAR_KEYWORD]
         names = {x.name for x in named}
         of_base = signature(base.__init__ if isinstance(base, type) else base).parameters.values()
         more = [x for x in of_base if x.kind == Parameter.KEYWORD_ONLY and x.name not in names]
-        init.__signature__ = Signature([*named, *more])  # pyright: ignore[reportFunctionMemberAccess]
+        shown = Signature([*named, *more], return_annotation=own.return_annotation)
+        init.__signature__ = shown  # pyright: ignore[reportFunctionMemberAccess]
         return init
 
     return decorate
