@@ -145,7 +145,8 @@ class Forward(Heads):
         else:
             check_no_mean(empty)
             values = None if self.stores_latent else v
-            o, cache = attend_cached(q, k, values, cache, valid=valid, **how)  # *B T N h
+            stored: Any = cache  # either kind of cache
+            o, cache = attend_cached(q, k, values, stored, valid=valid, **how)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)
