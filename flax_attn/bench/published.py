@@ -174,7 +174,7 @@ def _nnx(of: Published) -> Call:
     """The same projections and rotary angles, and flax.nnx's attention of the heads."""
 
     def call(layer: Any, x: Any) -> Any:
-        q, k, v = layer.heads(x, layer.places(x, None, None, None))
+        q, k, v, _ = layer.project(x, None)
         return layer.output(nnx.dot_product_attention(q, k, v, is_causal=True), None)
 
     return call

@@ -124,12 +124,12 @@ def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        own = signature(init)
-        named = [x for x in own.parameters.values() if x.kind != Parameter.VAR_KEYWORD]
+        before = signature(init)
+        named = [x for x in before.parameters.values() if x.kind != Parameter.VAR_KEYWORD]
         names = {x.name for x in named}
         of_base = signature(base.__init__ if isinstance(base, type) else base).parameters.values()
         more = [x for x in of_base if x.kind == Parameter.KEYWORD_ONLY and x.name not in names]
-        shown = Signature([*named, *more], return_annotation=own.return_annotation)
+        shown = Signature([*named, *more], return_annotation=before.return_annotation)
         init.__signature__ = shown  # pyright: ignore[reportFunctionMemberAccess]
         return init
 
