@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ..._arrays import larger, smaller
 from ...masks import Mask, Rows
@@ -19,23 +20,47 @@ ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 Step = Callable[[Any, Block, bool], Any]
 
 
-def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
-    """`carry, ys = step(carry, heads, block)` for every key head; `heads` and `ys` are U ...
+def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
+    """Query heads by the key head they share; batch entries and key heads as one axis."""
+    B, T, N, H = x.shape
+    return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
 
-    Of `batched` ones each starts from the carry, which is zeros, and the sum of theirs is given.
+
+def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
+    """The way back."""
+    _, _, T, H = x.shape
+    return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
+
+
+def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
+    """`carry, ys = step(carry, heads, block)` for every key head; `ys` are U ..., put together.
+
+    Of `heads`, B T N H or B N T, a step is given those of one key head: G T H, or G T. Of `batched`
+    ones each starts from the carry, which is zeros, and the sum of theirs is given.
     """
     groups = plan.sizes.N // plan.groups
     each = jnp.arange(plan.sizes.B * groups, dtype=jnp.int32)
 
-    def one(carry: Any, xs: tuple) -> tuple[Any, Any]:
-        heads, u = xs
-        at = Block(u // groups, u % groups * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
-        return step(carry, heads, at)
+    def one(carry: Any, u: jax.Array, mine: Any = None) -> tuple[Any, Any]:
+        b, j = u // groups, u % groups
+        at = Block(b, j * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
+        mine = tuple(_taken(x, b, j, groups) for x in heads) if mine is None else mine
+        return step(carry, mine, at)
 
-    if not batched:
-        return jax.lax.scan(one, carry, (heads, each))
-    carries, ys = jax.vmap(partial(one, carry))((heads, each))
+    if not batched:  # one after the other, each cut from the whole where it lies
+        return jax.lax.scan(one, carry, each)
+    lines = (x.reshape(-1, plan.groups, x.shape[2]) for x in heads if x.ndim == 3)
+    apart = (*(split(x, x.shape[2] // groups) for x in heads if x.ndim == 4), *lines)
+    carries, ys = jax.vmap(partial(one, carry))(each, apart)
     return jax.tree.map(lambda x: x.sum(axis=0), carries), ys
+
+
+def _taken(x: jax.Array, b: jax.Array, j: jax.Array, groups: int) -> jax.Array:
+    """The heads, B T N H or B N T, of key head j of one batch entry, as G T H or G T."""
+    axis = x.ndim // 2
+    x = jax.lax.dynamic_index_in_dim(x, b, keepdims=False)
+    G = x.shape[axis - 1] // groups
+    return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, j * G, G, axis - 1), axis - 1, 0)
 
 
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:

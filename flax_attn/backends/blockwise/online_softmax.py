@@ -14,7 +14,7 @@ from ...reference import finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
 from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
-from .block_loops import over_heads, over_keys, over_queries
+from .block_loops import join, over_heads, over_keys, over_queries
 from .plan import Plan
 
 ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
@@ -26,18 +26,6 @@ def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
     return jax.lax.dot_general(a, b, axes, preferred_element_type=kind)
 
 
-def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
-    """Query heads by the key head they share; batch entries and key heads as one axis."""
-    B, T, N, H = x.shape
-    return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
-
-
-def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
-    """The way back."""
-    _, _, T, H = x.shape
-    return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
-
-
 def forward_heads(
     plan: Plan,
     q: Float[Array, "B T N H"],
@@ -46,20 +34,19 @@ def forward_heads(
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
     """Output, m and l, all in float32 or wider and before the sinks."""
-    sizes, G = plan.sizes, plan.groups
+    sizes = plan.sizes
 
     def one(carry, heads, at):
         return over_queries(plan, at, partial(_forward_rows, plan, rules, heads), carry)
 
-    heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0]
-    _, (o, m, l) = over_heads(plan, plan.batched, one, (), heads)
+    _, (o, m, l) = over_heads(plan, plan.batched, one, (), (q, k, v))
     m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
     return join(o, sizes.B), m, l
 
 
 def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tuple[Any, tuple]:
     """Output, m and l of one block of queries by the online softmax."""
-    q, k, v = heads
+    q, (k,), (v,) = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
     q = _rows(q, at)
 
@@ -115,20 +102,19 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     `inv_l` is 1 / l. A row that sees nothing has an m of inf here.
     """
-    G, B, T = plan.groups, plan.sizes.B, plan.sizes.T
+    B = plan.sizes.B
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
 
     def one(totals, heads, at):
         # An upright dk would be summed and turned in one slow loop.
-        start = [jnp.zeros(x.T.shape, wide(x.dtype)) for x in heads[1:3]]
+        start = [jnp.zeros(x[0].T.shape, wide(x.dtype)) for x in heads[1:3]]
         start = (*varying_alike((*start, heads[0]))[:2], totals)
         rows = partial(_backward_rows, plan, rules, heads)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
         return totals, (dq, dk, dv)
 
-    lines = (x.reshape(-1, G, T) for x in (m, inv_l, delta))
-    heads = split(q, G), split(k, 1)[:, 0], split(v, 1)[:, 0], split(do, G), *lines
+    heads = q, k, v, do, m, inv_l, delta
     start = varying_alike((totals, q))[0]
     # With all heads at once a score's leaves would have gradients of each head.
     totals, (dq, *dkv) = over_heads(plan, plan.batched and not leaves, one, start, heads)
@@ -143,7 +129,7 @@ def _backward_rows(
     plan, rules, heads, carry: Any, at: Block, fresh_from: Any
 ) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, k, v, do, m, inv_l, delta = heads
+    q, (k,), (v,), do, m, inv_l, delta = heads
     kind, shape = wide(q.dtype), (at.G, at.rows)
     raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]

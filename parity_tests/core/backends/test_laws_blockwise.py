@@ -16,9 +16,8 @@ import pytest
 from flax_attn import reference, taps
 from flax_attn._types import Sizes
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise import online_softmax
+from flax_attn.backends.blockwise import block_loops, online_softmax
 from flax_attn.backends.blockwise.block import Block
-from flax_attn.backends.blockwise.block_loops import over_heads
 from flax_attn.backends.blockwise.plan import plan_of
 from flax_attn.dropout import DropoutMask
 from flax_attn.masks import CAUSAL
@@ -252,31 +251,30 @@ def test_it_runs_inside_a_shard_map():
 def test_heads_that_share_keys_stand_together_and_return():
     x = normal(0, 2, 3, 6, 4)
     for G in (1, 2, 3, 6):
-        parts = online_softmax.split(jnp.asarray(x), G)
+        parts = block_loops.split(jnp.asarray(x), G)
         assert parts.shape == (2 * 6 // G, G, 3, 4)
         for u, g in itertools.product(range(2 * 6 // G), range(G)):
             b, n = divmod(u, 6 // G)
             assert np.array_equal(parts[u, g], x[b, :, n * G + g].astype("float32"))
-        assert np.array_equal(
-            online_softmax.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32")
-        )
+        assert np.array_equal(block_loops.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32"))
 
 
 @eager64
 def test_every_key_head_is_walked_once_with_its_own_place():
     """One after the other, or all at once, which gives the sum of their carries."""
     plan = plan_of(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3)
-    heads = (jnp.asarray(normal(0, 4, 3)),)
+    heads = jnp.asarray(normal(0, 2, 3, 6, 4)), jnp.asarray(normal(1, 2, 6, 3))
 
     def step(carry, heads, at):
         assert (at.q, at.k, at.G, at.rows, at.cols) == (0, 0, 3, 2, 3)
         assert at.b.dtype == at.n.dtype == jnp.int32
-        return carry + heads[0].sum(), (at.b, at.n, 2 * heads[0])
+        return carry + heads[0].sum(), (at.b, at.n, *heads)
 
     for batched in (False, True):
-        total, (b, n, twice) = over_heads(plan, batched, step, jnp.zeros(()), heads)
+        total, (b, n, x, line) = block_loops.over_heads(plan, batched, step, jnp.zeros(()), heads)
         assert (b.tolist(), n.tolist()) == ([0, 0, 1, 1], [0, 3, 0, 3])
-        assert np.array_equal(twice, 2 * heads[0])
+        assert np.array_equal(x, block_loops.split(heads[0], 3))
+        assert np.array_equal(line, heads[1].reshape(4, 3, 3))
         assert judge.same_function(total, heads[0].sum()).ok
 
 
