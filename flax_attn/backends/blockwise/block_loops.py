@@ -1,7 +1,6 @@
 """The ways through the keys and the queries: written out block by block, or loops."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -41,17 +40,21 @@ def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
     groups = plan.sizes.N // plan.groups
     each = jnp.arange(plan.sizes.B * groups, dtype=jnp.int32)
 
-    def one(carry: Any, u: jax.Array, mine: Any = None) -> tuple[Any, Any]:
-        b, j = u // groups, u % groups
-        at = Block(b, j * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
-        mine = tuple(_taken(x, b, j, groups) for x in heads) if mine is None else mine
-        return step(carry, mine, at)
+    def block(u: jax.Array) -> Block:
+        start = u // groups, u % groups * plan.groups, 0, 0
+        return Block(*start, plan.groups, plan.rows, plan.cols)
+
+    def one(carry: Any, u: jax.Array) -> tuple[Any, Any]:
+        mine = tuple(_taken(x, u // groups, u % groups, groups) for x in heads)
+        return step(carry, mine, block(u))
 
     if not batched:  # one after the other, each cut from the whole where it lies
         return jax.lax.scan(one, carry, each)
-    lines = (x.reshape(-1, plan.groups, x.shape[2]) for x in heads if x.ndim == 3)
-    apart = (*(split(x, x.shape[2] // groups) for x in heads if x.ndim == 4), *lines)
-    carries, ys = jax.vmap(partial(one, carry))(each, apart)
+    apart = tuple(
+        split(x, x.shape[2] // groups) if x.ndim == 4 else x.reshape(-1, plan.groups, x.shape[2])
+        for x in heads
+    )
+    carries, ys = jax.vmap(lambda u, mine: step(carry, mine, block(u)))(each, apart)
     return jax.tree.map(lambda x: x.sum(axis=0), carries), ys
 
 

@@ -102,7 +102,7 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     `inv_l` is 1 / l. A row that sees nothing has an m of inf here.
     """
-    B = plan.sizes.B
+    B, kind = plan.sizes.B, wide(q.dtype) if plan.adds else q.dtype
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
 
@@ -112,14 +112,13 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
         start = (*varying_alike((*start, heads[0]))[:2], totals)
         rows = partial(_backward_rows, plan, rules, heads)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
-        return totals, (dq, dk, dv)
+        return totals, (dq.astype(kind), dk, dv)
 
     heads = q, k, v, do, m, inv_l, delta
     start = varying_alike((totals, q))[0]
     # With all heads at once a score's leaves would have gradients of each head.
     totals, (dq, *dkv) = over_heads(plan, plan.batched and not leaves, one, start, heads)
     dk, dv = (jnp.moveaxis(x.reshape(B, -1, *x.shape[1:]), 3, 1) for x in dkv)  # B S K H
-    kind = wide(q.dtype) if plan.adds else q.dtype
     dscale = totals[0].astype(rules.scale.dtype) if isinstance(rules.scale, jax.Array) else None
     dleaves = [g.astype(x.dtype) for g, x in zip(totals[1], leaves, strict=True)]
     return *(x.astype(kind) for x in (join(dq, B), dk, dv)), dscale, dleaves

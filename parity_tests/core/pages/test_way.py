@@ -14,7 +14,7 @@ MOST = {  # functions and files
     "The plain formula": (65, 19),
     "With a cache": (105, 25),
     "One token on a long cache": (161, 30),
-    "In blocks with gradients": (125, 25),
+    "In blocks with gradients": (122, 25),
 }
 TITLES = re.compile(r"^## (.*?), .*: (\d+) functions in (\d+) files$", re.MULTILINE)
 
