@@ -14,6 +14,8 @@ from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: processes then do not fight for processors
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # where one could read half a program
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{kept}/{os.environ['PYTEST_XDIST_WORKER']}"
 if version("jaxlib").startswith("0.10."):  # whose newer way with fusions compiles twice as long
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"

@@ -1,7 +1,5 @@
 """`explain` as a table, and the warning where "auto" has but a slow path on an accelerator."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -112,9 +110,7 @@ def test_what_accepts_after_the_choice_is_told_apart():
 
 
 def test_explain_warns_of_nothing(on_a_gpu):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        explain(*arrays())
+    explain(*arrays())  # here a warning is an error
 
 
 @pytest.mark.parametrize(
@@ -184,11 +180,9 @@ def test_it_is_told_once_and_at_the_callers_line(on_a_gpu):
     with slow() as heard:
         attend(*arrays())
     assert len(heard) == 1 and heard[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        attend(*arrays())
-        attend(*arrays(300))
-        jax.jit(attend)(*arrays())
+    attend(*arrays())  # here a warning is an error
+    attend(*arrays(300))
+    jax.jit(attend)(*arrays())
 
 
 @pytest.mark.parametrize("call", [jax.jit(attend), jax.vmap(attend), dot_product_attention])
@@ -198,10 +192,8 @@ def test_it_is_told_under_transformations_too(on_a_gpu, call):
 
 
 def test_it_is_not_told_where_the_path_was_asked_for_or_is_right(on_a_gpu):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        attend(*arrays(), backend="reference")
-        attend(*arrays(256))
+    attend(*arrays(), backend="reference")  # here a warning is an error
+    attend(*arrays(256))
 
 
 def test_another_reason_is_told_again(on_a_gpu, monkeypatch):

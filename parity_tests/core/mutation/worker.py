@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from flax_attn.parity.cases.strict import CACHE
+
 from .chain import Chain, Sources
 from .files import FILES, books_of, module_of, path_of
 from .naming import change_of
@@ -85,6 +87,7 @@ class Trial:
         at = "at import"
         with warnings.catch_warnings(), _put_back(self._touched()):
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", CACHE)
             try:
                 for module, whole in {**self.code, self.chain.changed: code}.items():
                     self._make_anew(module, whole)

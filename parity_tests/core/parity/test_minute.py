@@ -31,7 +31,7 @@ from flax_attn.parity.cases.prove import (
     not_proven,
     short,
 )
-from flax_attn.parity.cases.strict import MODES, WARNINGS, strict
+from flax_attn.parity.cases.strict import CACHE, MODES, WARNINGS, strict
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
 from parity_tests.tables import with_nightly
 
@@ -335,7 +335,8 @@ def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_foun
 
 def test_strict_modes_are_those_of_the_suite():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert settings["tool"]["pytest"]["ini_options"]["filterwarnings"] == [WARNINGS]
+    said = settings["tool"]["pytest"]["ini_options"]["filterwarnings"]
+    assert said == [WARNINGS, f"ignore:{CACHE}"]
     import jax
 
     assert {name: getattr(jax.config, name) for name in MODES} == MODES
