@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ._types import Sizes
 
@@ -42,14 +43,13 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
     """Ids of queries, `B T`, and of keys if given, `B S`, in one dtype to be compared.
 
     Raises:
-      ValueError: if their shapes do not fit, or for numpy's ids that 32 bits do not hold.
+      ValueError: if their shapes do not fit, or for known ids that the dtype does not hold.
     """
     for name, x in ids.items():
-        known = np.asarray(() if isinstance(x, jax.Array) else x)
-        wide = known[(known < -(2**31)) | (known >= 2**31)]
-        if wide.size:
+        far = known_beyond(x, ids_dtype())
+        if far.size:
             raise ValueError(
-                f"{who}.{name} must fit 32 bits; got {wide[0]}. Number the documents: "
+                f"{who}.{name} must fit {ids_dtype()}; got {far[0]}. Number the documents: "
                 "np.unique(ids, return_inverse=True)."
             )
     lengths = (sizes.T, sizes.S)
@@ -57,8 +57,25 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
         per_entry(f"{who}.{name}", x, sizes, length)
         for (name, x), length in zip(ids.items(), lengths, strict=False)
     ]
-    kind = np.int64 if any(x.dtype.itemsize == 8 for x in rows) else np.int32
-    return tuple(x.astype(kind) for x in rows)
+    return tuple(x.astype(ids_dtype()) for x in rows)
+
+
+def ids_dtype() -> np.dtype:
+    """The widest dtype of whole numbers that JAX has now: int32, or int64 where x64 is enabled."""
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+def known_beyond(x: Any, dtype: Any) -> np.ndarray:
+    """Those of known whole numbers that a dtype does not hold."""
+    unsure = not isinstance(x, Tracer) and not np.can_cast(dtype_of(x), dtype)
+    known, limits = np.asarray(x if unsure else ()), jnp.iinfo(dtype)
+    return known[(known < limits.min) | (known > limits.max)]
+
+
+def some_beyond(dtype: Any, *arrays: Any) -> list[jax.Array]:
+    """Of each traced array that could hold more than a dtype does, whether it does."""
+    unsure = [x for x in arrays if isinstance(x, Tracer) and not np.can_cast(x.dtype, dtype)]
+    return [(x > jnp.iinfo(dtype).max).any() for x in unsure]
 
 
 def numbers_in_lists(node: Any, *names: str) -> None:
@@ -134,7 +151,7 @@ def clip(x: Any, most: int) -> Any:
     return min(max(x, 0), most) if isinstance(x, int) else jnp.clip(x, 0, most)
 
 
-FAR = 2**29  # further than any key, and small enough for sums of three in 32 bits
+FAR = 2**31 - 1  # the end of int32: no key stands further
 
 
 def near(x: Any) -> Any:
@@ -147,6 +164,23 @@ def near(x: Any) -> Any:
     x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it first
     least, most = (int(n) for n in (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max))
     return jnp.asarray(x.clip(max(least, -FAR), min(most, FAR)).astype(np.int32))
+
+
+def plus(a: Any, b: Any) -> Any:
+    """`a + b` within +-`FAR`, where int32 would wrap; numbers stay numbers, numpy's arrays numpy's.
+
+    Where one is a number, nothing but the rows of an array that could wrap is looked at.
+    """
+    if is_whole(a):
+        a, b = b, a
+    if is_whole(a):
+        return near(int(a) + int(b))
+    if not is_whole(b):
+        return jnp.clip(a, -FAR - jnp.minimum(b, 0), FAR - jnp.maximum(b, 0)) + b
+    by, rest = near(b), int(b) - near(b)
+    if by:
+        a = (a.clip(None, FAR - by) if by > 0 else a.clip(-FAR - by, None)) + by
+    return plus(a, rest) if rest else a
 
 
 def is_whole(x: Any) -> bool:

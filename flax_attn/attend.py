@@ -19,7 +19,7 @@ from .masks import FULL, Mask
 from .places import Places
 from .reference import Stats
 from .request import Request, bound
-from .rules import Rules
+from .rules import Rules, nan_beyond
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
 from .sharding.entry import is_known, kind_of_axes
@@ -171,7 +171,8 @@ def attend(
     check_choice("empty", empty, *get_args(Empty))
     rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}
-    o, stats = route(Request.of(q, k, v, places, **rules, **positions), backend, empty)
+    request = Request.of(q, k, v, places, **rules, **positions)
+    o, stats = nan_beyond(request.rules, route(request, backend, empty))
     return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
 
 
@@ -236,6 +237,10 @@ def attention_weights(
     rules: dict[str, Any] = {"mask": mask, "score": score, "scale": scale, "sinks": sinks}
     rules |= {"q_positions": q_positions, "kv_positions": kv_positions}
     request = Request.of(q, k, k, **rules)
+    return nan_beyond(request.rules, _weights(request))
+
+
+def _weights(request: Request) -> jax.Array:
     if kind_of_axes(request) != "explicit":
         return weights_locally(request.q, request.k, bound(request.q, request.k, request.rules))
     sequence, request = prepared(request, "all_gather")

@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arrays import check_integers, look_up, near, numbers_in_lists
+from ._arrays import (
+    FAR,
+    check_integers,
+    known_beyond,
+    look_up,
+    near,
+    numbers_in_lists,
+    some_beyond,
+)
 from ._types import Sizes, frozen, is_frozen, leaf_axes
 
 
@@ -81,15 +89,12 @@ def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:
     return (b, n) if places is None else (places.b[b], places.n[n])
 
 
-FURTHEST = 2**28  # positions lie below, so that a position, an offset and a window add up in int32
-
-
 @frozen
 class Positions:
     """Positions of the queries, `*B T`, and of the keys, `*B S`; None stands for 0, 1, 2, ...
 
     What is absent has a negative position. Bound, both are arrays: `B T` and `B S`, or with one row
-    that all batch entries share.
+    that all batch entries share, in int32.
     """
 
     q: Any = None
@@ -113,6 +118,11 @@ class Positions:
         return look_up(self.q, b, q), look_up(self.k, b, k)
 
     @property
+    def some_beyond(self) -> list[jax.Array]:
+        """Whether traced positions lie beyond int32, of those whose dtype could hold such."""
+        return some_beyond(np.int32, self.q, self.k)
+
+    @property
     def grid(self) -> tuple[jax.Array, jax.Array]:
         """All positions as arrays that broadcast to B N T S."""
         return self.q[:, None, :, None], self.k[:, None, None, :]
@@ -121,13 +131,12 @@ class Positions:
 def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
     if positions is None:
         return jnp.arange(length, dtype=jnp.int32)[None]
-    known = np.asarray(() if isinstance(positions, jax.Array) else positions)
-    far, whole = known[known >= FURTHEST], (*sizes.batch, length)
-    if far.size:
-        raise ValueError(f"{name} must be less than {FURTHEST}; got {far[0]}.")
+    far, whole = known_beyond(positions, np.int32), (*sizes.batch, length)
+    if (far > 0).any():  # below, it is absent
+        raise ValueError(f"{name} must be less than {FAR + 1}, to fit int32; got {far.max()}.")
     if not _broadcasts(jnp.shape(positions), whole):
         raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(positions)}.")
-    at = jnp.clip(jnp.asarray(near(positions)), -1, FURTHEST - 1)
+    at = jnp.maximum(near(positions), -1)
     if all(n == 1 for n in at.shape[:-1]):
         return jnp.broadcast_to(at.reshape(-1), (length,))[None]
     return jnp.broadcast_to(at, whole).reshape(sizes.B, length)

@@ -1,6 +1,8 @@
 """Rules: the whole "how" of one attention in one frozen object."""
 
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar
 
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 
 from ._types import Sizes, frozen
 from .dropout import Drop
-from .masks import FULL, Mask
+from .masks import FULL, Mask, Segments
 from .masks.at_positions import at_positions
 from .places import Places, Positions
 from .scores import IDENTITY, Score
@@ -71,6 +73,20 @@ class Rules:
             dropout=None if drop is None else drop.bind(sizes),
             positions=positions,
         )
+
+
+def nan_beyond(rules: Rules, result: Any) -> Any:
+    """`result`, all NaN if a traced position or id of a document lies beyond what JAX's ints hold.
+
+    A known one has raised; the program alone can tell of a traced one.
+    """
+    kinds = (Segments, Positions)
+    nodes = jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, kinds))
+    beyond = [x for node in nodes if isinstance(node, kinds) for x in node.some_beyond]
+    if not beyond:
+        return result
+    factor = jnp.where(reduce(or_, beyond), jnp.nan, 1)
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), result)
 
 
 def sizes_of(q: jax.Array, k: jax.Array) -> Sizes:

@@ -24,6 +24,7 @@ from ._arrays import (
     look_up,
     numbers_in_lists,
     of_entry,
+    plus,
     to_grid,
 )
 from ._types import Sizes, frozen, is_frozen
@@ -251,13 +252,13 @@ class Alibi(Score):
 
     def __call__(self, logits, b, n, q, k):
         slopes = self.slopes[n] if self.slopes.ndim == 1 else self.slopes[b, n]
-        return self._damped(logits, slopes, q + of_entry(self.offset, b) - k)
+        return self._damped(logits, slopes, plus(q - k, of_entry(self.offset, b)))
 
     def grid(self, logits, sizes):
         _, _, q, k = sizes.iotas()
         slopes = self.slopes[..., None, None]  # N 1 1 or B N 1 1
         slopes = slopes if slopes.ndim == 4 else slopes[None]
-        return self._damped(logits, slopes, q + by_entry(self.offset) - k)
+        return self._damped(logits, slopes, plus(q - k, by_entry(self.offset)))
 
     def _damped(self, logits, slopes, distance):
         distance = jnp.abs(jnp.asarray(distance)).astype(logits.dtype)
@@ -315,11 +316,11 @@ class T5Bias(Score):
         return replace(self, table=table, offset=bound_offset("T5Bias", self.offset, sizes))
 
     def __call__(self, logits, b, n, q, k):
-        return self._biased(logits, n, k - q - of_entry(self.offset, b))
+        return self._biased(logits, n, plus(k - q, -of_entry(self.offset, b)))
 
     def grid(self, logits, sizes):
         _, n, q, k = sizes.iotas()
-        return self._biased(logits, n, k - q - by_entry(self.offset))
+        return self._biased(logits, n, plus(k - q, -by_entry(self.offset)))
 
     def _biased(self, logits, n, distance):
         table = self.table.astype(logits.dtype)  # first, so that gradients add up in it

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import reference
+from .._arrays import near
 from ..masks import Band
 from ..masks.algebra import parts_of
 from ..masks.answers import band_of
@@ -49,7 +50,7 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax
     )
     padded = band.rows is not None or band.kv is not None
     causal = band.hi is not None
-    window = None if band.lo is None else 1 - band.lo
+    window = None if band.lo is None else near(1 - band.lo)
     kernel = Cudnn(float(rules.scale), padded, causal, window)
     return serve(kernel, q, k, v, rules, lengths if padded else ())
 

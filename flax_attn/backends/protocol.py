@@ -19,7 +19,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from .. import taps
-from .._arrays import varying_alike
+from .._arrays import plus, varying_alike
 from .._types import Sizes
 from ..layouts import named_for
 from ..masks import Band, Mask
@@ -149,7 +149,7 @@ def _column(count: Any, most: int) -> Any:
 
 
 def _moved(at: np.ndarray, by: int | None, otherwise: int, sign: int = 1) -> np.ndarray:
-    return np.full_like(at, otherwise) if by is None else at + sign * by
+    return np.full_like(at, otherwise) if by is None else plus(at, sign * by)
 
 
 def _least(a: np.ndarray, b: Any) -> Any:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, larger, look_up, pick, smaller, to_grid
+from .._arrays import check_boolean, larger, look_up, pick, plus, smaller, to_grid
 from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
@@ -119,8 +119,8 @@ class Mask:
         band = self.as_band()
         if band is None:
             return None
-        first = None if band.lo is None else q + band.lo
-        end = None if band.hi is None else q + (band.hi + 1)
+        first = None if band.lo is None else plus(q, band.lo)
+        end = None if band.hi is None else plus(q, band.hi + 1)
         if band.kv is not None:
             kv = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             end = kv if end is None else jnp.minimum(end, kv)

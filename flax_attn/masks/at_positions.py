@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arrays import pick
+from .._arrays import FAR, pick, plus
 from .._types import Sizes, frozen
-from ..places import FURTHEST, Positions, check_no_end, goes_by_slot
+from ..places import Positions, check_no_end, goes_by_slot
 from .algebra import And, Mask, Not, Or
 from .answers import Range, Rows, inner, outer
 from .runs import FULL
@@ -78,23 +78,29 @@ class AtPositions(Mask):
         return self.asked(b, n, *self.positions.grid)
 
     def key_range(self, b, n, q, sizes):
-        """From the first to the last slot whose position the mask may show to these queries."""
+        """From the first to the last slot whose position the mask may show to these queries.
+
+        The last position has none behind it to end a range: its queries may see every slot, and
+        its key is in every range.
+        """
         if not isinstance(q, Rows):  # how many they are is not known
             return 0, sizes.S
-        rows = self._row(self.positions.q, b, q)
-        asked = _ends(rows)
-        lo, hi, _ = self._slots(b, outer(self.mask, b, asked, _endless(sizes)), sizes)
-        some = asked[0] < asked[1]
-        return pick(some, lo, sizes.S), pick(some, hi, 0)
+        least, most = _ends(self._row(self.positions.q, b, q))
+        keys = self._row(self.positions.k, b)
+        first, end = outer(self.mask, b, (least, most), _endless(sizes))
+        lo, hi, _ = _slots((keys >= first) & (keys < end) | (keys == FAR))
+        none, far = least >= most, most == FAR
+        return pick(far, 0, pick(none, sizes.S, lo)), pick(far, sizes.S, pick(none, 0, hi))
 
     def seen_range(self, b, n, q, sizes):
         """The slots whose positions all queries see, if they stand together and all are present."""
         if not isinstance(q, Rows):
             return 0, 0
-        rows = self._row(self.positions.q, b, q)
-        inside = inner(self.mask, b, _ends(rows), _endless(sizes))
-        lo, hi, count = self._slots(b, inside, sizes)
-        whole = (rows >= 0).all() & (count == hi - lo)
+        rows, keys = self._row(self.positions.q, b, q), self._row(self.positions.k, b)
+        least, most = _ends(rows)
+        first, end = inner(self.mask, b, (least, most), _endless(sizes))
+        lo, hi, count = _slots((keys >= first) & (keys < end))
+        whole = (rows >= 0).all() & (count == hi - lo) & (most < FAR)
         return pick(whole, lo, 0), pick(whole, hi, 0)
 
     def _row(self, positions: jax.Array, b: Any, rows: Rows | None = None) -> jax.Array:
@@ -102,24 +108,24 @@ class AtPositions(Mask):
         row = positions[0 if positions.shape[0] == 1 else b]
         return row if rows is None else jax.lax.dynamic_slice_in_dim(row, rows[0], rows.size)
 
-    def _slots(self, b: Any, positions: Range, sizes: Sizes) -> tuple[Any, Any, Any]:
-        """The first slot with a position in a range, the end of the last, and how many there are.
 
-        Positions from 0 on alone lie in a range, so that absent keys do not.
-        """
-        keys, slots = self._row(self.positions.k, b), jnp.arange(sizes.S, dtype=jnp.int32)
-        inside = (keys >= positions[0]) & (keys < positions[1])
-        lo = jnp.min(jnp.where(inside, slots, sizes.S))
-        hi = jnp.max(jnp.where(inside, slots + 1, 0))
-        return lo, hi, inside.sum(dtype=jnp.int32)
+def _slots(inside: jax.Array) -> tuple[Any, Any, Any]:
+    """The first slot that is inside, the end of the last, and how many there are.
+
+    Ranges of positions start at 0 or later, so that absent keys are never inside.
+    """
+    slots = jnp.arange(len(inside), dtype=jnp.int32)
+    lo = jnp.min(jnp.where(inside, slots, len(inside)))
+    hi = jnp.max(jnp.where(inside, slots + 1, 0))
+    return lo, hi, inside.sum(dtype=jnp.int32)
 
 
 def _endless(sizes: Sizes) -> Sizes:
     """The sizes as a mask at positions is told them: queries and keys may stand anywhere."""
-    return sizes._replace(T=FURTHEST, S=FURTHEST)
+    return sizes._replace(T=FAR, S=FAR)
 
 
 def _ends(rows: jax.Array) -> Range:
-    """The least of the positions that are present, and one after the most of them."""
-    least = jnp.min(jnp.where(rows >= 0, rows, FURTHEST))
-    return least, jnp.max(rows) + 1
+    """The least of the positions that are present, and one after the most of them, if int32 can."""
+    least = jnp.min(jnp.where(rows >= 0, rows, FAR))
+    return least, plus(jnp.max(rows), 1)

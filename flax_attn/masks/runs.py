@@ -36,6 +36,7 @@ from .._arrays import (
     of_entry,
     per_entry,
     pick,
+    plus,
 )
 from .._types import frozen
 from .algebra import Mask
@@ -45,15 +46,15 @@ Offset = int | Literal["end"] | Any
 
 
 class Edge(NamedTuple):
-    """One end of the run of query q: `q // chunk * chunk + at + by`, or `at + by` without a chunk.
+    """Of query q the last key seen, or that before the first: `q // chunk * chunk + at + by`.
 
-    It never falls as q grows, so that the ends of a block of queries are those of its first and
-    its last query.
+    Both are cut off where int32 ends, beyond which no key stands. It never falls as q grows, so
+    that the ends of a block of queries are those of its first and its last query.
 
     Attributes:
       at: a number, or one for each batch entry; of a mask that is not bound also "end".
       by: a number.
-      chunk: of how many positions a chunk is, with 1 for q itself; None if q does not matter.
+      chunk: of how many positions a chunk is, with 1 for q itself; None if it is `at + by` alone.
     """
 
     at: Any = 0
@@ -62,17 +63,17 @@ class Edge(NamedTuple):
 
     def of(self, q: Any, at: Any) -> Any:
         """The edge of queries, with `at` in the shape that broadcasts to them."""
-        moved = at + self.by if self.by else at
+        moved = plus(at, self.by)
         if self.chunk is None:
             return moved
-        return (q if self.chunk == 1 else q // self.chunk * self.chunk) + moved
+        return plus(q if self.chunk == 1 else q // self.chunk * self.chunk, moved)
 
 
 class Run(NamedTuple):
-    """Query q sees the keys from `first` up to `end`, if `q < rows`; None where nothing is cut."""
+    """Query q sees the keys `before < k <= last`, if `q < rows`; None where nothing is cut."""
 
-    first: Edge | None = None
-    end: Edge | None = None
+    before: Edge | None = None
+    last: Edge | None = None
     rows: Any = None
 
 
@@ -91,9 +92,9 @@ class RunMask(Mask):
         return jnp.asarray(self._shown(q, k, partial(_entries, axes=3)))
 
     def _shown(self, q: Any, k: Any, of: Callable[[Any], Any]) -> Any:
-        first, end, rows = self.run()
-        asked = [k >= first.of(q, of(first.at))] if first is not None else []
-        asked += [k < end.of(q, of(end.at))] if end is not None else []
+        before, last, rows = self.run()
+        asked = [k > before.of(q, of(before.at))] if before is not None else []
+        asked += [k <= last.of(q, of(last.at))] if last is not None else []
         asked += [q < of(rows)] if rows is not None else []
         return reduce(and_, asked) if asked else np.True_
 
@@ -103,33 +104,40 @@ class RunMask(Mask):
     def seen_range(self, b, n, q, sizes):
         return self._between(b, q[1] - 1, q[0], q[1] - 1, sizes)
 
-    def _between(self, b: Any, first_of: Any, end_of: Any, in_rows: Any, sizes: Any) -> Any:
+    def _between(self, b: Any, first_of: Any, last_of: Any, in_rows: Any, sizes: Any) -> Any:
         """Where the run of one query starts and that of another ends, if a third is in the rows."""
-        first, end, rows = self.run()
-        lo = 0 if first is None else clip(first.of(first_of, of_entry(first.at, b)), sizes.S)
-        hi = sizes.S if end is None else clip(end.of(end_of, of_entry(end.at, b)), sizes.S)
+        before, last, rows = self.run()
+        lo, hi = 0, sizes.S
+        if before is not None:
+            lo = clip(plus(before.of(first_of, of_entry(before.at, b)), 1), sizes.S)
+        if last is not None:
+            hi = clip(plus(last.of(last_of, of_entry(last.at, b)), 1), sizes.S)
         return lo, hi if rows is None else pick(in_rows < of_entry(rows, b), hi, 0)
 
     def as_band(self):
-        first, end, rows = self.run()
-        kv = end.of(None, end.at) if end is not None and end.chunk is None else None
-        diagonals = (first, None if kv is not None else end)
-        if not all(x is None or (x.chunk == 1 and is_whole(x.at)) for x in diagonals):
+        before, last, rows = self.run()
+        kv = None
+        if last is not None and last.chunk is None:
+            kv, last = plus(last.of(None, last.at), 1), None
+        if not all(x is None or (x.chunk == 1 and is_whole(x.at)) for x in (before, last)):
             return None
-        lo, past = (None if x is None else int(x.at) + x.by for x in diagonals)
-        return Band(lo, None if past is None else past - 1, kv, rows)
+        lo, hi = (None if x is None else int(x.at) + x.by for x in (before, last))
+        return Band(None if lo is None else lo + 1, hi, kv, rows)
 
     def as_runs(self, q):
-        ends = self.run()[:2]
-        first, end = (None if x is None else x.of(q, _entries(x.at, axes=1)) for x in ends)
+        edges = self.run()[:2]
+        first, end = (
+            None if x is None else plus(x.of(q, _entries(x.at, axes=1)), 1) for x in edges
+        )
         return super().as_runs(q) or (first, end)
 
     def reach(self, keep_first=0):
-        first, end, _ = self.run()
+        before, last, _ = self.run()
         back = super().reach(keep_first)
-        if back is None and first is not None and first.chunk and is_whole(first.at):
-            return first.chunk - int(first.at) - first.by
-        kept = end is not None and end.chunk is None and is_whole(end.at) and end.at <= keep_first
+        if back is None and before is not None and before.chunk and is_whole(before.at):
+            return before.chunk - int(before.at) - before.by - 1
+        cut = last is not None and last.chunk is None and is_whole(last.at)
+        kept = cut and last.of(None, last.at) < keep_first
         return 0 if back is None and kept else back
 
 
@@ -187,7 +195,7 @@ class Causal(RunMask):
         return Causal(bound_offset("Causal", self.offset, sizes))
 
     def run(self):
-        return Run(end=Edge(self.offset, 1))
+        return Run(last=Edge(self.offset))
 
 
 @frozen
@@ -237,8 +245,8 @@ class Window(RunMask):
 
     def run(self):
         return Run(
-            None if self.left is None else Edge(self.offset, -self.left),
-            None if self.right is None else Edge(self.offset, self.right + 1),
+            None if self.left is None else Edge(self.offset, -self.left - 1),
+            None if self.right is None else Edge(self.offset, self.right),
         )
 
 
@@ -269,7 +277,7 @@ class Chunked(RunMask):
         object.__setattr__(self, "size", near(self.size))
 
     def run(self):
-        return Run(Edge(chunk=self.size), Edge(by=self.size, chunk=self.size))
+        return Run(Edge(by=-1, chunk=self.size), Edge(by=self.size - 1, chunk=self.size))
 
 
 @frozen
@@ -303,7 +311,7 @@ class Prefix(RunMask):
         return Prefix(per_entry("Prefix.length", near(self.length), sizes))
 
     def run(self):
-        return Run(end=Edge(self.length, chunk=None))
+        return Run(last=Edge(self.length, -1, chunk=None))
 
 
 @frozen
@@ -343,7 +351,7 @@ class Lengths(RunMask):
         )
 
     def run(self):
-        return Run(end=Edge(self.kv, chunk=None), rows=self.q)
+        return Run(last=Edge(self.kv, -1, chunk=None), rows=self.q)
 
 
 FULL = Full()

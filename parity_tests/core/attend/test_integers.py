@@ -118,7 +118,7 @@ def test_lengths_of_the_drop_in():
 def test_documents_are_never_merged():
     wide = np.asarray([[7] * 4 + [7 + 2**32] * 5] * B)
     q, k, v = drawn(B, T, N, H)
-    with told(ValueError, "Segments.ids must fit 32 bits; got 4294967303"):
+    with told(ValueError, "Segments.ids must fit int32; got 4294967303"):
         attend(q, k, v, mask=Segments(wide))
     with told(ValueError, "one length; got T=9 and S=3: say Segments"):
         attend(q, k[:, :3], v[:, :3], mask=Segments(np.zeros((B, T), int)))

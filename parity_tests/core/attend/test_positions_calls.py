@@ -219,7 +219,11 @@ WRONG = {
     "length": ({"q_positions": np.arange(S)}, ValueError, ["q_positions", "(2, 9)", "(13,)"]),
     "batch": ({"kv_positions": np.zeros((3, S), int)}, ValueError, ["kv_positions", "(3, 13)"]),
     "rank": ({"kv_positions": np.zeros((1, B, S), int)}, ValueError, ["must broadcast to (2, 13)"]),
-    "far": ({"q_positions": np.full(T, 2**28)}, ValueError, ["less than 268435456", "268435456."]),
+    "far": (
+        {"q_positions": np.full(T, 2**31)},
+        ValueError,
+        ["less than 2147483648", "2147483648."],
+    ),
     "causal": (
         {"mask": Causal("end") & Window(2, 0), "q_positions": np.arange(T)},
         ValueError,
