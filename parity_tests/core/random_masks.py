@@ -12,6 +12,8 @@ import numpy as np
 
 import flax_attn as fa
 
+from . import random_users_masks
+
 Random = np.random.RandomState
 Indices = tuple[np.ndarray, ...]  # b, n, q, k, open
 
@@ -303,6 +305,21 @@ def function(drawn: Random, sizes: Sizes) -> Node:
     )
 
 
+def of_users(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
+    """A class as a user writes it, whose ranges are numbers of Python, numpy or jax."""
+    reach = max(sizes.T, sizes.S)
+    if static_only or drawn.rand() < 0.7:
+        words, mask, seen = random_users_masks.drawn_static(drawn, reach)
+        return static(words, mask, lambda at: seen(at[2], at[3]))
+    entries = int(np.prod(sizes.batch, dtype=int))
+    return Node(
+        "Ahead(traced)",
+        lambda drawn: [drawn.randint(-reach, reach + 1, entries).astype(np.int32)],
+        lambda xs: random_users_masks.Ahead(jnp.asarray(xs[0])),
+        lambda xs, at: ~(at[3] > at[2] + xs[0][at[0]]),
+    )
+
+
 def _shape_within(drawn: Random, whole: Iterable[int]) -> tuple[int, ...]:
     """A shape that broadcasts to `whole`: axes of one, or none at the front."""
     shape = tuple(n if drawn.rand() < 0.6 else 1 for n in whole)
@@ -322,6 +339,6 @@ def _fixed(kind: Callable) -> Callable[[Random, Sizes], Node]:
 
 
 STATIC = (full, _fixed(causal), _fixed(causal), _fixed(window), _fixed(window), chunked)
-STATIC += (chunked, _fixed(prefix))
+STATIC += (chunked, _fixed(prefix), _fixed(of_users), _fixed(of_users))
 KINDS = (full, causal, causal, window, window, chunked, prefix, prefix, lengths, lengths)
-KINDS += (segments, segments, dense, dense, function)
+KINDS += (segments, segments, dense, dense, function, of_users, of_users)
