@@ -72,12 +72,6 @@ def known_beyond(x: Any, dtype: Any) -> np.ndarray:
     return known[(known < limits.min) | (known > limits.max)]
 
 
-def some_beyond(dtype: Any, *arrays: Any) -> list[jax.Array]:
-    """Of each traced array that could hold more than a dtype does, whether it does."""
-    unsure = [x for x in arrays if isinstance(x, Tracer) and not np.can_cast(x.dtype, dtype)]
-    return [(x > jnp.iinfo(dtype).max).any() for x in unsure]
-
-
 def numbers_in_lists(node: Any, *names: str) -> None:
     """Makes lists of numbers arrays, since a list is several leaves of a pytree."""
     for name in names:
@@ -167,20 +161,21 @@ def near(x: Any) -> Any:
 
 
 def plus(a: Any, b: Any) -> Any:
-    """`a + b` within +-`FAR`, where int32 would wrap; numbers stay numbers, numpy's arrays numpy's.
+    """`a + b`, cut off at +-`FAR`, where an array would wrap; numpy's arrays stay numpy's.
 
-    Where one is a number, nothing but the rows of an array that could wrap is looked at.
+    Where one is a number, those elements of the array that could wrap are looked for, if any can.
     """
-    if is_whole(a):
+    number = int | np.integer
+    if isinstance(a, number):
         a, b = b, a
-    if is_whole(a):
-        return near(int(a) + int(b))
-    if not is_whole(b):
+    if isinstance(a, number):
+        return int(a) + int(b)
+    if not isinstance(b, number):
         return jnp.clip(a, -FAR - jnp.minimum(b, 0), FAR - jnp.maximum(b, 0)) + b
-    by, rest = near(b), int(b) - near(b)
+    by = min(max(int(b), -FAR), FAR)
     if by:
         a = (a.clip(None, FAR - by) if by > 0 else a.clip(-FAR - by, None)) + by
-    return plus(a, rest) if rest else a
+    return plus(a, b - by) if b != by else a
 
 
 def is_whole(x: Any) -> bool:

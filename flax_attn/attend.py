@@ -18,7 +18,7 @@ from .dropout import Drop
 from .masks import FULL, Mask
 from .places import Places
 from .reference import Stats
-from .request import Request, bound
+from .request import Request, bound, rules_of
 from .rules import Rules, nan_beyond
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
@@ -169,10 +169,9 @@ def attend(
     [1.0]
     """
     check_choice("empty", empty, *get_args(Empty))
-    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
-    positions = {"q_positions": q_positions, "kv_positions": kv_positions}
-    request = Request.of(q, k, v, places, **rules, **positions)
-    o, stats = nan_beyond(request.rules, route(request, backend, empty))
+    parts = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    rules = rules_of(**parts, q_positions=q_positions, kv_positions=kv_positions)
+    o, stats = nan_beyond(rules, route(Request.of(q, k, v, rules, places), backend, empty))
     return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
 
 
@@ -234,10 +233,9 @@ def attention_weights(
     >>> attention_weights(jnp.ones((2, 1, 4)), jnp.ones((2, 1, 4)), mask=CAUSAL).tolist()
     [[[1.0, 0.0], [0.5, 0.5]]]
     """
-    rules: dict[str, Any] = {"mask": mask, "score": score, "scale": scale, "sinks": sinks}
-    rules |= {"q_positions": q_positions, "kv_positions": kv_positions}
-    request = Request.of(q, k, k, **rules)
-    return nan_beyond(request.rules, _weights(request))
+    parts: dict[str, Any] = {"mask": mask, "score": score, "scale": scale, "sinks": sinks}
+    rules = rules_of(**parts, q_positions=q_positions, kv_positions=kv_positions)
+    return nan_beyond(rules, _weights(Request.of(q, k, k, rules)))
 
 
 def _weights(request: Request) -> jax.Array:
@@ -321,7 +319,8 @@ def explain(
     def ask(*unknown: jax.Array) -> None:
         left = iter(unknown)
         known = [next(left) if _is_shape(x) else x for x in leaves]
-        sequence, request = prepared(Request.of(q, k, v, **structure.unflatten(known)))
+        rules = rules_of(**structure.unflatten(known))
+        sequence, request = prepared(Request.of(q, k, v, rules))
         whole = bound(request.q, request.k, request.rules)
         explanations.append(_verdicts(request, whole, sequence))
 

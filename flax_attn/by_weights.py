@@ -11,7 +11,7 @@ from .dropout import Drop
 from .masks import FULL, Dense, Mask
 from .normalisers import Normaliser
 from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
-from .request import Request, bound
+from .request import Request, bound, rules_of
 from .rules import sizes_of
 from .scores import IDENTITY, Score
 from .taps import tap
@@ -60,7 +60,8 @@ def attend_by_weights(
     >>> attend_by_weights(q, q, jnp.ones((3, 1, 1)), normalise=sigmoid).ravel().tolist()
     [1.5, 1.5, 1.5]
     """
-    request = Request.of(q, k, v, mask=mask, score=score, scale=scale, dropout=dropout)
+    rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
+    request = Request.of(q, k, v, rules)
     sizes, rules = request.sizes, bound(request.q, request.k, request.rules)
     q, k, v = flat(sizes, request.q, request.k, request.v)  # B T N H, B S K H, B S K h
     q, k, v = tap("query", q), tap("key", k), tap("value", v)

@@ -20,7 +20,6 @@ from ._arrays import (
     look_up,
     near,
     numbers_in_lists,
-    some_beyond,
 )
 from ._types import Sizes, frozen, is_frozen, leaf_axes
 
@@ -95,10 +94,14 @@ class Positions:
 
     What is absent has a negative position. Bound, both are arrays: `B T` and `B S`, or with one row
     that all batch entries share, in int32.
+
+    With `in_order` key s stands at position s or is absent, as in a cache that has room for every
+    token: a range of positions is then one of slots.
     """
 
     q: Any = None
     k: Any = None
+    in_order: bool = False
 
     AXES: ClassVar = {"q": "bq", "k": "bk"}
 
@@ -111,16 +114,12 @@ class Positions:
         return Positions(
             _rows("q_positions", self.q, sizes, sizes.T),
             _rows("kv_positions", self.k, sizes, sizes.S),
+            self.k is None or self.in_order,
         )
 
     def of(self, b: Any, q: Any, k: Any) -> tuple[Any, Any]:
         """The positions of queries and keys of batch entry b, which are given by their slots."""
         return look_up(self.q, b, q), look_up(self.k, b, k)
-
-    @property
-    def some_beyond(self) -> list[jax.Array]:
-        """Whether traced positions lie beyond int32, of those whose dtype could hold such."""
-        return some_beyond(np.int32, self.q, self.k)
 
     @property
     def grid(self) -> tuple[jax.Array, jax.Array]:

@@ -35,17 +35,16 @@ class Request:
     places: Places | None = None
 
     @classmethod
-    def of(cls, q: Any, k: Any, v: Any, places: Places | None = None, **rules: Any) -> "Request":
-        """The request for these arrays, or shapes, with the arguments of `rules_of`.
+    def of(cls, q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> "Request":
+        """The request for these arrays, or shapes.
 
         Raises:
           ValueError, TypeError: as `attend` does, but for rules that do not fit the sizes.
         """
         shape = jax.ShapeDtypeStruct
         q, k, v = (x if isinstance(x, shape) else jnp.asarray(x) for x in (q, k, v))
-        request = cls(q, k, v, rules_of(**rules), places)
         _check_arrays(q=q, k=k, v=v)
-        return request
+        return cls(q, k, v, rules, places)
 
     @property
     def sizes(self) -> Sizes:

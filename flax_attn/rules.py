@@ -1,13 +1,13 @@
 """Rules: the whole "how" of one attention in one frozen object."""
 
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
+from ._arrays import FAR
 from ._types import Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask, Segments
@@ -80,12 +80,17 @@ def nan_beyond(rules: Rules, result: Any) -> Any:
 
     A known one has raised; the program alone can tell of a traced one.
     """
-    kinds = (Segments, Positions)
-    nodes = jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, kinds))
-    beyond = [x for node in nodes if isinstance(node, kinds) for x in node.some_beyond]
-    if not beyond:
+    if rules.mask.is_static and rules.positions is None:
         return result
-    factor = jnp.where(reduce(or_, beyond), jnp.nan, 1)
+    limits, factor = {Segments: jnp.iinfo(int).max, Positions: FAR}, None
+    for node in jax.tree.leaves(rules, is_leaf=lambda x: type(x) in limits):
+        for x in jax.tree.leaves(node) if type(node) in limits else ():
+            most = limits[type(node)]
+            if isinstance(x, Tracer) and jnp.iinfo(x.dtype).max > most:
+                told = jnp.where((x > most).any(), jnp.nan, 1)
+                factor = told if factor is None else factor * told
+    if factor is None:
+        return result
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), result)
 
 

@@ -1,7 +1,7 @@
 """Attention to keys and values as a cache stores them: `*B K S H`, also in eight bits.
 
-k's scale goes on the logits and v's on the weights, so that eight bits a number are read. The
-backward pass makes wide keys and values of them.
+Few queries read them as they lie. In eight bits k's scale goes on the logits and v's on the
+weights, so that eight bits a number are read; the backward pass makes wide keys and values of them.
 """
 
 from typing import Any
@@ -12,8 +12,7 @@ from jaxtyping import Array, Float
 
 from ._arrays import varying_alike
 from ._types import wide
-from .backends.blockwise import attention as attention_blockwise
-from .backends.blockwise import run
+from .backends import blockwise
 from .backends.blockwise.plan import plan_of
 from .backends.hoist import hoist
 from .backends.local import flat
@@ -57,8 +56,8 @@ def attention(
     sizes, rules = sizes_of(q, like), bound(q, like, rules, places)
     (q,) = flat(sizes, q)
     keys, values = jax.tree.map(lambda x: flat(sizes, x)[0], (keys, values))
-    narrow = isinstance(keys, Quantized) and are_few(sizes, K) and 0 not in (*q.shape, *keys.shape)
-    o, stats = (_quantized if narrow else _wide)(q, keys, values, rules)
+    few = are_few(sizes, K) and 0 not in (*q.shape, *keys.shape)
+    o, stats = (_as_stored if few else _as_attended)(q, keys, values, rules)
     parts = (x.reshape(*B, *x.shape[1:]) for x in stats)
     return o.reshape(*B, *o.shape[1:]), Stats(*parts)
 
@@ -77,23 +76,19 @@ def _check(q: jax.Array, keys: Stored, values: Stored) -> None:
         raise ValueError(f"The key/value heads must divide the query heads; got {shapes}.")
 
 
-def _as_attended(x: Stored, dtype: Any) -> Float[Array, "B S K H"]:
-    """Keys or values as `attend` takes them; no gradient reaches those that are quantised."""
-    if isinstance(x, Quantized):
-        x = jax.lax.stop_gradient(x).dequantized(dtype)
-    return jnp.swapaxes(x, 1, 2)
+def _as_attended(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
+    """By keys and values in the layout of `attend`; no gradient reaches quantised ones."""
+    if isinstance(keys, Quantized):
+        keys, values = (jax.lax.stop_gradient(x).dequantized(q.dtype) for x in (keys, values))
+    return blockwise.attention(q, *(jnp.swapaxes(x, 1, 2) for x in (keys, values)), rules)
 
 
-def _wide(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
-    k, v = (_as_attended(x, q.dtype) for x in (keys, values))
-    return attention_blockwise(q, k, v, rules)
-
-
-def _quantized(q: jax.Array, keys: Quantized, values: Quantized, rules: Rules) -> Any:
+def _as_stored(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
     B, K, S, H = keys.shape
     like: Any = jax.ShapeDtypeStruct((B, S, K, H), q.dtype)
-    plan = plan_of(sizes_of(q, like), K, rules, platform_of(q))
-    keys, values = jax.lax.stop_gradient((keys, values))
+    plan = plan_of(sizes_of(q, like), K, rules, platform_of(q))._replace(layout="heads first")
+    if isinstance(keys, Quantized):
+        keys, values = jax.lax.stop_gradient((keys, values))
     q, keys, values, rules = varying_alike((q, keys, values, rules))
     axes = jax.typeof(q).manual_axis_type.varying
-    return run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))
+    return blockwise.run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))

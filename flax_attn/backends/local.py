@@ -17,7 +17,7 @@ from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Alibi, Chain, Identity, Score, Softcap
 from ..taps import listen, listening, tap
-from .protocol import alive_in, are_few
+from .protocol import alive_in
 
 
 def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -25,25 +25,12 @@ def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(x.reshape(sizes.B, *x.shape[len(sizes.batch) :]) for x in arrays)
 
 
-def flat_qkv(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-    """Queries, keys and values with all batch axes as one.
-
-    Beside few queries the keys and values go by way of `*B K S H`. A cache lies so, and XLA cancels
-    the transposes around it only if no reshape stands between them.
-    """
-    sizes = sizes_of(q, k)
-    few = are_few(sizes, k.shape[-2])
-    k, v = (jnp.swapaxes(x, -3, -2) if few else x for x in (k, v))  # *B K S H
-    q, k, v = (x.reshape(sizes.B, *x.shape[-3:]) for x in (q, k, v))
-    return q, *(jnp.swapaxes(x, 1, 2) if few else x for x in (k, v))
-
-
 def attend_locally(
     attention: Any, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, empty: str
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts `*B N T` by a backend's `attention` and bound rules."""
     sizes = sizes_of(q, k)
-    q, k, v = flat_qkv(q, k, v)
+    q, k, v = flat(sizes, q, k, v)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     o, stats = attention(q, k, v, rules)
     if empty == "mean":

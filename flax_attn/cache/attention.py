@@ -1,5 +1,6 @@
 """Attention of new tokens over a cache, which it gives back with these tokens stored."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -7,13 +8,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .. import stored
-from ..attend import asked_for, attend
-from ..backends.platform import mesh_of
+from ..attend import asked_for, route
+from ..backends.blockwise import passed_over
+from ..backends.platform import mesh_of, platform_of
+from ..backends.protocol import are_few
 from ..dropout import Drop
 from ..masks import CAUSAL, FULL, Mask, as_mask
+from ..places import Positions
 from ..quantized import Quantized
-from ..request import rules_of
+from ..request import Request, rules_of
+from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Score
+from ..sharding.entry import kind_of_axes
 from ..taps import listening
 from .asked import check_kind, check_mask
 from .memory import Memory
@@ -88,9 +94,9 @@ def attend_cached(
         keys, values, positions = written.read()
     else:
         keys, values, positions = _old_and_new(cache, k, v, places)
-    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
-    at = {"q_positions": places, "kv_positions": positions}
-    o = _attended(q, keys, values, backend, {**rules, **at})
+    rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
+    at = Positions(places, positions, in_order=cache.by_slot)
+    o = _attended(q, keys, values, backend, replace(rules, positions=at))
     return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
 
 
@@ -120,24 +126,34 @@ def attend_memory(
     >>> attend_memory(jnp.ones((1, 3, 4)), memory).shape
     (1, 3, 5)
     """
-    heads = (_plain(x, q.dtype) for x in (memory.keys, memory.values))
-    keys, values = (jnp.swapaxes(x, -3, -2) for x in heads)  # *B S K H
-    rules = {"mask": mask, "score": score, "scale": scale, "dropout": dropout}
-    at = {"kv_positions": memory.positions}
-    return attend(q, keys, values, **rules, **at, backend=backend)
+    rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
+    rules = replace(rules, positions=Positions(None, memory.positions, in_order=True))
+    return _attended(jnp.asarray(q), memory.keys, memory.values, backend, rules)
 
 
 def _attended(
-    q: jax.Array, keys: Any, values: Any, backend: str, rules: dict[str, Any]
-) -> jax.Array:
-    """Attention over what is stored, which is read in eight bits where that can be."""
+    q: jax.Array, keys: Any, values: Any, backend: str, rules: Rules
+) -> Float[Array, "*B T N h"]:
+    """Attention over what is stored, `*B K S H`, which is read as it lies where that can be.
+
+    That is in eight bits, and where few queries look at so many keys that blocks of them are best.
+    """
+    in_blocks = asked_for(backend) in ("auto", "blockwise") and not listening()
     if isinstance(keys, Quantized):
-        narrow = asked_for(backend) in ("auto", "blockwise") and not listening()
-        if narrow and mesh_of(q).size <= 1:
-            return stored.attention(q, keys, values, rules_of(**rules))[0]
+        if in_blocks and mesh_of(q).size <= 1:
+            return stored.attention(q, keys, values, rules)[0]
         keys, values = (x.dequantized(q.dtype) for x in (keys, values))
+    k, v = (
+        jax.ShapeDtypeStruct((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1]), x.dtype)
+        for x in (keys, values)
+    )
+    alike = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
+    few = alike and are_few(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
+    on_one = few and kind_of_axes(Request(q, keys, values, rules)) is None
+    if in_blocks and on_one and passed_over(q, k, v, rules) is None:
+        return stored.attention(q, keys, values, rules)[0]
     keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
-    return attend(q, keys, values, **rules, backend=backend)
+    return route(Request.of(q, keys, values, rules), backend, "zero")[0]
 
 
 def _old_and_new(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arrays import FAR, pick, plus
+from .._arrays import FAR, clip, pick, plus
 from .._types import Sizes, frozen
 from ..places import Positions, check_no_end, goes_by_slot
 from .algebra import And, Mask, Not, Or
@@ -64,7 +64,7 @@ class AtPositions(Mask):
         return AtPositions(self.mask.at(places), self.positions)
 
     def bind(self, sizes):
-        return AtPositions(self.mask.bind(_endless(sizes)), self.positions)
+        return AtPositions(self.mask.bind(sizes), self.positions)
 
     def asked(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether a query at position q may look at a key at position k."""
@@ -86,9 +86,12 @@ class AtPositions(Mask):
         if not isinstance(q, Rows):  # how many they are is not known
             return 0, sizes.S
         least, most = _ends(self._row(self.positions.q, b, q))
-        keys = self._row(self.positions.k, b)
         first, end = outer(self.mask, b, (least, most), _endless(sizes))
-        lo, hi, _ = _slots((keys >= first) & (keys < end) | (keys == FAR))
+        if self.positions.in_order:
+            lo, hi = clip(first, sizes.S), clip(end, sizes.S)
+        else:
+            keys = self._row(self.positions.k, b)
+            lo, hi, _ = _slots((keys >= first) & (keys < end) | (keys == FAR))
         none, far = least >= most, most == FAR
         return pick(far, 0, pick(none, sizes.S, lo)), pick(far, sizes.S, pick(none, 0, hi))
 

@@ -12,11 +12,9 @@ import numpy as np
 from .._arrays import (
     check_boolean,
     check_integers,
-    ids_dtype,
     ids_per_entry,
     numbers_in_lists,
     pick,
-    some_beyond,
 )
 from .._types import Sizes, frozen
 from ..places import Places, in_whole
@@ -77,11 +75,6 @@ class Segments(Mask):
 
     def grid(self, sizes):
         return self.q_ids[:, None, :, None] == self.kv_ids[:, None, None, :]
-
-    @property
-    def some_beyond(self) -> list[jax.Array]:
-        """Whether traced ids lie beyond `ids_dtype`, of those whose dtype could hold such."""
-        return some_beyond(ids_dtype(), self.ids, self.q_ids, self.kv_ids)
 
     def as_segments(self):
         return (self.q_ids, self.kv_ids) if self.ids is None else (self.ids, self.ids)

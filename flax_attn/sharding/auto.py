@@ -20,7 +20,7 @@ from .._types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.blockwise.plan import plan_of
 from ..backends.hoist import hoist
-from ..backends.local import flat, flat_qkv, mean_where_empty
+from ..backends.local import flat, mean_where_empty
 from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
 from ..layouts import names_in
@@ -137,7 +137,7 @@ def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
         (q, k, v), numbers, leaves = known.split(operands)
         sizes, rules = sizes_of(q, k), known.bound(q, k, numbers, leaves)
         plan = plan_of(sizes, k.shape[-2], rules, known.platform)
-        q, k, v = flat_qkv(q, k, v)
+        q, k, v = flat(sizes, q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
         o, stats = blockwise.with_sinks(rules.sinks, o, m, l)
         return o.reshape(*sizes.batch, *o.shape[1:]), *(

@@ -33,7 +33,7 @@ from ..protocol import COPIED, are_few, zero_gradient
 from ..protocol import passed_over as passed_over_up_to
 from ..sinks import gradient, joined, nonzero, share
 from .block import leaves_of
-from .few_queries import forward_few
+from .few_queries import as_they_lie, forward_few
 from .online_softmax import backward_heads, forward_heads
 from .plan import Plan, PlanOptions, plan_of
 
@@ -74,6 +74,8 @@ def attention(
     if rules.dropout is not None and taps.listening():
         taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
     made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **options)
+    if made.few and not made.batched:
+        made, k, v = as_they_lie(made, k, v)
     q, k, v, rules = varying_alike((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
     return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
@@ -115,7 +117,11 @@ def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
     q, k, v, rules, *rows = kept
     rows += [cotangents[0], cotangents[1].l]
     if not isinstance(k, Quantized):
-        return backward_pass(plan, q, k, v, rules, *rows)
+        if plan.layout == "tokens first":
+            return backward_pass(plan, q, k, v, rules, *rows)
+        k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+        dq, dk, dv, drules = backward_pass(plan, q, k, v, rules, *rows)
+        return dq, jnp.swapaxes(dk, 1, 2), jnp.swapaxes(dv, 1, 2), drules
     # As wide as the logits, so that the weights are those of the forward pass.
     wide_k, wide_v = (jnp.swapaxes(x.dequantized(wide(q.dtype)), 1, 2) for x in (k, v))
     dq, _, _, drules = backward_pass(plan, q.astype(wide_k.dtype), wide_k, wide_v, rules, *rows)

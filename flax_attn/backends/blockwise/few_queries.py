@@ -4,10 +4,13 @@
     m' = max(m, max x)                         p = exp(x - m')
     l' = exp(m - m') l + sum p                 o' = exp(m - m') o + p.v
 
-Keys and values are read as `B K S H`, the layout of a cache, and only from the first to the last
-block that some query sees. On a CPU every batch entry has a loop with bounds of its own, so that a
-long row costs the others nothing. Where most keys are seen, one block of all keys is quicker there:
-XLA reads a whole array as it lies, but copies what is cut from one.
+Keys and values are read only from the first to the last block that some query sees. On a CPU every
+batch entry has a loop with bounds of its own, so that a long row costs the others nothing.
+
+Products want each head as a matrix, `B K S H`, as a cache stores it. There, where most keys are
+seen, one block of all keys is quicker: XLA reads a whole array as it lies, but copies what is cut
+from one. `B S K H`, as users hand it in, is turned block by block, while a block is in the
+processor's cache: to turn all of it first takes three times as long, and as much memory again.
 """
 
 from typing import Any
@@ -32,6 +35,33 @@ MOST = 0.4  # of the keys: from here on they are
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
 
 
+def as_they_lie(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Array, jax.Array]:
+    """The plan, keys and values, without the turn of both from `B K S H` just before, if any."""
+    stored = [_turned_from(x) for x in (k, v)]
+    if any(x is None for x in stored):
+        return plan, k, v
+    return plan._replace(layout="heads first"), *stored
+
+
+def _turned_from(x: Any) -> Any:
+    """`B K S H`, if the program has just turned it into x, `B S K H`; None if not.
+
+    XLA would turn all of it, and turn back what is read. JAX shows from which operation a traced
+    array comes, but promises no name for it: where it shows none, x is taken as it is.
+    """
+    before = x
+    operation = getattr(before, "parent", None)
+    if "new_sizes" in getattr(operation, "params", ()):  # many batch axes are made one in between
+        before = operation.in_tracers[0]
+        operation = getattr(before, "parent", None)
+    *batch, S, K, H = range(before.ndim)
+    if getattr(operation, "params", {}).get("permutation") != (*batch, K, S, H):
+        return None
+    stored = operation.in_tracers[0]
+    whole = stored.ndim > 3 and before.shape[-3:] == x.shape[-3:]
+    return stored.reshape(x.shape[0], *stored.shape[-3:]) if whole else None
+
+
 def forward_few(
     plan: Plan,
     q: Float[Array, "B T N H"],
@@ -39,13 +69,12 @@ def forward_few(
     v: Float[Array, "B S K h"] | Quantized,
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """Output, m and l, all in float32 or wider and before the sinks.
-
-    Keys and values in eight bits lie as a cache stores them, `B K S H`.
-    """
-    k, v = (x if isinstance(x, Quantized) else jnp.swapaxes(x, 1, 2) for x in (k, v))
+    """Output, m and l, all in float32 or wider and before the sinks; k and v lie as `plan` says."""
     (B, T, N, H), G = q.shape, plan.groups
     rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
+    if plan.layout == "tokens first" and plan.batched:  # accelerators read any layout
+        k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+        plan = plan._replace(layout="heads first")
     m, l, o = _walk(plan, rows, k, v, rules)
     o = o / jnp.where(l == 0, 1, l)[..., None]
     return jnp.moveaxis(o.reshape(B, N, T, -1), 1, 2), m.reshape(B, N, T), l.reshape(B, N, T)
@@ -62,7 +91,7 @@ def _walk(plan: Plan, q, k, v, rules: Rules) -> Carry:
     def by_entry() -> Carry:
         return _by_entry(plan, q, k, v, rules, lo, hi)
 
-    if q.shape[2] > READ_WHOLE or k.dtype != wide(q.dtype):
+    if plan.layout == "tokens first" or q.shape[2] > READ_WHOLE or k.dtype != wide(q.dtype):
         return by_entry()
     if isinstance(lo, int):
         most = hi - lo >= int(MOST * S)
@@ -115,6 +144,7 @@ def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> 
     """The blocks from key `lo` to `hi` for the batch entries `b`, whose queries are given."""
     S, cols, start = plan.sizes.S, plan.cols, _start(q, k, v, rules)
     if S <= cols:
+        k, v = (jnp.swapaxes(x, 1, 2) if plan.layout == "tokens first" else x for x in (k, v))
         return _step(plan, q, k, v, rules, b, Block(b, 0, 0, 0, 1, 1, S), start)
 
     def step(j: jax.Array, carry: Carry) -> Carry:
@@ -139,22 +169,27 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     There it is a branch of its own that is always taken: XLA then copies whole rows of bytes, and
     number by number, which takes three times as long, where it fuses the cut with the product.
     """
-    (_, K, S, h), cols = x.shape, plan.cols
+    S, h, cols = plan.sizes.S, x.shape[3], plan.cols
     if isinstance(x, Quantized):
         first = (0 if plan.batched else b[0], 0, at)
-        size = (x.shape[0] if plan.batched else 1, K, cols)
+        size = (x.shape[0] if plan.batched else 1, x.shape[1], cols)
         first = [jnp.asarray(i, jnp.int32) for i in first]
         scale = jax.lax.dynamic_slice(x.scale, first, size)
         return Quantized(_cut(plan, x.values, b, at), scale)
     if plan.batched:
         return jax.lax.dynamic_slice_in_dim(x, at, cols, axis=2)
-    flat = x.reshape(-1, K, S * h)
+    heads, token = ((x.shape[1],), h) if plan.layout == "heads first" else ((), x.shape[2] * h)
+    flat = x.reshape(-1, *heads, S * token)
 
     def rows(at: Any) -> jax.Array:
-        rows_of_entry = jax.lax.dynamic_slice(flat, (b[0], jnp.int32(0), at * h), (1, K, cols * h))
+        first = (b[0], *[jnp.int32(0) for _ in heads], at * token)
+        rows_of_entry = jax.lax.dynamic_slice(flat, first, (1, *heads, cols * token))
         return rows_of_entry.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
 
-    return jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at).reshape(1, K, cols, h)
+    block = jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at)
+    if plan.layout == "heads first":
+        return block.reshape(1, *heads, cols, h)
+    return jnp.swapaxes(block.reshape(1, cols, -1, h), 1, 2)
 
 
 def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:

@@ -1,7 +1,7 @@
 """The plan of one attention in blocks: all that is chosen before any array is looked at."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
 
@@ -28,6 +28,8 @@ class Plan(NamedTuple):
       precision: of every product, as the caller had it when he asked.
       few: whether all queries of all heads go over the keys at once, in the forward pass.
       adds: whether gradients stay in float32 or wider, since others are added to them.
+      layout: how few queries find keys and values: "tokens first", `B S K H`, as users hand them
+        in, or "heads first", `B K S H`, as a cache stores them.
     """
 
     sizes: Sizes
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
     precision: Any
     few: bool = False
     adds: bool = False
+    layout: Literal["tokens first", "heads first"] = "tokens first"
 
 
 class PlanOptions(TypedDict, total=False):

@@ -153,7 +153,7 @@ def test_without_kernels_there_is_nothing_to_miss(platform):
 def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
     monkeypatch.setitem(attend.__globals__, "platform_of", lambda x: "METAL")
     chosen = attend.__globals__["_choose"]
-    request = Request.of(*arrays())
+    request = Request.of(*arrays(), Rules())
     assert chosen("auto", request, Rules(scale=1.0), None) == "blockwise"
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from flax_attn import CAUSAL, Causal, Lengths, Window, attend
+from flax_attn._types import wide
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import few_queries
 from flax_attn.backends.blockwise.plan import plan_of
+from flax_attn.backends.hoist import hoist
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.backends import law_cases
@@ -21,14 +23,29 @@ from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
 NEVER, ALWAYS = 2.0, 0.0  # the share of the keys from which on they are one block
-WAYS = {"block by block": NEVER, "as one block": ALWAYS, "all entries at once": NEVER}
+
+
+def as_stored(q, k, v, rules, **how):
+    """`blockwise.forward` on keys and values that lie as a cache stores them."""
+    plan = plan_of(sizes_of(q, k), k.shape[-2], rules, "cpu", **how)._replace(layout="heads first")
+    rules = hoist(rules, wide(q.dtype), frozenset())
+    o, stats = blockwise.run(plan, q, *(jnp.swapaxes(x, 1, 2) for x in (k, v)), rules)
+    return o, stats.lse
+
+
+WAYS = {
+    "block by block": (blockwise.forward, NEVER),
+    "as stored": (as_stored, NEVER),
+    "as one block": (as_stored, ALWAYS),
+    "all entries at once": (blockwise.forward, NEVER),
+}
 
 
 AT_ONCE = [
     ("table", "block by block"),
     ("padding", "as one block"),
     ("documents", "all entries at once"),
-    ("lengths", "block by block"),
+    ("lengths", "as stored"),
     ("huge", "all entries at once"),
 ]
 
@@ -38,9 +55,10 @@ AT_ONCE = [
 )
 def test_every_rule_has_the_plain_formulas_outputs_and_gradients(name, way, monkeypatch):
     """Blocks of two on five keys, the last of which reaches back; NaN where nobody looks."""
-    monkeypatch.setattr(few_queries, "MOST", WAYS[way])
+    forward, most = WAYS[way]
+    monkeypatch.setattr(few_queries, "MOST", most)
     how = {"few": True, "cols": 2, "batched": way == "all entries at once"}
-    eager64(lambda: law_cases.check(blockwise.forward, name, **how))()
+    eager64(lambda: law_cases.check(forward, name, **how))()
 
 
 # Whole sizes, by numpy.
@@ -103,13 +121,14 @@ def test_it_is_taken_up_to_64_queries_a_key_head():
 def test_a_row_takes_as_many_blocks_as_it_sees(way, blocks, monkeypatch):
     """Keys in blocks of two: none for a row of 0, two for 4, one for 1, three for 6 to 11."""
     steps, take = [], few_queries._step
-    monkeypatch.setattr(few_queries, "MOST", WAYS[way])
+    forward, most = WAYS[way]
+    monkeypatch.setattr(few_queries, "MOST", most)
     monkeypatch.setattr(few_queries, "_step", lambda *given: (steps.append(1), take(*given))[1])
     q, k = jnp.ones((4, 1, 2, 3)), jnp.ones((4, 13, 1, 3))
     seen = Lengths(jnp.asarray([0, 4, 1, 11])) & Window(5, None, jnp.asarray([0, 0, 0, 11]))
     rules = Rules(seen).bind(sizes_of(q, k), 3)
     with jax.disable_jit():
-        blockwise.forward(q, k, k, rules, few=True, cols=2)
+        forward(q, k, k, rules, few=True, cols=2)
     assert len(steps) == blocks
 
 
