@@ -56,8 +56,8 @@ def causal_convolution(
     ([1.0, 12.0], [[2.0]])
     """
     _check(x, weight, bias, state)
-    given = {"x": x, "weight": weight, "bias": bias, "segments": segments, "valid": valid}
-    return by_rows(_convolution, (), AXES, ("*td", "*vd"), "d", **given, state=state)
+    tokens = {"x": x, "segments": segments, "valid": valid, "state": state}
+    return by_rows(_convolution, (), AXES, ("*td", "*vd"), "d", **tokens, weight=weight, bias=bias)
 
 
 def _convolution(

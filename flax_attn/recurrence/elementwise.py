@@ -52,11 +52,11 @@ def elementwise_recurrence(
         )
     if state is not None and state.shape != whole:
         raise ValueError(f"state must be *B D = {whole}; got {state.shape}.")
-    given = {"x": x, "log_decay": log_decay, "segments": segments, "valid": valid, "state": state}
-    return by_rows(_recurrence, (), AXES, ("*td", "*d"), "d", **given)
+    tokens = {"x": x, "log_decay": log_decay, "segments": segments, "valid": valid}
+    return by_rows(_elementwise, (), AXES, ("*td", "*d"), "d", **tokens, state=state)
 
 
-def _recurrence(
+def _elementwise(
     x: jax.Array, log_decay: jax.Array, segments: Any = None, valid: Any = None, state: Any = None
 ) -> tuple[jax.Array, jax.Array]:
     """The same by one device."""

@@ -76,12 +76,12 @@ def linear_recurrence(
     if chunk is not None:
         check_positive(chunk=chunk)
     axes = AXES if log_decay is None or log_decay.ndim < k.ndim else {**AXES, "log_decay": "*tnw"}
-    given = {"log_decay": log_decay, "beta": beta, "segments": segments, "valid": valid}
-    given = {"q": q, "k": k, "v": v, **given, "state": state}
-    return by_rows(_recurrence, (delta, chunk), axes, ("*tnh", "*nwh"), "n", **given)
+    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta, "state": state}
+    arrays |= {"segments": segments, "valid": valid}
+    return by_rows(_linear, (delta, chunk), axes, ("*tnh", "*nwh"), "n", **arrays)
 
 
-def _recurrence(
+def _linear(
     delta: bool,
     chunk: int | None,
     q: jax.Array,

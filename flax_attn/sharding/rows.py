@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ..backends.platform import mesh_of
@@ -44,47 +45,52 @@ def by_rows(
         axis over different mesh axes, or along a width whose entries meet.
     """
     first = next(iter(axes))
-    x = arrays[first]
-    batch = x.ndim - len(axes[first].replace(BATCH, ""))
-    check_order(x, batch + axes[first].replace(BATCH, "").index(LENGTH))
-    given = {name: jnp.asarray(y) for name, y in arrays.items() if y is not None}
-    mesh = next((mesh_of(y) for y in given.values() if _is_cut(y)), None)
-    letters = {name: _letters(axes[name], batch, y.ndim) for name, y in given.items()}
-    if mesh is None or any(len(letters[name]) != y.ndim for name, y in given.items()):
+    behind = axes[first].replace(BATCH, "")
+    batch = arrays[first].ndim - len(behind)
+    check_order(arrays[first], batch + behind.index(LENGTH))
+    arrays = {name: jnp.asarray(x) for name, x in arrays.items() if x is not None}
+    mesh = next((mesh_of(x) for x in arrays.values() if _says_cut(x)), None)
+    letters = {name: _letters(axes[name], batch, x.ndim) for name, x in arrays.items()}
+    if mesh is None or any(len(letters[name]) != x.ndim for name, x in arrays.items()):
         return f(*how, **arrays)  # which also says what is wrong with a rank
-    cut = _cut(given, letters, apart, batch)
-    wholes = [_letters(y, batch) for y in outputs]
-    inner = {**cut, LENGTH: None}
-    in_specs = {
-        name: _spec(inner, letters[name], y.shape, mesh) for name, y in sorted(given.items())
-    }
-    out_specs = tuple(PartitionSpec(*map(inner.get, x)) for x in wholes)
-    out = _run(f, how, mesh, tuple(in_specs.items()), out_specs, given)
-    if not names_in(cut[LENGTH]):
+    cut = _entries(arrays, letters, {*map(str, range(batch)), LENGTH, *apart})
+    whole = {**cut, LENGTH: None}
+    specs = {name: _spec(whole, letters[name], x.shape) for name, x in sorted(arrays.items())}
+    results = [_letters(x, batch) for x in outputs]
+    inside = tuple(PartitionSpec(*map(whole.get, x)) for x in results)
+    out = _of_shards(f, how, mesh, tuple(specs.items()), inside, arrays)
+    if cut[LENGTH] is None:
         return out
-    lies = (NamedSharding(mesh, PartitionSpec(*map(cut.get, x))) for x in wholes)
-    return tuple(jax.sharding.reshard(y, where) for y, where in zip(out, lies, strict=True))
+    lies = (NamedSharding(mesh, PartitionSpec(*map(cut.get, x))) for x in results)
+    return tuple(jax.sharding.reshard(x, where) for x, where in zip(out, lies, strict=True))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _run(f: Any, how: Any, mesh: Any, in_specs: Any, out_specs: Any, given: dict) -> Any:
-    """`f(*how, **given)` by each device; arrays come as specs say."""
+def _of_shards(
+    f: Any, how: Any, mesh: Any, in_specs: Any, out_specs: Any, arrays: dict[str, jax.Array]
+) -> Any:
+    """`f(*how, **arrays)` of each device's own part, for which arrays are put as specs say."""
     specs = dict(in_specs)
-    given = {
-        name: jax.sharding.reshard(x, NamedSharding(mesh, specs[name])) for name, x in given.items()
+    arrays = {
+        name: jax.sharding.reshard(x, NamedSharding(mesh, specs[name]))
+        for name, x in arrays.items()
     }
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind is AxisType.Explicit
-    }
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return jax.shard_map(
-        lambda given: f(*how, **given),
+        lambda arrays: f(*how, **arrays),
         mesh=mesh,
         in_specs=(specs,),
         out_specs=out_specs,
-        axis_names=explicit,
-    )(given)
+        axis_names={name for name, kind in kinds if kind is AxisType.Explicit},
+    )(arrays)
+
+
+def may_be_cut(x: Any) -> bool:
+    """Whether an array may lie on several devices, as XLA is going to say or its type says."""
+    mesh = mesh_of(x)
+    if mesh.empty:  # then jit's arguments may say it, which no type shows
+        return isinstance(x, Tracer) and jax.device_count() > 1
+    return mesh.size > 1 and {*mesh.axis_types} != {AxisType.Manual}
 
 
 def check_order(x: Any, axis: int) -> None:
@@ -96,42 +102,41 @@ def check_order(x: Any, axis: int) -> None:
         )
 
 
-def _is_cut(x: Any) -> bool:
+def _says_cut(x: Any) -> bool:
     """Whether the type of an array says that it is cut."""
     return AxisType.Explicit in mesh_of(x).axis_types and any(map(names_in, spec_of(x)))
 
 
 def _letters(axes: str, batch: int, rank: int | None = None) -> tuple[str, ...]:
-    """A name for each axis: of the batch axes their numbers, of which an array may lack the first.
+    """A name for each axis: of batch axes their numbers, of which an array may lack the first.
 
     >>> _letters("*tn", 2), _letters("*t", 2, 2)
     (('0', '1', 't', 'n'), ('1', 't'))
     """
-    found = [x for axis in axes for x in (map(str, range(batch)) if axis == BATCH else axis)]
-    return tuple(found if rank is None else found[max(len(found) - rank, 0) :])
+    names = [x for axis in axes for x in (map(str, range(batch)) if axis == BATCH else axis)]
+    return tuple(names if rank is None else names[max(len(names) - rank, 0) :])
 
 
-def _cut(given: dict, letters: dict, apart: str, batch: int) -> dict[str, Any]:
-    """The mesh axes of each axis, on which all arrays have to agree that are cut there."""
+def _entries(arrays: dict, letters: dict, may_be: set[str]) -> dict[str, Any]:
+    """The mesh axes of each axis, on which all arrays that are cut there have to agree."""
     entries: dict[str, Any] = {LENGTH: None}
-    listed = ", ".join(f"{name} {spec_of(x)}" for name, x in given.items())
-    for name, x in given.items():
+    listed = ", ".join(f"{name} {spec_of(x)}" for name, x in arrays.items())
+    for name, x in arrays.items():
         for letter, entry in zip(letters[name], spec_of(x), strict=True):
             if not names_in(entry):
                 continue
-            if letter not in (*map(str, range(batch)), LENGTH, *apart):
+            if letter not in may_be:
                 raise ValueError(
                     f"{name} is sharded along its width, over {entry!r}. Shard rows or heads. "
                     f"Given: {listed}."
                 )
-            if entries.setdefault(letter, entry) not in (None, entry):
+            if entries.get(letter) not in (None, entry):
                 raise ValueError(f"Arrays must be sharded alike along each axis; got {listed}.")
             entries[letter] = entry
     return entries
 
 
-def _spec(cut: dict[str, Any], letters: tuple, shape: tuple, mesh: Any) -> PartitionSpec:
-    """How an array comes; one of length 1 along an axis answers for all entries."""
-    return PartitionSpec(
-        *(cut.get(x) if n > 1 else None for x, n in zip(letters, shape, strict=True))
-    )
+def _spec(entries: dict[str, Any], letters: tuple[str, ...], shape: tuple) -> PartitionSpec:
+    """How an array is cut; one of length 1 along an axis answers for all entries."""
+    sizes = zip(letters, shape, strict=True)
+    return PartitionSpec(*(entries.get(x) if n > 1 else None for x, n in sizes))

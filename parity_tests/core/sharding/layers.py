@@ -21,7 +21,6 @@ os.environ["XLA_FLAGS"] = (  # the last of a flag counts, that of whoever import
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,6 +28,7 @@ import flax_attn.layers
 from flax_attn import recurrence
 from flax_attn.parity import Case, draw, judge
 from flax_attn.parity.cases.collect import collect
+from flax_attn.sharding import context_parallel, on
 from parity_tests.core.cases import pure
 from parity_tests.core.sharding.requests import COLLECTIVES
 
@@ -118,7 +118,7 @@ def programs(more: bool) -> Iterator[tuple[str, Program]]:
     for name in RECURRENCES:
         yield name, of_recurrence(name)
     yield "linear_recurrence by steps", of_recurrence("linear_recurrence", chunk=None, delta=True)
-    yield "linear_recurrence, corrected", of_recurrence("linear_recurrence", delta=True, chunk=4)
+    yield "linear_recurrence corrected", of_recurrence("linear_recurrence", delta=True, chunk=4)
 
 
 def as_float64(x: Any) -> Any:
@@ -147,7 +147,9 @@ def run(program: Program, kind: AxisType, want: Any) -> dict[str, Any]:
     def put(x: Any, spec: P) -> jax.Array:
         return jax.device_put(x, NamedSharding(mesh, spec))
 
-    inputs = {x: put(y, P("data") if x in program.along else P()) for x, y in program.inputs.items()}
+    inputs = {
+        x: put(y, P("data") if x in program.along else P()) for x, y in program.inputs.items()
+    }
     params = jax.tree.map(lambda x: put(x, P()), program.params)
     try:
         compiled = both_ways(program).lower(params, inputs).compile()
@@ -170,7 +172,41 @@ def alike(got: Any, want: Any) -> bool:
     )
 
 
+def lengths(kind: AxisType) -> dict[str, Any]:
+    """A recurrence whose length is cut: what it gives, and what it says of layouts and widths."""
+    mesh = jax.make_mesh((8,), ("seq",), axis_types=(kind,))
+    a, b = (draw.normal(1, name, (3, 16, 5)) for name in "ab")
+
+    def call(a: Any, b: Any) -> Any:
+        return recurrence.elementwise_recurrence(a, -jnp.abs(b))
+
+    def cut(x: Any, *spec: Any) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+    x, y = cut(a, None, "seq"), cut(b, None, "seq")
+    outs = call(x, y), jax.jit(call)(x, y)
+    want = [np.asarray(out) for out in call(a, b)]
+    with context_parallel("ring", layout="zigzag"), on(mesh, length="seq"):
+        layout = sentence(call, x, y)
+    q, k = cut(draw.normal(1, "q", (3, 4, 2, 8)), None, None, None, "seq"), jnp.ones((3, 4, 2, 8))
+    return {
+        "equal": all(alike((got, ()), (want, ())) for got in outs),
+        "lies": [str(out[0].sharding.spec) for out in outs],
+        "layout": layout,
+        "width": sentence(recurrence.linear_recurrence, q, k, k),
+    }
+
+
+def sentence(f: Any, *arrays: Any) -> str:
+    """What it says to these arrays."""
+    try:
+        return str(jax.eval_shape(f, *arrays)) and ""
+    except ValueError as error:
+        return str(error)
+
+
 def main(more: bool) -> None:
+    print(json.dumps({name: lengths(kind) for name, kind in KINDS.items()}))
     for name, program in programs(more):
         want = both_ways(program)(program.params, program.inputs)
         for kind, axes in KINDS.items():
