@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,11 +22,12 @@ os.environ["XLA_FLAGS"] = (  # the last of a flag counts, that of whoever import
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flax_attn.layers
-from flax_attn import recurrence
+from flax_attn import State, recurrence
 from flax_attn.parity import Case, draw, judge
 from flax_attn.parity.cases.collect import collect
 from flax_attn.sharding import context_parallel, on
@@ -110,6 +112,32 @@ def of_recurrence(name: str, **more: Any) -> Program:
     return Program(lambda params, inputs: call(**params, **inputs), params, inputs, tuple(inputs))
 
 
+def of_two_calls(has_padding: bool) -> Program:
+    """A recurrent layer whose packed documents go on, or end, in a second call."""
+    layer = flax_attn.layers.RGLRU(11, 3, rngs=nnx.Rngs(0), width=12)
+    graph, weights = nnx.split(layer)
+    leaves, tree = jax.tree.flatten(weights)
+    params = {str(i): np.asarray(x, np.float64) for i, x in enumerate(leaves)}
+    drawn = {"segments": np.sort(draw.stream(1, "ids").randint(0, 3, (ROWS, T)))}
+    if has_padding:
+        drawn["valid"] = draw.stream(1, "valid").rand(ROWS, T) < 0.8
+    state = layer.init_cache(ROWS, T, dtype=np.float64)
+    before = {field.name: np.asarray(getattr(state, field.name)) for field in fields(state)}
+
+    def f(params: Any, inputs: Any) -> Any:
+        weights = [params[str(i)] for i in range(len(leaves))]
+        made = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        cache, outputs = State(**{x: inputs[x] for x in before}), []
+        for part in (slice(0, 4), slice(4, T)):
+            said = {x: inputs[x][:, part] for x in drawn}
+            y, cache = made(inputs["x"][:, part], cache=cache, **said)
+            outputs.append(y)
+        return outputs, cache
+
+    inputs = {"x": draw.normal(1, "x", (ROWS, T, 11)), **drawn, **before}
+    return Program(f, params, inputs, tuple(inputs))
+
+
 def programs(more: bool) -> Iterator[tuple[str, Program]]:
     cases = collect("parity_tests")
     for name, layer in inspect.getmembers(flax_attn.layers, inspect.isclass):
@@ -118,6 +146,8 @@ def programs(more: bool) -> Iterator[tuple[str, Program]]:
     for name in RECURRENCES:
         yield name, of_recurrence(name)
     yield "linear_recurrence by steps", of_recurrence("linear_recurrence", chunk=None, delta=True)
+    for has_padding in (False, True):
+        yield f"RGLRU in two calls, padding={has_padding}", of_two_calls(has_padding)
     yield "linear_recurrence corrected", of_recurrence("linear_recurrence", delta=True, chunk=4)
 
 
