@@ -84,6 +84,17 @@ def aligned(x: jax.Array, like: jax.Array) -> jax.Array:
     return x.astype(like.dtype).reshape((1,) * (like.ndim - x.ndim) + x.shape)
 
 
+def for_each_row(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """`x` `T D` for each entry of the batch axes of `rows` `*B S E`, and sharded along these alike.
+
+    So over Explicit axes a gradient of x is summed on each device, and then over devices.
+    """
+    mesh, spec = jax.typeof(rows).sharding.mesh, jax.typeof(rows).sharding.spec
+    batch = spec[: rows.ndim - 2]
+    lies = jax.NamedSharding(mesh, jax.P(*batch)) if any(batch) else None
+    return jnp.broadcast_to(x, (*rows.shape[:-2], *x.shape), out_sharding=lies)
+
+
 def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`x.reshape(shape)`, where the first and the last axes that stay keep their sharding.
 

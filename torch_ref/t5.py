@@ -47,6 +47,11 @@ class T5Attention(nn.Module):
         return self.relative_attention_bias(torch.tensor(rows)).permute(2, 0, 1)  # N T S
 
     def forward(self, x, memory=None, mask=None, valid=None, bias=None):
+        if bias is None and self.relative_attention_bias is None and memory is None:
+            raise ValueError(
+                "A layer with has_bias=False has no positions of its own; pass "
+                "bias=first.position_bias(T, T) of the first layer of its stack, or 0 for none."
+            )
         mask = self.mask if mask is None else mask
         if valid is not None:
             x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D

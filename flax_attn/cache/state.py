@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._types import frozen
+from ..recurrence.documents import Joined, joined
 from .rows import inserted, rows_to_reset, taken
 
 
@@ -22,6 +23,10 @@ class State:
       recurrent: the state of the recurrence, such as `*B N H h`; None where there is none.
       convolution: `*B V D`, the last tokens before a short convolution; None where there is none.
       length: `*B`, how many tokens were taken in.
+      segment: `*B`, the document of the last valid token, its id as int32. A call goes on with the
+        state if its first token has this id or if it is given no ids, and else starts afresh.
+      has_segment: `*B`, whether `segment` says anything: it does after a call with ids. Both may be
+        None, as in states of earlier versions, until the next such call.
 
     Raises:
       ValueError: by `insert`, if a row does not fit; by `truncate`, always.
@@ -40,21 +45,45 @@ class State:
     recurrent: Any
     convolution: Any
     length: Any
+    segment: Any = None
+    has_segment: Any = None
+
+    def joined(
+        self,
+        x: Float[Array, "*B T D"],
+        segments: Int[Array, "*#B T"],
+        valid: Bool[Array, "*#B T"] | None = None,
+    ) -> Joined:
+        """How the documents of a call's tokens join the one before; arguments as of a layer."""
+        if self.segment is None:
+            none = jnp.zeros_like(self.length)
+            return joined(x, segments, valid, none, none > 0)
+        return joined(x, segments, valid, self.segment, self.has_segment)
 
     def then(
         self,
         recurrent: Float[Array, "..."] | None,
         convolution: Float[Array, "*B V D"] | None,
         tokens: Int[Array, "*#B"] | int,
+        documents: Joined | None = None,
     ) -> "State":
-        """The state after so many more tokens, in the dtypes of this one."""
+        """The state after so many more tokens, in the dtypes of this one.
+
+        Args:
+          recurrent, convolution: after them; None where there is none.
+          tokens: how many.
+          documents: theirs; None where all go on with the document before.
+        """
         far, near = self.recurrent, self.convolution
         if recurrent is not None:
             far = recurrent.astype(self.recurrent.dtype)
         if convolution is not None:
             near = convolution.astype(self.convolution.dtype)
         length = self.length + jnp.asarray(tokens, self.length.dtype)
-        return replace(self, recurrent=far, convolution=near, length=length)
+        new = replace(self, recurrent=far, convolution=near, length=length)
+        if documents is None:
+            return new
+        return replace(new, segment=documents.segment, has_segment=documents.has_segment)
 
     def take(self, rows: Int[Array, " R"]) -> "State":
         """These rows of the first batch axis, in this order, copied."""
@@ -65,7 +94,8 @@ class State:
         rows = rows_to_reset(rows, self.length.shape)
 
         def emptied(x: jax.Array) -> jax.Array:
-            return jnp.where(rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim)), 0, x)
+            rows_of_x = rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
+            return jnp.where(rows_of_x, jnp.zeros((), x.dtype), x)
 
         return jax.tree.map(emptied, self)
 

@@ -61,6 +61,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "blenderbot-small": {"d_model": 512, "decoder_layers": 8, "encoder_layers": 8},
     "dots1": {
+        "head_dim": None,
         "hidden_size": 4608,
         "max_position_embeddings": 2048,
         "max_window_layers": 62,
@@ -110,3 +111,5 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "videomt": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24},
 }
+# Fields of the family that their classes lack, and what these do whatever a file says.
+FIXED: dict[str, dict[str, Any]] = {"dots1": {"use_sliding_window": True}}

@@ -1,7 +1,6 @@
 """From the `model_type` of a config to its family."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,9 +47,12 @@ from . import (
     vit,
     whisper,
 )
-from ._aliases import ALIASES, DEFAULTS
+from ._aliases import ALIASES, DEFAULTS, FIXED
 from ._config import Config, Family, check_whole
 from ._parts import Parts
+from ._published import KNOWN
+from ._slips import meant
+from ._unread import read_by_any, warn_of_unread
 
 FAMILIES: Mapping[str, Family | Parts] = {
     "bart": bart.FAMILY,
@@ -92,6 +94,8 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "vit": vit.FAMILY,
     "whisper": whisper.FAMILY,
 }
+_READ_BY_ANY = read_by_any(FAMILIES)
+_MOST = 10  # names in an error
 
 
 def attention(
@@ -114,6 +118,9 @@ def attention(
     `layer(x, empty="mean")` of decoders gives the mean of the values, as transformers does. The
     dropout of the weights, `attention_dropout` or `attn_pdrop`, is the layer's; that of the output
     and the sum with the residual stand outside.
+
+    A field that this model_type does not read warns once, by name, if other model types read it
+    of their attention, or if it is by a slip of typing one that this one reads.
 
     Shapes: the layer takes x `*B T hidden_size` and returns the same; part="cross" also takes a
     memory `*B S hidden_size`.
@@ -143,7 +150,9 @@ def attention(
     """
     family, read = _family(config, part)
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
-    return family.attention(read, read.index(index), house)
+    layer = family.attention(read, read.index(index), house)
+    warn_of_unread(config, config["model_type"], family, _READ_BY_ANY)
+    return layer
 
 
 def rules(
@@ -201,13 +210,24 @@ def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config
         )
     check_whole(config)
     name = config.get("model_type")
-    known = {**{family: family for family in FAMILIES}, **ALIASES}
-    if not isinstance(name, str) or name not in known:
-        near = get_close_matches(str(name), known, 1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"model_type must be one of {', '.join(known)}; got {name!r}.{meant}")
-    family = _of_part(name, FAMILIES[known[name]], part)
-    return family, Config(config, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+    families = {**{family: family for family in FAMILIES}, **ALIASES}
+    if not isinstance(name, str) or name not in families:
+        raise ValueError(_not_served(name, list(families)))
+    family = _of_part(name, FAMILIES[families[name]], part)
+    fields = {**config, **FIXED.get(name, {})}
+    return family, Config(fields, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+
+
+def _not_served(name: Any, names: list[str]) -> str:
+    """Why there is no attention of a model_type."""
+    if name in KNOWN:
+        return f"model_type {name!r} is known to transformers, and its attention is not served."
+    slip = meant(name, names) if isinstance(name, str) else None
+    return (
+        f"model_type must be one of {', '.join(names[:_MOST])} or {len(names) - _MOST} others, "
+        f"which `flax-attn parity --families` lists; got {name!r}."
+        + (f" Did you mean {slip!r}?" if slip else "")
+    )
 
 
 def _of_part(name: str, entry: Family | Parts, part: str | None) -> Family:

@@ -30,6 +30,7 @@ from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
+PLAIN = ("rope_theta", SHARE, SECTIONS, TURNS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -195,6 +196,12 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
     if kind is not None and fields.setdefault("rope_type", kind) != kind:
         raise ValueError(
             f"{name} says type={kind!r} and rope_type={fields['rope_type']!r}; leave one out."
+        )
+    untyped = sorted(fields.keys() - {"rope_type", *PLAIN})
+    if untyped and "rope_type" not in fields:
+        raise ValueError(
+            f"{name} has {', '.join(untyped)} and no rope_type, which says how they scale the "
+            f"rotary: one of {', '.join(SCALINGS)}."
         )
     fields.setdefault("rope_type", "default")
     return fields

@@ -39,6 +39,7 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "sliding_window": 512,
     "layer_types": None,
+    "per_layer_config": None,
     "use_bidirectional_attention": None,
     "attention_bias": False,
     "attention_dropout": 0.0,

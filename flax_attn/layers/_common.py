@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from .._checks import check_input, valid_tokens
 from .._types import Sizes, is_frozen
+from ..layouts import names_in
 from ..masks import Dense, Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
@@ -59,25 +60,29 @@ def contracted(
 
     Over Explicit mesh axes JAX asks how the sum is to lie then, as after the heads of a layer with
     tensor parallel weights. It lies as the batch axes of x and the output axis of the kernel do,
-    and is whole on each device along the axes that were summed over.
+    and is whole on each device along the axes that were summed over. A kernel that lies on devices
+    that share a batch, as weights and their optimizer state may, comes whole from them.
 
     >>> contracted(jnp.ones((2, 3)), jnp.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
     (2, 4)
     """
+    if any(jax.typeof(kernel).sharding.spec):
+        kernel = _gathered_for(x, kernel)
     sharding = jax.typeof(kernel).sharding
     if out_sharding is None and sharding.spec[0] is not None:
         *batch, summed = jax.typeof(x).sharding.spec
         if summed == sharding.spec[0]:
-            spec = _without_twice(*batch, sharding.spec[1])
+            spec = jax.P(*batch, sharding.spec[1])
             out_sharding = jax.NamedSharding(sharding.mesh, spec)
     return jax.lax.dot_general(x, kernel, axes, out_sharding=out_sharding, **how)
 
 
-def _without_twice(*batch_and_width: Any) -> jax.P:
-    """A spec whose last axis is whole if its mesh axes are those of others."""
-    *batch, width = ({*(part if isinstance(part, tuple) else (part,))} for part in batch_and_width)
-    taken = {name for part in batch for name in part} & width - {None}
-    return jax.P(*batch_and_width[:-1], None if taken else batch_and_width[-1])
+def _gathered_for(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`kernel`, whole along those mesh axes along which the batch axes of x are cut."""
+    mesh, spec = jax.typeof(kernel).sharding.mesh, jax.typeof(kernel).sharding.spec
+    rows = {name for entry in jax.typeof(x).sharding.spec[:-1] for name in names_in(entry)}
+    left = (tuple(name for name in names_in(entry) if name not in rows) for entry in spec)
+    return jax.sharding.reshard(kernel, jax.NamedSharding(mesh, jax.P(*(x or None for x in left))))
 
 
 def torch_uniform(fan_in: int) -> Any:

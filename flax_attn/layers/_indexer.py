@@ -13,6 +13,7 @@ from .._arrays import mapped
 from .._types import wide
 from ..masks import Mask
 from ..norms import LayerNorm
+from ..sharding.rows import may_be_cut
 from ._common import split_heads, visible
 from ._forward import Turn
 
@@ -60,7 +61,7 @@ class Indexer(nnx.Module):
         scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
         may = visible(seen, x, x)  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
-        _, best = jax.lax.top_k(scores, min(self.top_k, x.shape[-2]))  # of equals the first
+        best = _highest(scores, min(self.top_k, x.shape[-2]))  # *B T I
         # An index beside sharded axes has to be mapped over them.
         chosen = mapped(partial(_marked, length=x.shape[-2]), best.ndim - 1)
         return chosen(best) & may
@@ -71,6 +72,16 @@ class Indexer(nnx.Module):
             return x
         first, rest = jnp.split(x, [self.turned_dim], axis=-1)
         return jnp.concatenate([turn(first, positions), rest], axis=-1)
+
+
+def _highest(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"]:
+    """The keys of the highest scores of each query, of equals the first.
+
+    XLA gathers all rows for a `top_k`, so where they may be cut it sorts.
+    """
+    if not may_be_cut(scores):
+        return jax.lax.top_k(scores, count)[1]
+    return jnp.argsort(scores, axis=-1, stable=True, descending=True)[..., :count]
 
 
 def _marked(best: Int[Array, " I"], length: int) -> Bool[Array, " S"]:

@@ -90,19 +90,23 @@ class Recurrent(nnx.Module):
 
         Args:
           x: the tokens.
-          segments: ids of packed documents, each of which starts afresh; the first goes on from
-            the cache.
+          segments: ids of packed documents, each of which starts afresh. The first goes on from
+            the cache if the cache's last token has its id; without ids the document goes on.
           valid: which tokens are there. The others change nothing, and their outputs are zero.
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
         last: nnx.Linear = getattr(self, self.last)
         x = entered(x, last.out_features, valid, cache)
-        y, far, near = self.recur(x, Tokens(segments, valid, cache))  # *B T E
+        start, documents = cache, None
+        if cache is not None and segments is not None:
+            documents = cache.joined(x, segments, valid)
+            start = cache.reset(documents.is_other)
+        y, far, near = self.recur(x, Tokens(segments, valid, start))  # *B T E
         y = zero_absent(last(y), valid)  # *B T D
         if cache is None:
             return y
         count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
-        return y, cache.then(far, near, count)
+        return y, cache.then(far, near, count, documents)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """What the last projection is given, and the states of recurrence and convolution."""
@@ -195,7 +199,8 @@ def empty_state(
     rows = batch_axes(batch, layers)
     far = None if recurrent is None else jnp.zeros((*rows, *recurrent), wide(dtype))
     near = None if convolution is None else jnp.zeros((*rows, *convolution), dtype)
-    return State(far, near, jnp.zeros(rows, jnp.int32))
+    none = jnp.zeros(rows, jnp.int32)
+    return State(far, near, length=none, segment=none, has_segment=jnp.zeros(rows, bool))
 
 
 def decay_parameters(heads: int, biases: int, house: House) -> tuple[nnx.Param, nnx.Param]:

@@ -2,10 +2,10 @@
 
 from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .._arrays import for_each_row
 from .._checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL
@@ -42,6 +42,7 @@ class AttentionPool(nnx.Module):
     Source: Lee et al., "Set Transformer", 2019, section 3.2; Zhai et al., "Sigmoid Loss for
     Language Image Pre-Training", 2023.
 
+    >>> import jax.numpy as jnp
     >>> pool = AttentionPool(6, 2, 1, rngs=nnx.Rngs(0))
     >>> pool(jnp.ones((3, 5, 6))).shape
     (3, 1, 6)
@@ -84,7 +85,7 @@ class AttentionPool(nnx.Module):
         width = self.k_proj.in_features
         x, _, seen = tokens(x, None, FULL, None, valid, (width, width))
         probe = self.probe[...].astype(x.dtype)  # Q D
-        probe = jnp.broadcast_to(probe, (*x.shape[:-2], *probe.shape))  # *B Q D
+        probe = for_each_row(probe, x)  # *B Q D
         q = split_heads(self.q_proj(probe), self.head_dim)  # *B Q N H
         k = split_heads(self.k_proj(x), self.head_dim)  # *B S N H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B S N H

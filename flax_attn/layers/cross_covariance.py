@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .._arrays import aligned
 from .._checks import check_divides, check_input, check_positive, check_rate
 from .._types import wide
 from ..dropout import LayerDropout
@@ -93,8 +94,7 @@ class CrossCovarianceAttention(nnx.Module):
         qkv = qkv.astype(wide(out)).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)
         q, k, v = jnp.moveaxis(qkv, (-3, -4), (0, -1))  # *B N H T each
         q, k = (l2_norm(channels, eps=EPS, floor=True) for channels in (q, k))
-        temperature = self.temperature[...].astype(q.dtype)  # N 1 1
-        temperature = jnp.broadcast_to(temperature, (*q.shape[:-2], 1, 1))  # *B N 1 1
+        temperature = aligned(self.temperature[...], q)  # N 1 1
         scores = tap("scores", q @ k.mT * temperature)  # *B N H H
         weights = tap("weights", softmax(scores))  # *B N H H
         weights = self.dropout(weights, deterministic=deterministic)

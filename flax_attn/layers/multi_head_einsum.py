@@ -8,6 +8,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
+from .._arrays import aligned
 from .._checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
@@ -22,7 +23,7 @@ def project(
     """`x weight^T + bias`, the weight of shape `(d_out, d_in)` as it lies."""
     x, w, b = promote_dtype((x, weight, bias), dtype=dtype)
     y = jnp.einsum("...td,od->...to", x, w)
-    return y if bias is None else y + jnp.broadcast_to(jnp.asarray(b), y.shape)
+    return y if bias is None else y + aligned(jnp.asarray(b), y)
 
 
 class MultiHeadAttentionEinsum(nnx.Module):

@@ -21,8 +21,8 @@ class T5Attention(CrossForward):
     """`o(attend(q(x), k(memory), v(memory), scale=1.0, score=T5Bias(table)))`.
 
     In T5 the first layer of a stack owns the table, `has_bias=True`, and hands its bias to the
-    others: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an array. Cross
-    attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.
+    others, which need it: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an
+    array. Cross attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.
 
     Shapes: x `*B T in_features`, memory `*B S in_features` -> `*B T in_features`.
 
@@ -43,7 +43,7 @@ class T5Attention(CrossForward):
     Raises:
       ValueError: for counts below 1, a share outside [0, 1], buckets that `t5_buckets` refuses; in
         the call, if x, memory, masks, valid or bias do not fit, for another word for `empty`, or
-        where the bias is asked of a layer without a table.
+        where the bias is asked of a layer without a table or left out of its self attention.
       TypeError: if x, memory or bias are not floating, or a mask or valid not boolean.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -145,13 +145,21 @@ class T5Attention(CrossForward):
 
         Args:
           bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
-            `*B N T S`.
+            `*B N T S`. Without a table self attention needs one; `IDENTITY` stands for none.
         """
-        how = {"score": self._score(bias), "scale": 1.0}
+        crosses = memory is not None or isinstance(cache, Memory)
+        how = {"score": self._score(bias, crosses), "scale": 1.0}
         call = {"mask": mask, "valid": valid, "empty": empty, "cache": cache}
         return self.forward(how, x, memory, deterministic=deterministic, **call)
 
-    def _score(self, bias: Score | Array | None) -> Score:
+    def _score(self, bias: Score | Array | None, crosses: bool) -> Score:
         if bias is not None:
             return bias if isinstance(bias, Score) else Additive(bias)
-        return IDENTITY if self.relative_attention_bias is None else self.score
+        if self.relative_attention_bias is not None:
+            return self.score
+        if not crosses:
+            raise ValueError(
+                "A layer with has_bias=False has no positions of its own; pass bias=first.score of "
+                "the first layer of its stack, or bias=IDENTITY for none."
+            )
+        return IDENTITY

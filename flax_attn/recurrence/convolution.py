@@ -8,7 +8,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import valid_tokens
 from .._types import wide
+from ..sharding.rows import by_rows
 from .documents import begins, check_segments
+
+AXES = {  # of what the convolution is given; w are the taps, v the tokens before the first
+    "x": "*td",
+    "weight": "dw",
+    "bias": "d",
+    "segments": "*t",
+    "valid": "*t",
+    "state": "*vd",
+}
 
 
 def causal_convolution(
@@ -46,6 +56,19 @@ def causal_convolution(
     ([1.0, 12.0], [[2.0]])
     """
     _check(x, weight, bias, state)
+    tokens = {"x": x, "segments": segments, "valid": valid, "state": state}
+    return by_rows(_convolution, (), AXES, ("*td", "*vd"), "d", **tokens, weight=weight, bias=bias)
+
+
+def _convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: Any = None,
+    segments: Any = None,
+    valid: Any = None,
+    state: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by one device."""
     token_mask = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     documents = _documents(segments, token_mask, x.shape[:-1])
     if token_mask is None:

@@ -1,12 +1,21 @@
 """Where a document begins among packed ones, and what padding has to do with it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import of_tokens
+from .._checks import of_tokens, valid_tokens
+from ..sharding.rows import by_rows
+
+AXES = {  # of what `joined` is given
+    "x": "*td",
+    "segments": "*t",
+    "valid": "*t",
+    "segment": "*",
+    "has_segment": "*",
+}
 
 
 def begins(
@@ -15,7 +24,8 @@ def begins(
     """True for the first token of a document, unless it is the first of its row.
 
     A token begins a document if its id is not that of the valid token before it. The first token
-    of a row goes on with whatever state there is. A token that is not valid begins nothing.
+    of a row goes on with the state that is given; a layer compares it with the call before by
+    `joined`. A token that is not valid begins nothing.
 
     >>> begins(jnp.asarray([7, 7, 3, 3, 7])).astype(int).tolist()
     [0, 0, 1, 0, 1]
@@ -29,6 +39,62 @@ def begins(
     before = jnp.concatenate([jnp.full_like(last[..., :1], -1), last[..., :-1]], axis=-1)
     ids = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=-1)
     return valid & (before >= 0) & (ids != segments)
+
+
+class Joined(NamedTuple):
+    """How a call's documents join those of the call before, for each row.
+
+    Attributes:
+      is_other: whether its first valid token is of another document than the last one before.
+      segment, has_segment: as of `cache.State`, after the call.
+    """
+
+    is_other: Bool[Array, "*B"]
+    segment: Int[Array, "*B"]
+    has_segment: Bool[Array, "*B"]
+
+
+def joined(
+    x: Float[Array, "*B T D"],
+    segments: Int[Array, "*#B T"],
+    valid: Bool[Array, "*#B T"] | None,
+    segment: Int[Array, "*B"],
+    has_segment: Bool[Array, "*B"],
+) -> Joined:
+    """What becomes of the document before a call.
+
+    Args:
+      x: the tokens, of which only the axes count.
+      segments, valid: as of `linear_recurrence`; ids are compared as int32.
+      segment, has_segment: as of `cache.State`, before the call.
+
+    >>> x, ids, valid = jnp.ones((3, 1)), jnp.asarray([7, 3, 9]), jnp.asarray([True, True, False])
+    >>> is_other, last, _ = joined(x, ids, valid, jnp.asarray(5), jnp.asarray(True))
+    >>> bool(is_other), int(last)
+    (True, 3)
+    """
+    tokens = {"x": x, "segments": segments, "valid": valid}
+    before = {"segment": segment, "has_segment": has_segment}
+    return Joined(*by_rows(_joined, (), AXES, ("*", "*", "*"), "", **tokens, **before))
+
+
+def _joined(
+    x: jax.Array, segments: Any, segment: Any, has_segment: Any, valid: Any = None
+) -> tuple[jax.Array, ...]:
+    """The same by one device."""
+    ids = check_segments(segments, x.shape[:-1]).astype(jnp.int32)
+    token_mask = valid_tokens("valid", valid, x.shape[:-1])
+    places = jnp.arange(x.shape[-2], dtype=jnp.int32).reshape((1,) * (ids.ndim - 1) + (-1,))
+    first = jnp.min(jnp.where(token_mask, places, ids.shape[-1]), axis=-1, initial=ids.shape[-1])
+    last = jnp.max(jnp.where(token_mask, places, -1), axis=-1, initial=-1)
+
+    def at(place: jax.Array) -> jax.Array:
+        chosen = places == place[..., None]
+        return jnp.where(chosen, ids, 0).sum(axis=-1, dtype=jnp.int32)
+
+    are_there = last >= 0
+    is_other = has_segment & are_there & (at(first) != segment)
+    return is_other, jnp.where(are_there, at(last), segment), has_segment | are_there
 
 
 def check_segments(segments: Any, tokens: tuple[int, ...]) -> Int[Array, "*B T"]:

@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import varying_alike
 from .._checks import valid_tokens
 from .._types import wide
+from ..sharding.rows import by_rows
 from .documents import begins, check_segments
+
+AXES = {"x": "*td", "log_decay": "*td", "segments": "*t", "valid": "*t", "state": "*d"}
 
 
 def elementwise_recurrence(
@@ -48,6 +52,15 @@ def elementwise_recurrence(
         )
     if state is not None and state.shape != whole:
         raise ValueError(f"state must be *B D = {whole}; got {state.shape}.")
+    tokens = {"x": x, "log_decay": log_decay, "segments": segments, "valid": valid}
+    return by_rows(_elementwise, (), AXES, ("*td", "*d"), "d", **tokens, state=state)
+
+
+def _elementwise(
+    x: jax.Array, log_decay: jax.Array, segments: Any = None, valid: Any = None, state: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """The same by one device."""
+    whole = (*x.shape[:-2], x.shape[-1])
     kinds = [wide(a.dtype) for a in (x, log_decay, state) if a is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
     token_mask = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
@@ -58,7 +71,7 @@ def elementwise_recurrence(
         first = begins(check_segments(segments, x.shape[:-1]), token_mask)
         g = jnp.where(first[..., None], -jnp.inf, g)
     start = jnp.zeros(whole, kind) if state is None else state.astype(kind)
-    h = _recur(added, jnp.exp(g), start)
+    h = _recur(*varying_alike((added, jnp.exp(g), start)))
     last = h[..., -1, :] if x.shape[-2] else start
     h = h if token_mask is None else jnp.where(token_mask[..., None], h, 0)
     return h.astype(x.dtype), last

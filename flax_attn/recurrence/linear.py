@@ -6,11 +6,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import varying_alike
 from .._checks import check_positive, valid_tokens
 from .._types import wide
+from ..sharding.rows import by_rows
 from .chunks import BLOCK, by_chunks
 from .documents import begins, check_segments
 from .steps import Tokens, by_steps
+
+AXES = {  # of what the recurrence is given; w is the width of keys, h of values
+    "q": "*tnw",
+    "k": "*tnw",
+    "v": "*tnh",
+    "log_decay": "*tn",
+    "beta": "*tn",
+    "segments": "*t",
+    "valid": "*t",
+    "state": "*nwh",
+}
 
 
 def linear_recurrence(
@@ -60,6 +73,27 @@ def linear_recurrence(
     ([1.0, 3.0, 6.0], [6.0])
     """
     _check(q, k, v, log_decay, beta, state)
+    if chunk is not None:
+        check_positive(chunk=chunk)
+    axes = AXES if log_decay is None or log_decay.ndim < k.ndim else {**AXES, "log_decay": "*tnw"}
+    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta, "state": state}
+    arrays |= {"segments": segments, "valid": valid}
+    return by_rows(_linear, (delta, chunk), axes, ("*tnh", "*nwh"), "n", **arrays)
+
+
+def _linear(
+    delta: bool,
+    chunk: int | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: Any = None,
+    beta: Any = None,
+    segments: Any = None,
+    valid: Any = None,
+    state: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by one device."""
     kinds = [wide(x.dtype) for x in (q, k, v, log_decay, beta, state) if x is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
     token_mask = None if valid is None else valid_tokens("valid", valid, q.shape[:-2])
@@ -70,11 +104,8 @@ def linear_recurrence(
         tokens = _reset(tokens, begins(check_segments(segments, q.shape[:-2]), token_mask))
     shape = (*k.shape[:-3], *k.shape[-2:], v.shape[-1])
     start = jnp.zeros(shape, kind) if state is None else state.astype(kind)
-    if chunk is None:
-        o, last = by_steps(tokens, start)
-        return o.astype(v.dtype), last
-    check_positive(chunk=chunk)
-    if q.shape[-3] == 1:
+    tokens, start = varying_alike((tokens, start))
+    if chunk is None or q.shape[-3] == 1:
         o, last = by_steps(tokens, start)
     else:
         length = -(-q.shape[-3] // BLOCK) * BLOCK

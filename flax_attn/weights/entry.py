@@ -88,11 +88,15 @@ def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]
 def open_regular(path: Path) -> BufferedReader:
     """A file opened for reading, unless it is a folder, a pipe or a device."""
     try:
-        if stat.S_ISREG(os.stat(path).st_mode):
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
             return open(path, "rb")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(path, None, f"It cannot be opened: {why}.") from None
+    if stat.S_ISDIR(mode):
+        hint = "Give the path of a file in it."
+        raise CheckpointError(path, None, "It is a folder, and a file is read here.", hint)
     raise CheckpointError(path, None, "It is no regular file.")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import CheckpointError, quoted
 from .entry import MOST_HEADER, Entry, check_shape, fill, open_regular
+from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 VERSIONS = (2, 3)
@@ -158,6 +159,7 @@ def read_gguf(path: Path, *, listed: int = _LISTED) -> Gguf:
       CheckpointError: for a header that is not exactly as the format has it.
     """
     with open_regular(path) as file:
+        refuse_foreign(path, file, "GGUF")
         total = os.fstat(file.fileno()).st_size
         header = _Header(path, file, min(total, MOST_HEADER), listed)
         tensors = header.counts()

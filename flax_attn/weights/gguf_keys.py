@@ -99,16 +99,27 @@ class _Keys:
             raise self.fault(f"{self.architecture}.{key} must be a {what} above zero.")
         return value
 
+    def divided(self, whole: str, size: int, part: str, by: int) -> int:
+        """`size // by`; CheckpointError, naming both keys, unless `by` divides it."""
+        if size % by:
+            dot = self.architecture
+            raise self.fault(f"{dot}.{part}, {by}, must divide {dot}.{whole}, {size}.")
+        return size // by
+
     def holds(self, name: str) -> bool:
         return name in self.header.entries
 
 
 def _decoder(keys: _Keys) -> dict[str, Any]:
     """What both architectures have."""
-    heads = keys.count("attention.head_count")
-    width = keys.count("embedding_length")
+    heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
+    key_heads = keys.count("attention.head_count_kv", heads)
     widths = ["attention.key_length", "attention.value_length", "rope.dimension_count"]
-    head_dims = {keys.count(key) for key in widths if key in keys.left} or {width // heads}
+    head_dims = {keys.count(key) for key in widths if key in keys.left}
+    head_dims = head_dims or {
+        keys.divided("embedding_length", width, "attention.head_count", heads)
+    }
+    keys.divided("attention.head_count", heads, "attention.head_count_kv", key_heads)
     if len(head_dims) > 1:
         raise keys.fault(f"{', '.join(widths)} must be equal, since heads are turned whole.")
     embedding = keys.header.entries.get("token_embd.weight")
@@ -118,7 +129,7 @@ def _decoder(keys: _Keys) -> dict[str, Any]:
         "num_hidden_layers": keys.count("block_count"),
         "intermediate_size": keys.count("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "num_key_value_heads": key_heads,
         "head_dim": head_dims.pop(),
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
@@ -178,9 +189,12 @@ def _gemma3(keys: _Keys) -> dict[str, Any]:
     config["sliding_window"] = keys.count("attention.sliding_window")
     config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", 6)
     # llama.cpp, too, knows the model of 27 billion by its 62 layers.
-    per_head = config["hidden_size"] // config["num_attention_heads"]
-    is_largest = config["num_hidden_layers"] == 62
-    config["query_pre_attn_scalar"] = per_head if is_largest else config["head_dim"]
+    config["query_pre_attn_scalar"] = config["head_dim"]
+    if config["num_hidden_layers"] == 62:
+        sizes = "embedding_length", config["hidden_size"]
+        config["query_pre_attn_scalar"] = keys.divided(
+            *sizes, "attention.head_count", config["num_attention_heads"]
+        )
     return config
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .dtypes import NAMES
 from .entry import MOST_HEADER, Entry, open_regular
+from .foreign import refuse_foreign
 from .replacing import replacing
 from .strict_json import parse
 
@@ -34,6 +35,7 @@ def read_manifest(path: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
     """
     path = manifest_path(path)
     with open_regular(path) as file:
+        refuse_foreign(path, file)
         fields = parse(path, file.read(MOST_HEADER).rstrip())
     for name in sorted(fields.keys() ^ entries.keys()):
         has = "but not the checkpoint" if name in fields else "but not the manifest"

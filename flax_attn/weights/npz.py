@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES
 from .entry import Entry, check_shape, fill, open_regular
+from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 _MAGIC = b"\x93NUMPY"
@@ -65,8 +66,10 @@ class Member(Entry):
 def _archive(path: Path, name: str | None = None) -> Iterator[zipfile.ZipFile]:
     """An open archive; whatever `zipfile` raises becomes a CheckpointError."""
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            yield archive
+        with open_regular(path) as file:
+            refuse_foreign(path, file, "zip")
+            with zipfile.ZipFile(file) as archive:
+                yield archive
     except CheckpointError:
         raise
     except Exception as error:  # of many types, for what zipfile did not expect

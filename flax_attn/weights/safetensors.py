@@ -16,15 +16,11 @@ import numpy as np
 from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES, NAMES
 from .entry import MOST_HEADER, MOST_SIZE, Entry, check_shape, open_regular
+from .foreign import FIRST, foreign
 from .replacing import replacing
 from .strict_json import check_count, check_name, parse
 
 _KEYS = {"dtype", "shape", "data_offsets"}
-_OTHERS = {
-    b"GGUF": "It is a GGUF file, whose name must end in .gguf.",
-    b"PK\x03\x04": "It is a zip archive: numpy's must be called .npz, torch's read by read_torch.",
-    b"\x80\x02": "It is a pickle, which only read_torch reads.",
-}
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -37,13 +33,12 @@ def read_header(path: Path) -> dict[str, Entry]:
         total = os.fstat(file.fileno()).st_size
         first = file.read(8)
         length, most = int.from_bytes(first, "little"), min(MOST_HEADER, total - 8)
-        if len(first) < 8 or not 2 <= length <= most:
-            hint = next(
-                (advice for magic, advice in _OTHERS.items() if first.startswith(magic)), ""
-            )
-            why = f"The header's length must be 2 to {max(most, 0)}; it is {length}."
-            raise CheckpointError(path, None, why, hint)
-        raw = file.read(length)
+        fits = 2 <= length <= most
+        raw = file.read(length if fits else FIRST)
+    if not fits or not raw.startswith(b"{"):  # a length may be what another format begins with
+        error = foreign(path, first + raw) or _no_header(path, total, length, most)
+        if error is not None:
+            raise error
     if len(raw) < length:
         raise CheckpointError(path, None, "The file ends within its header.")
     fields = parse(path, _unpadded(path, raw))
@@ -53,6 +48,17 @@ def read_header(path: Path) -> dict[str, Entry]:
     entries = {name: _entry(path, name, fields[name], begin, total) for name in fields}
     _check_contiguous(path, entries, begin, total)
     return entries
+
+
+def _no_header(path: Path, total: int, length: int, most: int) -> CheckpointError | None:
+    """What to raise where the first bytes are no header's length."""
+    if 2 <= length <= most:
+        return None
+    if most < 2:
+        why = f"It has {total} bytes, fewer than the header's length and a header have."
+        return CheckpointError(path, None, why, "Fetch or save it again.")
+    why = f"The header's length must be 2 to {most}; it is {length}."
+    return CheckpointError(path, None, why, "Is it a safetensors file, and whole?")
 
 
 def _unpadded(path: Path, raw: bytes) -> bytes:
@@ -80,6 +86,9 @@ def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
         raise CheckpointError(path, name, why)
     width = DTYPES[dtype].itemsize
     check_shape(path, name, tuple(shape) if _are_counts(shape, MOST_SIZE) else (-1,), width)
+    if _are_counts(offsets, MOST_SIZE) and max(offsets, default=0) > total - begin:
+        why = f"Its data_offsets lie beyond the file, which has {total - begin} bytes of data."
+        raise CheckpointError(path, name, why, "Fetch or save it again.")
     if not _are_counts(offsets, total - begin) or len(offsets) != 2 or offsets[0] > offsets[1]:
         why = f"Its data_offsets must be two whole numbers in order, 0 to {total - begin}."
         raise CheckpointError(path, name, why)

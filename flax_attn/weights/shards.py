@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import CheckpointError, quoted
 from .entry import MOST_HEADER, Entry, open_regular
+from .foreign import refuse_foreign
 from .gguf import read_gguf
 from .npz import read_npz
 from .safetensors import read_header
@@ -67,6 +68,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 def _weight_map(path: Path) -> dict[str, str]:
     """The shard of each name."""
     with open_regular(path) as file:
+        refuse_foreign(path, file)
         raw = file.read(MOST_HEADER + 1)
     if len(raw) > MOST_HEADER:
         raise CheckpointError(path, None, f"An index has at most {MOST_HEADER} bytes.")

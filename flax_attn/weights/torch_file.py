@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES
 from .entry import open_regular
+from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 LEAST = (2, 10)  # weights_only=True can be bypassed up to 2.9.1
@@ -41,6 +42,7 @@ def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     path = Path(path)
     torch = _torch(path)
     with open_regular(path) as file:
+        refuse_foreign(path, file, "torch")
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of many types: a pickle may be anything

@@ -26,7 +26,10 @@ def smallest(cases: list[Case], most: int = 3) -> list[Case]:
 def pure(
     case: Case, inputs: Mapping[str, np.ndarray] | None = None
 ) -> tuple[Callable[[Arrays, Arrays], jax.Array], Arrays, Arrays]:
-    """The case as `f(params, floats)` on plain dicts of float32 arrays, and these two dicts."""
+    """The case as `f(params, floats)` on plain dicts of float32 arrays, and these two dicts.
+
+    Inputs that are not floating are constants, unless f is given them too.
+    """
     module = case.flax_module()
     module.train() if case.train else module.eval()
     graph, state, rest = nnx.split(module, nnx.Param, ...)
@@ -39,7 +42,7 @@ def pure(
     def f(params: Arrays, floats: Arrays) -> jax.Array:
         pairs = [(held[name][0], held[name][1].replace(value)) for name, value in params.items()]
         copy = nnx.merge(graph, nnx.from_flat_state(pairs), rest, copy=True)
-        return case.flax_call(copy, **floats, **others)
+        return case.flax_call(copy, **{**others, **floats})
 
     return f, {name: x[...] for name, (_, x) in held.items()}, floats
 

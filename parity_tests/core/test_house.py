@@ -43,8 +43,8 @@ PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
 errors, _types, _lazy, _markdown, _devices < taps, _checks, _arrays, quantized < places, layouts
-< masks, positions, norms, normalisers, dropout < scores < rules < request, reference, recurrence
-< backends < stored < sharding < attend < by_weights, drop_in, cache < layers < families
+< masks, positions, norms, normalisers, dropout < scores < rules < request, reference
+< backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
 < flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]

@@ -80,7 +80,9 @@ def prove_part(small: Part, **options: Any) -> Proof:
 def inputs(small: Part, config: Any) -> dict[str, np.ndarray]:
     """What an attention of an encoder-decoder model is given."""
     memory = {"memory": drawn(9, config)} if small.part == "cross" else {}
-    return {"x": drawn(7, config), **memory}
+    bias = np.random.RandomState(1).standard_normal((config.num_attention_heads, 7, 7))
+    given = {"bias": bias} if parts.is_handed_a_bias(small) else {}
+    return {"x": drawn(7, config), **memory, **given}
 
 
 def drawn(length: int, config: Any) -> np.ndarray:

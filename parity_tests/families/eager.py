@@ -37,7 +37,10 @@ def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray 
             for path, tensor in layer.named_parameters():
                 tensor.copy_(torch.tensor(normal(0, path, tuple(tensor.shape)) / 4))
             with lifted():
-                y = call(layer, *map(torch.tensor, _inputs(small, config.hidden_size)))
+                given = _inputs(
+                    small, config.hidden_size, getattr(config, "num_attention_heads", 0)
+                )
+                y = call(layer, **{name: torch.tensor(value) for name, value in given.items()})
     except Exception as refused:  # by whatever class: it is told
         return refused, None
     return layer, y.numpy()
@@ -52,9 +55,13 @@ def _of_transformers(config: Any, small: Small | Part) -> tuple[Any, Any]:
     return witness.attention(config, name, index), witness.call(config, name, index)
 
 
-def _inputs(small: Small | Part, width: int) -> list[np.ndarray]:
-    names = ("x", "memory") if isinstance(small, Part) and small.part == "cross" else ("x",)
-    return [normal(0, name, (*SHAPES[name], width)) for name in names]
+def _inputs(small: Small | Part, width: int, heads: int) -> dict[str, np.ndarray]:
+    is_part = isinstance(small, Part)
+    names = ("x", "memory") if is_part and small.part == "cross" else ("x",)
+    inputs = {name: normal(0, name, (*SHAPES[name], width)) for name in names}
+    if is_part and parts.is_handed_a_bias(small):
+        inputs["bias"] = normal(0, "bias", (heads, SHAPES["x"][1], SHAPES["x"][1]))
+    return inputs
 
 
 def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray | ValueError:
@@ -71,5 +78,6 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
         return refused
     port(layer, mine, rules).eval()
     last = next(x for x in ("o_proj", "out_proj", "o") if hasattr(mine, x))
-    width = getattr(mine, last).out_features
-    return np.asarray(mine(*map(jnp.asarray, _inputs(small, width))))
+    inner, width = getattr(mine, last).in_features, getattr(mine, last).out_features
+    given = _inputs(small, width, inner // getattr(mine, "head_dim", inner))
+    return np.asarray(mine(**{name: jnp.asarray(value) for name, value in given.items()}))

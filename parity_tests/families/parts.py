@@ -110,19 +110,28 @@ def attention(model: Any, small: Part) -> Any:
 def call(config: Any, small: Part) -> Any:
     """`call(attention, x, memory=None)`, as the layer of the whole model calls it.
 
-    But for a bias that T5's first layer hands to the others.
+    `bias` stands for that which T5's first layer hands to the others.
     """
     of_mask = "mask" if small.name == "t5" else "attention_mask"
     of_memory = "encoder_hidden_states" if small.name == "umt5" else "key_value_states"
 
-    def called(layer: Any, x: Any, memory: Any = None, present: Any = None) -> Any:
+    def called(
+        layer: Any, x: Any, memory: Any = None, present: Any = None, bias: Any = None
+    ) -> Any:
         more = {} if memory is None else {of_memory: memory}
         mask = handed(config, small, x).get(of_mask)
         if present is not None:
             mask = _joined(mask, present, x.dtype)
+        if bias is not None:  # which has the mask in it when it is handed on
+            more["position_bias"] = bias[None] if mask is None else bias[None] + mask
         return layer(x, **{of_mask: mask}, **more)[0]
 
     return called
+
+
+def is_handed_a_bias(small: Part) -> bool:
+    """Whether an attention has no positions but the first layer's: T5's self attention."""
+    return small.name == "t5" and small.part != "cross" and small.index > 0
 
 
 def _joined(mask: Any, present: Any, dtype: Any) -> Any:

@@ -22,11 +22,11 @@ import jax
 from flax import nnx
 
 from flax_attn import families
-from flax_attn.families._aliases import ALIASES, DEFAULTS
+from flax_attn.families._aliases import ALIASES, DEFAULTS, FIXED
 from flax_attn.families._choose import FAMILIES
 from flax_attn.parity import judge
 from parity_tests.families import parts, witness
-from parity_tests.families.configs import CONFIGS
+from parity_tests.families.configs import CONFIGS, Small
 from parity_tests.families.eager import ours, theirs
 from parity_tests.families.parts import PARTS
 from parity_tests.families.place import Model, Place
@@ -38,6 +38,10 @@ ROOT = Path(__file__).parents[3]
 LARGE = ("evolla", "phi4_multimodal")
 # Electra's model takes tokens as wide as its embeddings, whatever the width of its layers.
 PASSED_OVER = {"electra": ("hidden_size",)}
+# What most attentions do whose class lacks a field that the family's has, as far as it is known: a
+# default, or what they do whatever a file says. `tried` compares it with each alias' own class.
+LACKED = {"head_dim": None}
+UNREAD = {"use_sliding_window": True}
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 MADE = "# Written by `python -m parity_tests.core.families.aliases`.\n"
 
@@ -131,8 +135,38 @@ def defaults_of(alias: str, family: str) -> dict[str, object]:
     cls, mine = witness.found(alias, "Config"), FAMILIES[family].defaults
     have = {x.name: x.default for x in fields(cls)} | {"rope_theta": cls.default_theta}
     plain = (bool, int, float, str, list, type(None))
+    have |= {name: LACKED[name] for name in lacking(alias, family) if name in LACKED}
     names = [name for name in mine if isinstance(have.get(name, ...), plain)]
     return {name: have[name] for name in names if have[name] != mine[name]}
+
+
+def lacking(alias: str, family: str) -> list[str]:
+    """Fields that the family reads, and that its class has but not that of the alias."""
+    first, other = (
+        {x.name for x in fields(witness.found(name, "Config"))} for name in (family, alias)
+    )
+    return [name for name in FAMILIES[family].defaults if name in first - other]
+
+
+def without(small: Small, name: str) -> list[Small]:
+    """The config without a field, and with one that says something else."""
+    rest = {key: value for key, value in small.fields.items() if key != name}
+    other = 12 if name == "head_dim" else not small.fields.get(name)
+    return [replace(small, fields=fields) for fields in (rest, {**rest, name: other})]
+
+
+def tried_lacking(alias: str, family: str) -> str:
+    """Why an alias that lacks fields is none; "" if layers are equal without and with them."""
+    for small in [x for x in CONFIGS if x.name == family][:2]:
+        for name in lacking(alias, family):
+            for each in without(replace(small, alias=alias), name):
+                layer, want = theirs(each.spelt("new"), each)
+                if want is None:
+                    continue  # transformers refuses it
+                got = ours(each.spelt("new"), each, layer)
+                if isinstance(got, ValueError) or not judge.same_function(got, want).ok:
+                    return f"{name}: {got if isinstance(got, ValueError) else 'another function'}"
+    return ""
 
 
 def tried(alias: str, family: str) -> str:
@@ -156,7 +190,7 @@ def tried(alias: str, family: str) -> str:
     if plain != full:
         return f"defaults: {plain} and {full}"
     walk(small, "new", PASSED_OVER.get(alias, ()))
-    return ""
+    return tried_lacking(alias, family)
 
 
 def gather(searched: Sequence[str]) -> None:
@@ -168,12 +202,13 @@ def gather(searched: Sequence[str]) -> None:
         witness.PLACES[alias], ALIASES[alias] = place, family
         try:
             DEFAULTS[alias] = defaults_of(alias, family)
+            FIXED[alias] = {x: UNREAD[x] for x in lacking(alias, family) if x in UNREAD}
             reason = tried(alias, family)
         except Exception as error:  # by whatever class: it is told
             reason = f"{type(error).__name__}: {error}"
         print(f"{alias}: {family} {place}: {reason[:300] or 'an alias'}", flush=True)
         if reason:
-            del witness.PLACES[alias], ALIASES[alias], DEFAULTS[alias]
+            del witness.PLACES[alias], ALIASES[alias], DEFAULTS[alias], FIXED[alias]
 
 
 def models(searched: Sequence[str]) -> Iterator[tuple[str, Model]]:
@@ -239,17 +274,22 @@ def main(searched: Sequence[str]) -> None:
         if not searched or places[held].folder in searched:
             del ALIASES[held], places[held]
             DEFAULTS.pop(held, None)
+            FIXED.pop(held, None)
     with jax.enable_x64(True):
         gather(searched or folders())
         gather_models(searched or folders())
     names = sorted(ALIASES)
-    differing = {name: DEFAULTS[name] for name in names if DEFAULTS.get(name)}
+    differing, fixed = (
+        {name: table[name] for name in names if table.get(name)} for table in (DEFAULTS, FIXED)
+    )
     (ROOT / "flax_attn/families/_aliases.py").write_text(
         '"""Model types of transformers 5.23 that have the attention of a family."""\n\n'
         f"from typing import Any\n\n{MADE}"
         f"ALIASES: dict[str, str] = {pformat({x: ALIASES[x] for x in names})}\n"
         f"# Their defaults where they are not those of the family.\n"
         f"DEFAULTS: dict[str, dict[str, Any]] = {pformat(differing)}\n"
+        "# Fields of the family that their classes lack, and what these do whatever a file says.\n"
+        f"FIXED: dict[str, dict[str, Any]] = {pformat(fixed)}\n"
     )
     (ROOT / "parity_tests/families/aliases.py").write_text(
         '"""Where the classes of aliases are."""\n\n'

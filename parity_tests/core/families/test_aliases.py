@@ -10,6 +10,8 @@ from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
 from flax_attn.families._choose import FAMILIES
 from flax_attn.families._config import Family
+from flax_attn.families._published import KNOWN
+from flax_attn.families._slips import distance
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.families import aliases, parts, witness
@@ -19,6 +21,8 @@ from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
 from .described import described, described_part
+
+SERVED = [*FAMILIES, *ALIASES]
 
 
 @pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=12))
@@ -65,6 +69,31 @@ def test_aliases_are_of_families_and_no_families_themselves():
         assert {*fields} <= {*known.defaults}
 
 
-def test_a_typing_error_in_an_alias_is_named():
-    with pytest.raises(ValueError, match="Did you mean 'mixtral'"):
-        families.attention({"model_type": "mixtrall"}, 0, rngs=nnx.Rngs(0))
+def refused(name):
+    """What is said of a model_type that is not served."""
+    with pytest.raises(ValueError, match="model_type") as caught:
+        families.attention({"model_type": name}, 0, rngs=nnx.Rngs(0))
+    return str(caught.value)
+
+
+def test_a_slip_of_typing_is_named():
+    for name in SERVED:
+        for slip in (name[0] + name, name[:2] + name[3:], name.upper()):
+            if len(name) > 5 and slip not in (*KNOWN, *SERVED):
+                named = refused(slip).split("Did you mean ")[1].strip("'?")
+                near = [distance(slip.lower(), x) for x in (named, name)]
+                assert named == name or near[0] <= near[1], slip
+
+
+def test_what_is_no_slip_is_not_named():
+    for name in KNOWN:
+        assert refused(name) == (
+            f"model_type {name!r} is known to transformers, and its attention is not served."
+        )
+    for name in (*SERVED, *KNOWN):
+        assert "Did you mean" not in refused(f"{name}9") and "mean" not in refused(f"z{name}")
+
+
+def test_a_refusal_names_ten_types():
+    listed = refused("x").split("one of ")[1].split(" or ")[0].split(", ")
+    assert len(listed) == 10 and {*listed} <= {*SERVED}

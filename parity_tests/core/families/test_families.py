@@ -92,11 +92,12 @@ def test_a_family_without_dropout_drops_nothing(name):
 
 
 def test_an_encoder_may_say_that_it_is_not_causal():
-    assert built(other("bert", is_causal=False)).mask == FULL
+    assert built(other("bert", num_key_value_heads=None, is_causal=False)).mask == FULL
 
 
 def test_falcon_drops_nothing_with_rotary_positions():
-    assert built(other("falcon", attention_dropout=0.5)).dropout is None
+    given = other("falcon", num_key_value_heads=None, attention_dropout=0.5)
+    assert built(given).dropout is None
 
 
 @pytest.mark.parametrize("name", with_nightly(TRAINED, commit=["llama", "falcon", "bert"]))
@@ -154,6 +155,9 @@ def other(name, **fields):
 
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
+    "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
+    "a type of transformers": (llama(model_type="cohere2"), "'cohere2' is known to transformers, "),
+    "a type to come": (llama(model_type="qwen9"), "bart, .* 72 others, .* got 'qwen9'.$"),
     "no model_type": ({"hidden_size": 8}, "model_type must be one of bart, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
@@ -171,6 +175,14 @@ WRONG = {
     "a base": (llama(rope_theta=-1.0), "rope_theta must be a number above zero; got -1.0"),
     "a kind": (llama(rope_scaling={"type": "su"}), "rope_type must be one of default, .*'su'"),
     "no factor": (llama(rope_scaling={"type": "linear"}), "rope_type='linear' needs factor"),
+    "no kind": (
+        llama(rope_scaling={"factor": 2.0, "rope_type": None}),
+        "rope_scaling has factor and no rope_type, which .*: one of default, linear, ",
+    ),
+    "no kind in the newer spelling": (
+        llama(rope_parameters={"rope_theta": 500.0, "beta_fast": 32, "factor": 2.0}),
+        "rope_parameters has beta_fast, factor and no rope_type",
+    ),
     "a field": (llama(rope_scaling={**SCALED, "mrope_section": [1]}), "rope_scaling has mrope_sec"),
     "two kinds": (llama(rope_scaling={**SCALED, "type": "yarn"}), "type='yarn' and rope_type='lin"),
     "two bases": (
@@ -325,6 +337,12 @@ def test_what_is_asked_for_is_checked():
         built(LLAMA, part="cross")
     with pytest.raises(ValueError, match="source must be one of 'transformers', 'gguf'; got 'x'"):
         families.rules(LLAMA, 0, source="x")
+
+
+@pytest.mark.parametrize("rope", [None, {}, {"rope_theta": 500.0}, {"rope_type": None}], ids=str)
+def test_a_rotary_without_a_kind_that_scales_nothing_is_plain(rope):
+    for spelling in ("rope_scaling", "rope_parameters"):
+        assert described(built(llama(**{spelling: rope}))) == described(built(LLAMA))
 
 
 def test_equal_spellings_may_stand_side_by_side():

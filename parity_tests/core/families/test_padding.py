@@ -24,9 +24,9 @@ PADDED = {x.name: x for x in reversed(CONFIGS)} | {
 EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 
 
-def padded(layer, x, present, **memory):
+def padded(layer, x, present, **more):
     mask = layer.mask & Dense(present[:, None, None, :] != 0)
-    return layer(x, **memory, mask=mask, empty="mean")
+    return layer(x, **more, mask=mask, empty="mean")
 
 
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=18))

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import cache
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,10 @@ from flax_attn.layers.multi_head_combined import MultiHeadAttentionCombined
 from flax_attn.layers.multi_head_einsum import MultiHeadAttentionEinsum
 from flax_attn.layers.simplified_self_attention import SimplifiedSelfAttention
 from flax_attn.layers.spatial_reduction import SpatialReductionAttention
+from flax_attn.layers.t5 import T5Attention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity.cases.collect import collect
+from flax_attn.scores import IDENTITY
 from parity_tests.core.backends.refusal import refused, told
 from parity_tests.tables import with_nightly
 
@@ -255,3 +258,23 @@ def test_an_image_holds_a_square():
     layer = build(SpatialReductionAttention, ratio=3)
     with told(ValueError, "at least ratio rows and columns", "ratio=3", "2 x 5"):
         layer(np.ones((2, 5, 12), np.float32))
+
+
+def test_self_attention_without_a_bias_of_its_own_asks_for_it():
+    sizes, x = {**GIVEN[T5Attention].config, "has_bias": False}, np.ones((2, 5, 11), np.float32)
+    layer = T5Attention(**sizes, rngs=nnx.Rngs(0))
+    for more in ({}, {"cache": layer.init_cache(2, 5)}):
+        with refused(ValueError, "pass bias=first.score", "bias=IDENTITY for none"):
+            layer(x, **more)
+    assert layer(x, bias=IDENTITY).shape == layer(x, x).shape == x.shape
+    assert layer(x, cache=layer.remember(x))[0].shape == x.shape
+
+
+def test_its_twin_asks_for_it_too():
+    torch = pytest.importorskip("torch", reason="the twin is torch's")
+    twin = import_module("torch_ref.t5").T5Attention
+    x, sizes = torch.ones(2, 5, 11), GIVEN[T5Attention].config
+    layer = twin(**sizes, has_bias=False)
+    with refused(ValueError, "pass bias=first.position_bias(T, T)", "0 for none"):
+        layer(x)
+    assert layer(x, bias=0).shape == layer(x, x).shape == x.shape

@@ -20,7 +20,9 @@ def test_heads_on_four_devices_beside_one():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [row["layer"] for row in rows] == ["grouped", "gated", "cross", "outputs"]
+    assert [row["layer"] for row in rows] == [
+        *("grouped", "gated", "cross", "outputs", "stacked", "adam")
+    ]
     assert [row for row in rows if not all(row.values())] == []
 
 

@@ -34,7 +34,7 @@ def two(first=0, second=32):
 
 
 ODD = {
-    "nothing at all": (b"", "asks for byte 4"),
+    "nothing at all": (b"", "It is empty"),
     "three bytes": (b"GGU", "asks for byte 4"),
     "another magic": (b"GGML" + PLAIN[4:], "letters GGUF"),
     "safetensors": ((2).to_bytes(8, "little") + b"{}", "letters GGUF"),

@@ -199,6 +199,15 @@ def test_the_scaling_of_llama_3_is_seen_in_its_frequencies(tmp_path):
 
 
 REFUSED = {
+    "key heads that do not divide": (
+        {"attention.head_count_kv": ("add_uint32", 4)},
+        "llama.attention.head_count_kv, 4, must divide llama.attention.head_count, ",
+    ),
+    "heads that do not divide the width": (
+        {"attention.head_count": ("add_uint32", 7), "attention.head_count_kv": ("add_uint32", 7)}
+        | dict.fromkeys(("attention.key_length", "attention.value_length")),
+        "llama.attention.head_count, 7, must divide llama.embedding_length, ",
+    ),
     "a key is missing": ({"context_length": None}, "llama.context_length must be a whole number"),
     "a count is zero": ({"block_count": ("add_uint32", 0)}, "block_count must be a whole number"),
     "a count is below zero": ({"block_count": ("add_int32", -3)}, "block_count must be a whole"),

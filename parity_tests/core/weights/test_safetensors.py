@@ -20,15 +20,15 @@ TWICE = f'{{"w": {json.dumps(ENTRY)}, "w": {json.dumps(ENTRY)}}}'
 TWO = {"w": entry(shape=[3], data_offsets=[0, 12])}
 WORDS = json.dumps({"w": ENTRY})
 ODD = {
-    "nothing at all": (b"", "length"),
+    "nothing at all": (b"", "It is empty"),
     "seven bytes": (b"\x02" + bytes(6), "length"),
     "no header": (bytes(8), "length"),
     "a header of one byte": (raw("{", b"", 1), "length"),
     "a header longer than the file": (raw(WORDS, length=10_000), "length"),
     "a header longer than is allowed": (raw(WORDS, length=MOST_HEADER + 1), "length"),
     "a length with its top bit set": (raw(WORDS, length=2**63 + 9), "length"),
-    "a pickle": (b"\x80\x02}q\x00.", "length"),
-    "a zip archive": (b"PK\x03\x04" + bytes(40), "length"),
+    "a pickle": (b"\x80\x02}q\x00.", "It is a pickle"),
+    "a zip archive": (b"PK\x03\x04" + bytes(40), "It is a zip archive"),
     "a leading space": (raw(" " + WORDS), "begin"),
     "a byte order mark": (raw(b"\xef\xbb\xbf" + WORDS.encode()), "begin"),
     "a list": (raw("[]", b""), "end in"),

@@ -1,0 +1,42 @@
+"""Which known name a mistyped one is meant to be."""
+
+from collections.abc import Iterable
+
+SHORT = 5  # names of fewer letters may have one slip, others two
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is by a slip of typing; None if it is none.
+
+    A slip leaves out a letter, adds one, takes another or swaps two. It does not change the first
+    letter or a number: `cohere2` is no slip of `cohere`.
+
+    >>> meant("lamma", ["gemma", "llama"]), meant("cohere2", ["cohere"])
+    ('llama', None)
+    """
+    near = {each: distance(name.lower(), each.lower()) for each in known if _may_be(name, each)}
+    best = min(near, key=lambda each: near[each], default=None)
+    return best if best is not None and near[best] <= 1 + (len(best) >= SHORT) else None
+
+
+def distance(a: str, b: str) -> int:
+    """How many letters are left out, added, taken for another or swapped with the next.
+
+    >>> distance("hidden_sise", "hidden_size"), distance("llaam", "llama")
+    (1, 1)
+    """
+    before, last = list[int](), [*range(len(b) + 1)]
+    for i, x in enumerate(a):
+        row = [i + 1]
+        for j, y in enumerate(b):
+            row.append(min(last[j] + (x != y), last[j + 1] + 1, row[j] + 1))
+            if i and j and x == b[j - 1] and a[i - 1] == y:
+                row[-1] = min(row[-1], before[j - 1] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def _may_be(name: str, known: str) -> bool:
+    digits = ["".join(filter(str.isdigit, word)) for word in (name, known)]
+    alike = name[:1].lower() == known[:1].lower() and digits[0] == digits[1]
+    return alike and abs(len(name) - len(known)) <= 2

@@ -1,0 +1,108 @@
+"""Fields of a config that say something of its attention, and that its family does not read."""
+
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ._config import Family
+from ._parts import Parts
+from ._published import CLASS_FIELDS
+from ._slips import meant
+
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+ROTARY = (*ROTARY, "original_max_position_embeddings")
+ALWAYS = ("head_dim", "is_causal")  # which a family reads or refuses
+# Which models have for other parts than their attention too: depth, length, activation and norms.
+# The last is the first layer with a window, which says nothing where there is none.
+GENERAL = {
+    *("n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"),
+    *("num_hidden_layers", "max_position_embeddings", "hidden_act"),
+    *("rms_norm_eps", "layer_norm_eps", "norm_eps", "max_window_layers"),
+}
+
+
+def read_by(family: Family) -> set[str]:
+    """All fields that a family reads, by every name that its files give them."""
+    names = {*family.defaults, *ALWAYS, *(x for each in family.names.values() for x in each)}
+    turns = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
+    return {*names, *(ROTARY if turns else ())}
+
+
+class Reading(NamedTuple):
+    """How families read a field: by which word, and whether False says something by itself."""
+
+    word: str
+    off_is_said: bool
+
+
+def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
+    """All fields that any family reads of its attention.
+
+    False says something if the field is True in the families that read it, where a file leaves it
+    out.
+    """
+    each = [x for y in families.values() for x in ([y] if isinstance(y, Family) else y.values())]
+    words = {x: word for family in each for word, names in family.names.items() for x in names}
+    defaults: dict[str, list[Any]] = {
+        name: [] for family in each for name in read_by(family) - GENERAL
+    }
+    for family in each:
+        for name, default in family.defaults.items():
+            if name in defaults:
+                defaults[name].append(default)
+    return {
+        name: Reading(words.get(name, name), True in values and False not in values)
+        for name, values in defaults.items()
+    }
+
+
+def unread(
+    config: Mapping[str, Any], name: str, family: Family, by_any: Mapping[str, Reading]
+) -> dict[str, str | None]:
+    """Fields that say something of the attention in vain, each with the one that it may stand for.
+
+    A field is one if another family reads it, or if it is by a slip of typing one that this family
+    reads and the config lacks. None is one of the model_type's own class, whose attention does not
+    read it either, and another family's name for one that says the same.
+
+    Args:
+      config: of the model.
+      name: its model_type.
+      family: that it has.
+      by_any: as of `read_by_any`.
+    """
+    known, fields = read_by(family), dict[str, str | None]()
+    lacking = [each for each in sorted(known) if config.get(each) is None]
+    for field, value in config.items():
+        if field in known or field in GENERAL or field in CLASS_FIELDS.get(name, ()):
+            continue
+        if field in by_any:
+            word, off_is_said = by_any[field]
+            names = {*family.names.get(word, (word,))} - {field}
+            is_said = value or (value is False and off_is_said)
+            if is_said and all(config.get(each) != value for each in names):
+                fields[field] = None
+        elif value is not None and (slip := meant(field, lacking)):
+            fields[field] = slip
+    return fields
+
+
+def warn_of_unread(
+    config: Mapping[str, Any], name: str, family: Family, by_any: Mapping[str, Reading]
+) -> None:
+    """Warns, once for each sentence, of `unread` fields where `families.attention` is called."""
+    fields = unread(config, name, family, by_any)
+    if fields:
+        words = [
+            f"{field}={config[field]!r}" + (f" (did you mean {slip}?)" if slip else "")
+            for field, slip in fields.items()
+        ]
+        _warn(
+            f"model_type {name!r} does not read {', '.join(words)}; its attention is built without."
+        )
+
+
+@functools.cache  # which makes it once
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=4)

@@ -1,0 +1,142 @@
+"""Functions that treat rows apart, over Explicit axes: each device computes its own rows.
+
+An operation on arrays whose types say how they are sharded has to know how its result is, and many
+do not. Inside a `jax.shard_map` arrays are a device's own, and nothing has to be known.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ..backends.platform import mesh_of
+from ..layouts import names_in, positions_of
+from .specs import spec_of
+
+BATCH, LENGTH = "*", "t"  # of the letters that stand for the axes of an array
+
+
+def by_rows(
+    f: Callable[..., Any],
+    how: tuple[Any, ...],
+    axes: Mapping[str, str],
+    outputs: tuple[str, ...],
+    apart: str,
+    **arrays: Any,
+) -> Any:
+    """`f(*how, **arrays)`, of which each device computes its own part where types say so.
+
+    A length that is cut comes whole to every device; nothing else goes between them.
+
+    Args:
+      f: a function of a module, which treats batch entries apart.
+      how: its first arguments, hashable.
+      axes: the axes of each array, one letter each: "*" for all batch axes, "t" for the length.
+        The first is one that is always given.
+      outputs: the same of what f gives.
+      apart: letters of other axes along which f treats entries apart, as heads.
+
+    Raises:
+      ValueError: if tokens lie in another order than their own, or arrays are sharded along one
+        axis over different mesh axes, or along a width whose entries meet.
+    """
+    first = next(iter(axes))
+    behind = axes[first].replace(BATCH, "")
+    batch = arrays[first].ndim - len(behind)
+    check_order(arrays[first], batch + behind.index(LENGTH))
+    arrays = {name: jnp.asarray(x) for name, x in arrays.items() if x is not None}
+    mesh = next((mesh_of(x) for x in arrays.values() if _says_cut(x)), None)
+    letters = {name: _letters(axes[name], batch, x.ndim) for name, x in arrays.items()}
+    if mesh is None or any(len(letters[name]) != x.ndim for name, x in arrays.items()):
+        return f(*how, **arrays)  # which also says what is wrong with a rank
+    cut = _entries(arrays, letters, {*map(str, range(batch)), LENGTH, *apart})
+    whole = {**cut, LENGTH: None}
+    specs = {name: _spec(whole, letters[name], x.shape) for name, x in sorted(arrays.items())}
+    results = [_letters(x, batch) for x in outputs]
+    inside = tuple(PartitionSpec(*map(whole.get, x)) for x in results)
+    out = _of_shards(f, how, mesh, tuple(specs.items()), inside, arrays)
+    if cut[LENGTH] is None:
+        return out
+    lies = (NamedSharding(mesh, PartitionSpec(*map(cut.get, x))) for x in results)
+    return tuple(jax.sharding.reshard(x, where) for x, where in zip(out, lies, strict=True))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _of_shards(
+    f: Any, how: Any, mesh: Any, in_specs: Any, out_specs: Any, arrays: dict[str, jax.Array]
+) -> Any:
+    """`f(*how, **arrays)` of each device's own part, for which arrays are put as specs say."""
+    specs = dict(in_specs)
+    arrays = {
+        name: jax.sharding.reshard(x, NamedSharding(mesh, specs[name]))
+        for name, x in arrays.items()
+    }
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return jax.shard_map(
+        lambda arrays: f(*how, **arrays),
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=out_specs,
+        axis_names={name for name, kind in kinds if kind is AxisType.Explicit},
+    )(arrays)
+
+
+def may_be_cut(x: Any) -> bool:
+    """Whether an array may lie on several devices, as XLA is going to say or its type says."""
+    mesh = mesh_of(x)
+    if mesh.empty:  # then jit's arguments may say it, which no type shows
+        return isinstance(x, Tracer) and jax.device_count() > 1
+    return mesh.size > 1 and {*mesh.axis_types} != {AxisType.Manual}
+
+
+def check_order(x: Any, axis: int) -> None:
+    """ValueError where tokens along `axis` are known to lie in another order than their own."""
+    if positions_of(x, axis) is not None:
+        raise ValueError(
+            "A recurrence takes tokens in their own order, and context_parallel says that they lie "
+            'in another. Call it under layout="contiguous", or on tokens that unplace puts back.'
+        )
+
+
+def _says_cut(x: Any) -> bool:
+    """Whether the type of an array says that it is cut."""
+    return AxisType.Explicit in mesh_of(x).axis_types and any(map(names_in, spec_of(x)))
+
+
+def _letters(axes: str, batch: int, rank: int | None = None) -> tuple[str, ...]:
+    """A name for each axis: of batch axes their numbers, of which an array may lack the first.
+
+    >>> _letters("*tn", 2), _letters("*t", 2, 2)
+    (('0', '1', 't', 'n'), ('1', 't'))
+    """
+    names = [x for axis in axes for x in (map(str, range(batch)) if axis == BATCH else axis)]
+    return tuple(names if rank is None else names[max(len(names) - rank, 0) :])
+
+
+def _entries(arrays: dict, letters: dict, may_be: set[str]) -> dict[str, Any]:
+    """The mesh axes of each axis, on which all arrays that are cut there have to agree."""
+    entries: dict[str, Any] = {LENGTH: None}
+    listed = ", ".join(f"{name} {spec_of(x)}" for name, x in arrays.items())
+    for name, x in arrays.items():
+        for letter, entry in zip(letters[name], spec_of(x), strict=True):
+            if not names_in(entry):
+                continue
+            if letter not in may_be:
+                raise ValueError(
+                    f"{name} is sharded along its width, over {entry!r}. Shard rows or heads. "
+                    f"Given: {listed}."
+                )
+            if entries.get(letter) not in (None, entry):
+                raise ValueError(f"Arrays must be sharded alike along each axis; got {listed}.")
+            entries[letter] = entry
+    return entries
+
+
+def _spec(entries: dict[str, Any], letters: tuple[str, ...], shape: tuple) -> PartitionSpec:
+    """How an array is cut; one of length 1 along an axis answers for all entries."""
+    sizes = zip(letters, shape, strict=True)
+    return PartitionSpec(*(entries.get(x) if n > 1 else None for x, n in sizes))

@@ -1,0 +1,57 @@
+"""What a file is that is no checkpoint, or one of another format, told by its first bytes."""
+
+from io import BufferedReader
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+FIRST = 64  # bytes that are looked at
+_PAGE = (
+    "It is a web page, and not the file that it shows.",
+    "Fetch the file itself: where the page's link has /blob/, the file's has /resolve/.",
+)
+# By the first bytes: what it is, and what to do.
+_OTHERS = {
+    b"version https://git-lfs": (
+        "It is a pointer of git-lfs, which says what the file is and does not hold it.",
+        "Run `git lfs pull` in its repository, or fetch the file itself.",
+    ),
+    b"<!doctype": _PAGE,
+    b"<html": _PAGE,
+    b"<?xml": _PAGE,
+    b"\x1f\x8b": ("It is packed by gzip.", "Unpack it first: `gunzip` does."),
+    b"\x28\xb5\x2f\xfd": ("It is packed by zstd.", "Unpack it first: `unzstd` does."),
+    b"\xfd7zxz": ("It is packed by xz.", "Unpack it first: `unxz` does."),
+    b"gguf": ("It is a GGUF file, whose name must end in .gguf.", ""),
+    b"pk\x03\x04": (
+        "It is a zip archive.",
+        "numpy's must be called .npz; torch's are read by read_torch.",
+    ),
+    b"\x80\x02": ("It is a pickle, which only read_torch reads.", ""),
+}
+_ONES_OWN = {"GGUF": (b"gguf",), "zip": (b"pk\x03\x04",), "torch": (b"pk\x03\x04", b"\x80\x02")}
+
+
+def foreign(path: Path, first: bytes, kind: str = "") -> CheckpointError | None:
+    """What to raise for a file that begins so; None where it may be of the kind.
+
+    Args:
+      path: of the file.
+      first: its first bytes, `FIRST` of them.
+      kind: "GGUF", "zip" or "torch", whose files may begin as others' may not.
+    """
+    if not first:
+        return CheckpointError(path, None, "It is empty.", "Fetch or save it again.")
+    start = first.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
+    for begins, (what, hint) in _OTHERS.items():
+        if start.startswith(begins) and begins not in _ONES_OWN.get(kind, ()):
+            return CheckpointError(path, None, what, hint)
+    return None
+
+
+def refuse_foreign(path: Path, file: BufferedReader, kind: str = "") -> None:
+    """Raises what `foreign` gives for a file that was opened, of which no byte is taken."""
+    error = foreign(path, file.read(FIRST), kind)
+    if error is not None:
+        raise error
+    file.seek(0)

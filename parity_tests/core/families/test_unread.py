@@ -1,0 +1,154 @@
+"""Fields that a model_type does not read: which warn, once and by name, and which say nothing."""
+
+import re
+import warnings
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.families import _unread
+from flax_attn.families._aliases import ALIASES
+from flax_attn.families._choose import _READ_BY_ANY, FAMILIES
+from flax_attn.families._config import Config, Family
+from flax_attn.families._published import CLASS_FIELDS, KNOWN
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.families.aliases import PLACES
+from parity_tests.families.configs import CONFIGS
+from parity_tests.families.parts import PARTS
+from parity_tests.families.published import PARTS as PUBLISHED_PARTS
+from parity_tests.families.published import PUBLISHED
+from parity_tests.tables import each
+
+LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6}
+SERVED = sorted({*FAMILIES, *ALIASES})
+
+
+def built(given, index=0, **how):
+    return nnx.eval_shape(lambda: families.attention(given, index, rngs=nnx.Rngs(0), **how))
+
+
+def part_of(name):
+    family = FAMILIES[ALIASES.get(name, name)]
+    return {} if isinstance(family, Family) else {"part": "encoder"}
+
+
+def said(given, **how):
+    """All warnings of a config, whatever was warned of before."""
+    _unread._warn.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            built(given, **how)
+    assert all(x.filename.endswith("test_unread.py") for x in caught)
+    return [str(x.message) for x in caught]
+
+
+WORTH_SAYING = {
+    "softcap": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0"),
+    "norms": ({"use_qk_norm": True}, "use_qk_norm=True"),
+    "window": ({"sliding_window": 4096}, "sliding_window=4096"),
+    "off where others are on": ({"qkv_bias": False}, "qkv_bias=False"),
+    "a letter": (
+        {"hidden_sise": 48, "hidden_size": None},
+        "hidden_sise=48 .did you mean hidden_si",
+    ),
+    "a letter less": ({"num_key_value_head": 3}, "did you mean num_key_value_heads"),
+    "two swapped": ({"attentoin_bais": True}, "did you mean attention_bias"),
+    "two fields": (
+        {"use_qk_norm": 1, "head_dimm": 8},
+        "use_qk_norm=1, head_dimm=8 .did you mean h",
+    ),
+}
+
+
+@each("name", WORTH_SAYING)
+def test_what_is_said_in_vain_warns_once_by_name(name):
+    fields, words = WORTH_SAYING[name]
+    given = {**LLAMA, **fields}
+    if given["hidden_size"] is None:
+        del given["hidden_size"]
+        given["num_attention_heads"] = 8
+    (one,) = said(given)
+    assert re.search(words, one), one
+    assert one.startswith("model_type 'llama' does not read ")
+
+
+SILENT = {
+    "nothing": {"attn_logit_softcapping": None, "use_qk_norm": False, "rope_scaling": {}},
+    "another part of the model": {"mlp_bias": True, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
+    "a name of no slip": {"heads": 7, "logit_scale": 2.0, "_name_or_path": "x", "quant": 4},
+    "a slip of a field that is there": {"hidden_sizes": [1]},
+    "the same by another name": {"num_heads": 6},
+}
+
+
+@each("name", SILENT)
+def test_all_else_is_silent(name):
+    assert not said({**LLAMA, **SILENT[name]})
+
+
+def test_a_config_that_is_refused_warns_of_nothing():
+    with pytest.raises(ValueError, match="num_attention_heads must divide"):
+        said({**LLAMA, "num_attention_heads": 7, "use_qk_norm": True})
+
+
+@each("name", PUBLISHED)
+def test_published_configs_warn_of_nothing(name):
+    assert not said(PUBLISHED[name])
+
+
+@each("name", PUBLISHED_PARTS)
+def test_published_configs_of_parts_warn_of_nothing(name):
+    assert not [
+        x
+        for part in ("encoder", "decoder", "cross")
+        for x in said(PUBLISHED_PARTS[name], part=part)
+    ]
+
+
+def test_the_defaults_of_every_class_warn_of_nothing(transformers):
+    from .published import class_of
+
+    for name in SERVED:
+        given = {**class_of(name)().to_dict(), "model_type": name}
+        assert not said(given, **part_of(name)), name
+
+
+def test_what_is_written_of_transformers_is_so(transformers):
+    from .published import class_fields, known
+
+    assert KNOWN == {*known()} and CLASS_FIELDS == class_fields()
+    assert len({*KNOWN, *SERVED}) > 800
+
+
+def test_what_a_family_reads_is_known_to_it(monkeypatch):
+    """No field that a layer is built from can warn."""
+    asked = set()
+
+    class Fields(dict):
+        def get(self, key, default=None):
+            asked.add(key)
+            return super().get(key, default)
+
+    made = Config.__init__
+    monkeypatch.setattr(
+        Config, "__init__", lambda self, fields, *more: made(self, Fields(fields), *more)
+    )
+    for small in (*CONFIGS, *PARTS):
+        how = {} if small in CONFIGS else {"part": small.part}
+        entry = FAMILIES[small.name]
+        for spelling in ("old", "new"):
+            asked.clear()
+            built(small.spelt(spelling), small.index, **how)
+            read = _unread.read_by(entry if isinstance(entry, Family) else entry[small.part])
+            assert asked - {"model_type"} <= read | _unread.GENERAL, small
+            assert asked & {*_READ_BY_ANY}
+
+
+def test_fields_that_the_class_of_an_alias_lacks_do_what_they_do_there(float64, transformers):
+    from .aliases import lacking, tried_lacking
+
+    aliases = [alias for alias in PLACES if lacking(alias, ALIASES[alias])]
+    assert {"dots1", "emu3_text_model"} <= {*aliases}
+    assert not [fault for alias in aliases if (fault := tried_lacking(alias, ALIASES[alias]))]
