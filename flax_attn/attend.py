@@ -24,6 +24,7 @@ from .scores import IDENTITY, Score
 from .sharding import auto, explicit
 from .sharding.entry import is_known, kind_of_axes
 from .sharding.sequence import Sequence, prepared
+from .sharding.work import work_of
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
@@ -323,6 +324,7 @@ def explain(
         sequence, request = prepared(Request.of(q, k, v, rules))
         whole = bound(request.q, request.k, request.rules)
         explanations.append(_verdicts(request, whole, sequence))
+        explanations[0].work = work_of(request, sequence, positioned=q_positions is not None)
 
     unknown = [x for x in leaves if _is_shape(x)]
     jax.eval_shape(ask, *unknown) if unknown else ask()

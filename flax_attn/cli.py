@@ -182,6 +182,9 @@ def _add_explain(commands: Any) -> None:
     add("--mask", default="FULL", metavar="MASK", help="of flax_attn's masks, with & | ~")
     add("--sinks", action="store_true", help="with a sink logit for each query head")
     add("--dropout", type=float, metavar="RATE", help="with dropout of this rate")
+    add("--shards", type=int, metavar="N", help="with the length sharded over N devices")
+    add("--strategy", default="all_gather", metavar="NAME", help="all_gather, ring or ulysses")
+    add("--layout", default="contiguous", metavar="NAME", help="contiguous, zigzag or striped")
     add("--on", metavar="PLATFORM", help="cpu, gpu or tpu; default: this machine")
     add("--capability", metavar="X.Y", help="of the GPU: 9.0 for an H100; default 8.0")
 

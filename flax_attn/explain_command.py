@@ -11,12 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType
 
 from . import masks
+from ._checks import check_positive
 from .attend import explain
 from .backends.platform import assume_platform
 from .dropout import Dropout
 from .masks import Mask
+from .sharding import context_parallel
 
 OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 
@@ -31,12 +34,16 @@ def explained(options: argparse.Namespace) -> str:
     q = tuple(options.q)
     kv = tuple(options.kv or q)
     v = tuple(options.v or kv)
-    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, dtype) for shape in (q, kv, v)]
+    where = _over(options.shards)
+    arrays = [_array(shape, dtype, where) for shape in (q, kv, v)]
     heads = q[-2] if len(q) > 1 else 1
     rate = options.dropout
     sinks: Any = jax.ShapeDtypeStruct((heads,), dtype) if options.sinks else None
     try:
-        with _platform(options.on, options.capability):
+        with (
+            _platform(options.on, options.capability),
+            context_parallel(options.strategy, layout=options.layout),
+        ):
             verdicts = explain(
                 *arrays,
                 mask=mask_of(options.mask),
@@ -46,6 +53,21 @@ def explained(options: argparse.Namespace) -> str:
     except TypeError as error:
         raise ValueError(str(error)) from error
     return f"{_sizes_read(q=q, k=kv, v=v)}\n{verdicts}"
+
+
+def _over(shards: int | None) -> Any:
+    """A mesh of so many devices that are not here, over which the length is sharded."""
+    if shards is None:
+        return None
+    check_positive(shards=shards)
+    return AbstractMesh((shards,), ("length",), (AxisType.Explicit,))
+
+
+def _array(shape: tuple[int, ...], dtype: Any, mesh: Any) -> Any:
+    if mesh is None or len(shape) < 3:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    spec = jax.P(*[None] * (len(shape) - 3), "length")
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
 
 
 def _sizes_read(**shapes: tuple[int, ...]) -> str:

@@ -37,6 +37,7 @@ class Explanation(tuple[Verdict, ...]):
 
     Attributes:
       sequence: how attention goes over a length that lies on several devices, or None.
+      work: how many blocks each of them then has to do, or None.
 
     >>> Explanation([Verdict("cudnn", "needs float16 or bfloat16"), Verdict("reference", None)])
     backend    verdict
@@ -45,6 +46,7 @@ class Explanation(tuple[Verdict, ...]):
     """
 
     sequence: Any
+    work: Any = None
 
     def __new__(cls, verdicts: Iterable[Verdict], sequence: Any = None) -> "Explanation":
         self = super().__new__(cls, verdicts)
@@ -62,6 +64,8 @@ class Explanation(tuple[Verdict, ...]):
         rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
         if self.sequence is not None:
             rows += [("length", str(self.sequence)), ("sends", self.sequence.sends)]
+        if self.work is not None:
+            rows.append(("blocks", str(self.work)))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
 

@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+from jax.core import Tracer
+
+from ..layouts import cutting
 from ..masks import Mask
 from ..masks.answers import reach_of
 from ..scores import Score
@@ -12,7 +16,14 @@ from .slots import Cache
 
 
 def check_kind(cache: Any) -> None:
-    """TypeError unless this is a cache for self attention."""
+    """Raises unless this is a cache for self attention, each row of which lies on one device.
+
+    How a traced array over axes of type Auto lies is not known: XLA then gathers the length.
+
+    Raises:
+      TypeError: for another cache, or none.
+      ValueError: for one whose length is known to be sharded.
+    """
     if isinstance(cache, Memory):
         raise TypeError(
             "A Memory is for cross attention; this call is self attention, and takes "
@@ -23,6 +34,26 @@ def check_kind(cache: Any) -> None:
             "cache must be a Cache or a PagedCache, such as layer.init_cache(batch, length); got "
             f"{type(cache).__name__}."
         )
+    batch = cache.length.ndim
+    lengths = {  # along which axes tokens of a row lie, behind those of batch, pages and heads
+        "keys": (batch + 1,),
+        "values": (batch + 1,),
+        "positions": (batch,),
+        "pool_keys": (0, 2),
+        "pool_values": (0, 2),
+        "table": (batch,),
+    }
+    parts = ((x, n) for name, n in lengths.items() for x in jax.tree.leaves(vars(cache).get(name)))
+    for x, axes in parts:
+        traced = isinstance(x, Tracer)
+        sharding: Any = jax.typeof(x).sharding if traced else getattr(x, "sharding", None)
+        spec = (*getattr(sharding, "spec", ()), *[None] * x.ndim)
+        cut = [spec[axis] for axis in axes if spec[axis] is not None]
+        if any(cutting(entry, sharding.mesh) for entry in cut):
+            raise ValueError(
+                f"The length of the cache is sharded over {cut[0]!r}, and each step would gather "
+                "it. Shard its rows and heads, P(batch, heads), and leave the length whole."
+            )
 
 
 def check_no_mean(empty: str) -> None:

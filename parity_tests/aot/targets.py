@@ -64,19 +64,24 @@ def missing(name: str) -> str | None:
     return None if found else f"nothing compiles for {name}: {package} is not installed ({how})."
 
 
-@cache
 def device(name: str) -> jax.Device:
     """The first device of a target, for shardings; it compiles and holds no arrays."""
+    return devices(name)[0]
+
+
+@cache
+def devices(name: str, gpus: int = 1) -> list[jax.Device]:
+    """All of a slice of TPUs, or so many GPUs of one host; they compile and hold no arrays."""
     if name in TPUS:
         with _environment(ALONE):
-            return get_topology_desc(TPUS[name], "tpu").devices[0]
-    kwargs = {"topology": "1x1x1", "target_config": H200}
+            return get_topology_desc(TPUS[name], "tpu").devices
+    kwargs = {"topology": f"1x1x{gpus}", "target_config": H200}
     with _environment(WITHOUT_NVIDIA):
         try:
-            return get_topology_desc("", "cuda", **kwargs).devices[0]
+            return get_topology_desc("", "cuda", **kwargs).devices
         except NotImplementedError:  # JAX looked for plugins earlier, and asked for cuDNN
             importlib.import_module(_plugins()[0]).initialize()
-            return get_topology_desc("", "cuda", **kwargs).devices[0]
+            return get_topology_desc("", "cuda", **kwargs).devices
 
 
 def lower(name: str, f: Callable[..., Any], *avals: Any) -> jax.stages.Lowered:

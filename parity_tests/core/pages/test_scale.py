@@ -15,7 +15,7 @@ def test_its_blocks_run_in_order():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "ring over 'seq' (4 shards), contiguous" in run.stdout
-    assert TEXT.count("\nassert ") == 7
+    assert TEXT.count("\nassert ") == 8
 
 
 def test_the_blocks_of_its_table_are_counted():

@@ -55,6 +55,28 @@ def test_sinks_and_dropout_are_asked_too(capsys):
     assert refusal not in said(capsys, *SHAPES, "--on", "tpu")[1]
 
 
+WORK = {  # as docs/scale.md counts it
+    ("contiguous", "ring"): "36 to 484 of 512 blocks of 128 x 128 a device; the busiest has 1.86",
+    ("zigzag", "ring"): "260 of 512 blocks of 128 x 128 a device, on each as many",
+    ("striped", "all_gather"): "288 of 512 blocks of 128 x 128 a device, on each as many",
+    ("contiguous", "ulysses"): "2080 of 4096 blocks of 128 x 128 a device, on each as many",
+}
+
+
+@pytest.mark.parametrize("how", WORK, ids=" ".join)
+def test_a_sharded_length_and_what_each_device_does(how, capsys):
+    layout, strategy = how
+    shapes = ["--q", "8192", "8", "64", "--mask", "CAUSAL", "--shards", "8"]
+    status, text = said(capsys, *shapes, "--layout", layout, "--strategy", strategy)
+    assert status == 0 and f"{strategy} over 'length' (8 shards), {layout}" in text
+    assert f"blocks     {WORK[how]}" in text
+
+
+def test_of_a_mask_that_is_not_known_it_says_at_most(capsys):
+    text = said(capsys, "--q", "2", "64", "4", "8", "--shards", "2", "--mask", "Lengths([9, 7])")[1]
+    assert "at most 2 of 2 blocks of 32 x 32 a device" in text
+
+
 MASKS = {
     "CAUSAL": CAUSAL,
     "Causal(offset=2) | Window(3, 0)": Causal(offset=2) | Window(3, 0),
@@ -84,6 +106,11 @@ WRONG = {
     ("--mask", "jax"): "jax is no mask: ",
     ("--dtype", "float3"): "--dtype takes float64, float32, bfloat16 or float16; got 'float3'.",
     ("--dtype", "int32"): "attend works on floating arrays; got q int32",
+    (
+        "--shards",
+        "3",
+    ): 'layout "contiguous" needs a length that the 3 shards divide; q has 5 tokens',
+    ("--strategy", "tree"): "strategy must be one of 'all_gather', 'ring', 'ulysses'; got 'tree'.",
     ("--on", "abacus"): "platform must be 'cpu', 'gpu' or 'tpu'; got 'abacus'.",
     ("--capability", "9.0"): "it goes with --on gpu.",
     ("--v", "2", "9", "5", "8"): "k and v must share length and heads; got q (2, 5, 6, 8)",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import CAUSAL, Cache, Int8, Window, attend_cached
+from flax_attn import CAUSAL, Cache, Int8, PagedCache, Window, attend_cached
 
 SIZES = {"q": 8, "k": 4, "v": 4}  # heads
 MADE = {
@@ -51,6 +51,42 @@ def rows(more: bool) -> Iterator[dict[str, Any]]:
             yield {"axes": kind, "name": name, "same": same, "kept": kept, "found": found}
 
 
+def sharded_lengths(kind: str) -> dict[str, Any]:
+    """What caches say of a length that is sharded, and whether a step serves that cannot see it."""
+    axes = (getattr(jax.sharding.AxisType, kind),) * 2
+    mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=axes)
+    cache = Cache.empty(4, 40, num_kv_heads=4, head_dim=16)
+    caches = {
+        "keys": cache,
+        "eight bits": Cache.empty(4, 40, num_kv_heads=4, head_dim=16, store=Int8()),
+        "pages": PagedCache.empty(4, 40, 4, (8, 4), 16),
+    }
+    x = tokens(1, 1)
+
+    def step(x: list[jax.Array], cache: Any) -> jax.Array:
+        return attend_cached(*x, cache)[0]
+
+    def put(x: jax.Array) -> jax.Array:
+        spec = (None, None, "seq") if x.ndim == 4 else ()
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+
+    cut = {name: jax.tree.map(put, cache) for name, cache in caches.items()}
+    said = {name: [sentence(f, x, cut[name]) for f in (step, jax.jit(step))] for name in cut}
+    error = 0.0
+    if kind == "Auto":
+        got = jax.jit(step)(x, cut["keys"])
+        error = float(np.abs(np.asarray(got) - np.asarray(step(x, cache))).max())
+    return {"axes": kind, "said": said, "serves": error < 1e-6}
+
+
+def sentence(f: Any, *arrays: Any) -> str:
+    try:
+        f(*arrays)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def on_eight(x: list[jax.Array], cache: Cache, mask: Any) -> tuple[jax.Array, Cache, list[str]]:
     """A step whose arrays are sharded, its cache, and the collectives in its program."""
     x = [jax.device_put(y, jax.P("data", None, "model")) for y in x]
@@ -65,5 +101,6 @@ def on_eight(x: list[jax.Array], cache: Cache, mask: Any) -> tuple[jax.Array, Ca
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)
+    print(json.dumps([sharded_lengths(kind) for kind in KINDS]))
     for row in rows("--more" in sys.argv):
         print(json.dumps(row))

@@ -1,0 +1,67 @@
+"""Who has how much to do where a length lies on several devices: the blocks that are seen."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..layouts import tokens_in
+from ..masks.algebra import parts_of
+from ..masks.answers import band_of
+from ..request import Request
+from .sequence import Sequence
+
+BLOCK = 128
+
+
+class Work(NamedTuple):
+    """The blocks of weights that each device's queries may see, of one head.
+
+    Attributes:
+      seen: of each device that has queries of its own.
+      whole: how many blocks there are for its queries and all keys.
+      block: tokens along each side.
+      is_most: whether the mask hides more than is known here.
+
+    >>> print(Work((36, 484), 512, 128, False))
+    36 to 484 of 512 blocks of 128 x 128 a device; the busiest has 1.86 times the mean
+    """
+
+    seen: tuple[int, ...]
+    whole: int
+    block: int
+    is_most: bool
+
+    def __str__(self) -> str:
+        low, high, mean = min(self.seen), max(self.seen), sum(self.seen) / len(self.seen)
+        count = f"{high}" if low == high else f"{low} to {high}"
+        text = f"{count} of {self.whole} blocks of {self.block} x {self.block} a device"
+        text = f"at most {text}" if self.is_most else text
+        if low == high:
+            return f"{text}, on each as many"
+        return f"{text}; the busiest has {high / mean:.2f} times the mean"
+
+
+def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Work | None:
+    """What each device has to do; None where no length is cut, or tokens have other positions."""
+    sizes = request.sizes
+    if sequence is None or positioned:
+        return None
+    bands = [band_of(x.bind(sizes)) if x.is_static else None for x in parts_of(request.rules.mask)]
+    known = [x for x in bands if x is not None]
+    lo = max((x.lo for x in known if x.lo is not None), default=-sizes.S)
+    hi = min((x.hi for x in known if x.hi is not None), default=sizes.S)
+    shard = sizes.T // sequence.devices
+    block = math.gcd(shard, sizes.S, BLOCK)
+    q, k = (_ends(length, block, sequence) for length in (sizes.T, sizes.S))
+    q = [x.reshape(sequence.devices, -1, 1) for x in q]
+    seen = (k[0] - q[1] <= hi) & (k[1] - q[0] >= lo)  # devices, blocks of queries, of keys
+    is_most = len(known) < len(bands) or any(x.kv is not None or x.rows is not None for x in known)
+    return Work(tuple(map(int, seen.sum((1, 2)))), seen[0].size, block, is_most)
+
+
+def _ends(length: int, block: int, sequence: Sequence) -> tuple[Any, Any]:
+    """The first and the last token of each block of slots."""
+    layout = "contiguous" if sequence.strategy == "ulysses" else sequence.layout
+    at = tokens_in(np.arange(length), length, sequence.shards, layout).reshape(-1, block)
+    return at.min(axis=1), at.max(axis=1)
