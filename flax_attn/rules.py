@@ -87,8 +87,8 @@ def nan_beyond(rules: Rules, result: Any) -> Any:
         for x in jax.tree.leaves(node) if type(node) in limits else ():
             most = limits[type(node)]
             if isinstance(x, Tracer) and jnp.iinfo(x.dtype).max > most:
-                told = jnp.where((x > most).any(), jnp.nan, 1)
-                factor = told if factor is None else factor * told
+                nan = jnp.where((x > most).any(), jnp.nan, 1)
+                factor = nan if factor is None else factor * nan
     if factor is None:
         return result
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), result)

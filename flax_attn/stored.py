@@ -80,7 +80,8 @@ def _as_attended(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> An
     """By keys and values in the layout of `attend`; no gradient reaches quantised ones."""
     if isinstance(keys, Quantized):
         keys, values = (jax.lax.stop_gradient(x).dequantized(q.dtype) for x in (keys, values))
-    return blockwise.attention(q, *(jnp.swapaxes(x, 1, 2) for x in (keys, values)), rules)
+    k, v = (jnp.swapaxes(x, 1, 2) for x in (keys, values))
+    return blockwise.attention(q, k, v, rules)
 
 
 def _as_stored(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:

@@ -27,6 +27,7 @@ from .paged import PagedCache
 from .slots import Cache
 
 C = TypeVar("C", Cache, PagedCache)
+_Shape: Any = jax.ShapeDtypeStruct  # in place of an array, where nothing but its shape is asked
 
 
 def attend_cached(
@@ -144,8 +145,7 @@ def _attended(
             return stored.attention(q, keys, values, rules)[0]
         keys, values = (x.dequantized(q.dtype) for x in (keys, values))
     k, v = (
-        jax.ShapeDtypeStruct((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1]), x.dtype)
-        for x in (keys, values)
+        _Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), x.dtype) for x in (keys, values)
     )
     alike = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
     few = alike and are_few(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"

@@ -136,9 +136,9 @@ class RunMask(Mask):
         back = super().reach(keep_first)
         if back is None and before is not None and before.chunk and is_whole(before.at):
             return before.chunk - int(before.at) - before.by - 1
-        cut = last is not None and last.chunk is None and is_whole(last.at)
-        kept = cut and last.of(None, last.at) < keep_first
-        return 0 if back is None and kept else back
+        if back is None and last is not None and last.chunk is None and is_whole(last.at):
+            return 0 if last.of(None, last.at) < keep_first else None
+        return back
 
 
 def _entries(x: Any, axes: int) -> Any:

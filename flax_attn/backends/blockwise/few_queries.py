@@ -13,6 +13,7 @@ from one. `B S K H`, as users hand it in, is turned block by block, while a bloc
 processor's cache: to turn all of it first takes three times as long, and as much memory again.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -49,27 +50,35 @@ def _turned_from(x: Any) -> Any:
     XLA would turn all of it, and turn back what is read. JAX shows from which operation a traced
     array comes, but promises no name for it: where it shows none, x is taken as it is.
     """
-    before = x
-    operation = getattr(before, "parent", None)
-    if "new_sizes" in getattr(operation, "params", ()):  # many batch axes are made one in between
+    before, operation = x, _operation(x)
+    if "new_sizes" in operation.params:  # many batch axes are made one in between
         before = operation.in_tracers[0]
-        operation = getattr(before, "parent", None)
+        operation = _operation(before)
+    if before.ndim < 4 or before.shape[-3:] != x.shape[-3:]:
+        return None
     *batch, S, K, H = range(before.ndim)
-    if getattr(operation, "params", {}).get("permutation") != (*batch, K, S, H):
+    if operation.params.get("permutation") != (*batch, K, S, H):
         return None
     stored = operation.in_tracers[0]
-    whole = stored.ndim > 3 and before.shape[-3:] == x.shape[-3:]
-    return stored.reshape(x.shape[0], *stored.shape[-3:]) if whole else None
+    return stored.reshape(x.shape[0], *stored.shape[-3:])
+
+
+def _operation(x: Any) -> Any:
+    """From which operation a traced array comes, as JAX shows it."""
+    return getattr(x, "parent", None) or SimpleNamespace(params={})
 
 
 def forward_few(
     plan: Plan,
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"] | Quantized,
-    v: Float[Array, "B S K h"] | Quantized,
+    k: Any,
+    v: Any,
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """Output, m and l, all in float32 or wider and before the sinks; k and v lie as `plan` says."""
+    """Output, m and l, all in float32 or wider and before the sinks.
+
+    k and v lie as `plan.layout` says: `B S K H` and `B S K h`, or `B K S H`, also `Quantized`.
+    """
     (B, T, N, H), G = q.shape, plan.groups
     rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
     if plan.layout == "tokens first" and plan.batched:  # accelerators read any layout
