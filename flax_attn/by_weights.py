@@ -2,21 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ._types import Sizes, frozen
 from .backends.local import flat
-from .dropout import Drop
+from .backends.platform import mesh_of
+from .dropout import Drop, DropoutMask
 from .masks import FULL, Dense, Mask
+from .masks.answers import block_starts
 from .normalisers import Normaliser
 from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
 from .request import Request, bound, rules_of
-from .rules import sizes_of
+from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
-from .taps import tap
+from .taps import listening, tap
 
 Mix = Callable[[Array], Array]
+ROWS = 128  # queries of a block
 
 
 def attend_by_weights(
@@ -34,8 +41,10 @@ def attend_by_weights(
 ) -> Float[Array, "*B T N h"]:
     """`mix_weights(normalise(mask(score(mix_scores(scale * q.k))))) . v`, dropout before v.
 
-    For what `attend` cannot carry, whose backends never hold the weights: this holds all of them,
-    T x S a head, and runs the plain formula on every machine. With the defaults it is `attend`.
+    For what `attend` cannot carry. It runs the plain formula on every machine, of more than 128
+    queries by blocks of 128, whose weights alone are held. Functions that mix heads, and whoever
+    listens to the weights, are given all of them, T x S a head, and so are arrays on several
+    devices. With the defaults it is `attend`.
     A row that may look at nothing gives zeros, and keys that nobody may look at cannot reach
     outputs or gradients, whatever they hold. What a mixing adds to hidden weights, a bias say, is
     replaced by zero; a mask of each head is asked for the heads that come out of the mixing.
@@ -65,11 +74,77 @@ def attend_by_weights(
     sizes, rules = request.sizes, bound(request.q, request.k, request.rules)
     q, k, v = flat(sizes, request.q, request.k, request.v)  # B T N H, B S K H, B S K h
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
+    whole = partial(
+        _by_weights, normalise=normalise, mix_scores=mix_scores, mix_weights=mix_weights
+    )
+    by_rows = mix_scores is None and mix_weights is None and not listening()
+    if by_rows and isinstance(sizes.T, int) and sizes.T > ROWS and mesh_of(q).size <= 1:
+        o = in_blocks(lambda q, at: whole(q, k, v, _of_queries(rules, sizes, at)), q)
+    else:
+        o = tap("context", whole(q, k, v, rules))  # B T N h
+    return o.reshape(*sizes.batch, *o.shape[1:])
+
+
+def in_blocks(
+    attend: Callable[[Array, Array], Array], q: Float[Array, "B T N H"]
+) -> Float[Array, "B T N h"]:
+    """`attend(queries, their places)` for `ROWS` queries after the other, forward and backward.
+
+    What it makes of one block is not kept for the backward pass, which makes it once more.
+
+    Args:
+      attend: from `B ROWS N H` and `ROWS` integers to `B ROWS N h`.
+      q: more than `ROWS` queries.
+    """
+    starts = block_starts(q.shape[1], ROWS)  # the last block reaches back into the one before
+
+    @jax.checkpoint
+    def block(start: Array) -> Array:
+        places = start + jnp.arange(ROWS, dtype=jnp.int32)
+        return attend(jax.lax.dynamic_slice_in_dim(q, start, ROWS, axis=1), places)
+
+    made = jax.lax.map(block, jnp.asarray(starts, jnp.int32))  # blocks, B ROWS N h
+    first = jnp.moveaxis(made[:-1], 0, 1).reshape(q.shape[0], -1, *made.shape[3:])
+    return jnp.concatenate([first, made[-1][:, first.shape[1] - starts[-1] :]], axis=1)
+
+
+def _of_queries(rules: Rules, sizes: Sizes, at: Array) -> Rules:
+    """Bound rules for the queries `at`, asked at their places in the whole."""
+    b, n, _, k = sizes.iotas()
+    q, drop = at.reshape(1, 1, -1, 1), rules.dropout
+    seen = jnp.broadcast_to(rules.mask(b, n, q, k), (sizes.B, sizes.N, len(at), sizes.S))
+    drop = None if drop is None else DropoutMask(drop.keep(b, n, q, k), drop.rate)
+    return replace(rules, mask=Dense(seen), score=_AtQueries(rules.score, q), dropout=drop)
+
+
+@frozen
+class _AtQueries(Score):
+    """A bound score of some of the queries, asked at their places in the whole."""
+
+    score: Score
+    at: Any
+
+    def grid(self, logits, sizes):
+        b, n, _, k = sizes.iotas()
+        return self.score(logits, b, n, self.at, k)
+
+
+def _by_weights(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K h"],
+    rules: Rules,
+    normalise: Normaliser,
+    mix_scores: Mix | None,
+    mix_weights: Mix | None,
+) -> Float[Array, "B T N h"]:
+    """The plain formula by bound rules."""
+    sizes = sizes_of(q, k)
     seen = jnp.asarray(rules.mask.grid(sizes))
     if mix_scores is None:
         q, k, v = zero_unseen(q, k, v, rules)
     else:  # a head's logits are read by all heads, its values by itself alone
-        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes_of(q, k)))
+        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes))
         (q, k, _), (_, _, v) = zero_unseen(q, k, v, anybody), zero_unseen(q, k, v, rules)
     logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
     scores = tap("scores", jnp.where(seen, scored(rules.score, logits, seen, sizes), -jnp.inf))
@@ -78,8 +153,7 @@ def attend_by_weights(
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
-    o = tap("context", pooled(weights, v).astype(q.dtype))  # B T N h
-    return o.reshape(*sizes.batch, *o.shape[1:])
+    return pooled(weights, v).astype(q.dtype)
 
 
 def _of_any_head(seen: Bool[Array, "..."]) -> Bool[Array, "#B 1 #T #S"]:

@@ -1,6 +1,6 @@
 """SAM's attention over an image, with a bias by rows and one by columns (Kirillov et al., 2023)."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,9 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from .._checks import check_divides, check_image, check_positive
 from ..attend import attend
+from ..backends.platform import mesh_of
+from ..by_weights import ROWS, in_blocks
+from ..dropout import Drop
 from ..masks import FULL, Dense
 from ..positions.relative import decomposed_bias, resized_rows
 from ..scores import Additive
+from ..taps import listening
 from ._common import check_tokens, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
 from ._sources import zero_absent
@@ -20,8 +24,9 @@ class DecomposedRelativeAttention(nnx.Module):
     """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias reads q unscaled.
 
     `rel_pos_h` and `rel_pos_w` hold a vector for each distance along a side of an image of the
-    layer's size; an image of another size reads them interpolated. The bias is an array
-    `*B N T T` with T = Y X tokens; `attend` does the rest.
+    layer's size; an image of another size reads them interpolated. The bias of T = Y X tokens is
+    made for 128 queries at a time, so that memory grows as T does; whole, `*B N T T`, for whoever
+    listens to the weights and on several devices. `attend` does the rest.
 
     Shapes: x `*B Y X dim` -> `*B Y X dim`.
 
@@ -96,8 +101,35 @@ class DecomposedRelativeAttention(nnx.Module):
         q, k, v = (split_heads(y, self.head_dim) for y in jnp.split(made, 3, axis=-1))
         rows = resized_rows(self.rel_pos_h[...].astype(q.dtype), *x.shape[-3:-2] * 2)  # Y Y H
         columns = resized_rows(self.rel_pos_w[...].astype(q.dtype), *x.shape[-2:-1] * 2)  # X X H
-        bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, score=bias, dropout=drop)  # *B T N H
+        o = _attended(q, k, v, rows, columns, seen, drop)  # *B T N H
         y = self.proj(merge_heads(o)).reshape(x.shape)  # *B Y X C
         return zero_absent(y, valid)
+
+
+def _attended(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B T N H"],
+    v: Float[Array, "*B T N H"],
+    rows: Float[Array, "Y Y H"],
+    columns: Float[Array, "X X H"],
+    seen: Any,
+    drop: Drop | None,
+) -> Float[Array, "*B T N H"]:
+    """Attention with the bias, of many queries that of one block after the other."""
+    if q.shape[-3] <= ROWS or listening() or mesh_of(q).size > 1:
+        bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
+        return attend(q, k, v, mask=seen, score=bias, dropout=drop)
+    batch, width = q.shape[:-3], columns.shape[0]
+
+    def of_queries(some: Array, at: Array) -> Array:
+        some = some.reshape(*batch, *some.shape[1:])  # *B t N H
+        by_row = jnp.einsum("...tnh,tyh->...nty", some, rows[at // width])
+        by_column = jnp.einsum("...tnh,txh->...ntx", some, columns[at % width])
+        bias = by_row[..., :, None] + by_column[..., None, :]  # *B N t Y X
+        bias = Additive(bias.reshape(*by_row.shape[:-1], -1))
+        places = None if drop is None else at  # by which weights are dropped
+        o = attend(some, k, v, mask=seen, score=bias, dropout=drop, q_positions=places)
+        return o.reshape(-1, *o.shape[-3:])
+
+    return in_blocks(of_queries, q.reshape(-1, *q.shape[-3:])).reshape(q.shape)

@@ -15,7 +15,7 @@ from ._weights import WeightsAttention
 class EntmaxAttention(WeightsAttention):
     """`o_proj(entmax(scale * q.k) . v)`: sparse weights that sum to one.
 
-    Holds all weights, T x S a head, since a row's threshold needs its scores in order.
+    Each row of scores is sorted, since its threshold needs them in order.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 

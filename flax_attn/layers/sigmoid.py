@@ -17,7 +17,7 @@ class SigmoidAttention(WeightsAttention):
     """`o_proj(sigmoid(scale * q.k + logit_bias) . v)`, in the place of a softmax.
 
     The weights of a row have any sum. The paper's bias of -log S starts them near a sum of one; S
-    is the number of keys given, hidden ones included. Holds all weights, T x S a head.
+    is the number of keys given, hidden ones included.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 

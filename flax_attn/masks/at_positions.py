@@ -88,7 +88,7 @@ class AtPositions(Mask):
         least, most = _ends(self._row(self.positions.q, b, q))
         first, end = outer(self.mask, b, (least, most), _endless(sizes))
         if self.positions.in_order:
-            lo, hi = clip(first, sizes.S), clip(end, sizes.S)
+            lo, hi = (jnp.asarray(clip(x, sizes.S), jnp.int32) for x in (first, end))
         else:
             keys = self._row(self.positions.k, b)
             lo, hi, _ = _slots((keys >= first) & (keys < end) | (keys == FAR))

@@ -62,6 +62,13 @@ class Ahead(Mask):
         return 0, jnp.maximum(q[0] + 1 + self.most[b], 0)
 
 
+def answers_traced(mask: Mask) -> bool:
+    """Whether all its parts answer for queries whose place is traced, as numpy cannot."""
+    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
+    mine = not isinstance(mask, Beside) or mask.by == "jax"
+    return mine and all(answers_traced(part) for part in parts)
+
+
 def drawn_static(drawn: np.random.RandomState, reach: int) -> tuple[str, Mask, Any]:
     """A static mask in words, itself, and who sees whom of indices q and k in numpy."""
     if drawn.rand() < 0.25:

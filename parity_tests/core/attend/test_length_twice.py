@@ -1,0 +1,66 @@
+"""Twice the tokens take at most some twice the memory, but in the layers that README names."""
+
+import jax
+import numpy as np
+import pytest
+
+from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import pure, smallest
+from parity_tests.core.sources import ROOT
+from parity_tests.tables import with_nightly
+
+TOKENS, WIDE = 2048, 64  # and how wide an image of them is
+IMAGES = ("axial", "decomposed_relative", "spatial_reduction", "window")
+HOLDS_ALL = {  # weights or logits of all pairs, as they are written or as others read them
+    "bahdanau": "BahdanauAttention",
+    "disentangled": "DisentangledAttention",
+    "indexed_sparse": "IndexedSparseAttention",
+    "luong": "LuongAttention",
+    "relative_shift": "RelativeShiftAttention",
+    "selective": "SelectiveAttention",
+    "single_head": "SingleHeadAttention",
+    "talking_heads": "TalkingHeadsAttention",
+}
+CHAPTERS = ("self_attention_v1", "self_attention_v2", "simplified_self_attention")
+CHAPTERS += ("uniform_causal_average",)  # and those whose tables have a context_length
+CASES = [
+    case
+    for case in smallest([c for c in collect("parity_tests") if not callable(c.config)], 1)
+    if "context_length" not in case.config and case.variant not in CHAPTERS
+]
+
+
+def memory(case, tokens, backward):
+    """MiB that a compiled call needs besides its arguments and results."""
+    inputs = {
+        name: np.ones((tokens // WIDE, WIDE, x.shape[-1]), np.float32)
+        if case.variant in IMAGES
+        else np.ones((1, tokens, *x.shape[2:]) if x.ndim >= 3 else x.shape, x.dtype)
+        for name, x in case.arrays().items()
+        if np.issubdtype(x.dtype, np.floating)
+    }
+    f, params, floats = pure(case, inputs)
+
+    def both(params, floats, cotangent):
+        return jax.vjp(f, params, floats)[1](cotangent)
+
+    o = jax.eval_shape(f, params, floats)
+    given = (both, params, floats, o) if backward else (f, params, floats)
+    program = jax.jit(given[0]).lower(*given[1:]).compile()
+    return program.memory_analysis().temp_size_in_bytes / 2**20
+
+
+@pytest.mark.parametrize("backward", with_nightly([False, True], commit=[False]))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.variant)
+def test_memory_grows_as_the_tokens_do(case, backward):
+    one, two = (memory(case, tokens, backward) for tokens in (TOKENS, 2 * TOKENS))
+    if case.variant not in HOLDS_ALL:
+        assert two < 3 * one + 1
+    elif backward:  # of some layers the gradients alone
+        assert two > 2.9 * one
+
+
+@pytest.mark.parametrize("name", HOLDS_ALL.values())
+def test_readme_names_what_holds_all(name):
+    limits = (ROOT / "README.md").read_text("utf-8").partition("## Limits")[2]
+    assert f"`{name}`" in limits.partition("\n## ")[0]
