@@ -9,13 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import (
-    check_boolean,
-    check_integers,
-    ids_per_entry,
-    numbers_in_lists,
-    pick,
-)
+from .._arrays import check_boolean, check_integers, ids_per_entry, numbers_in_lists, pick
 from .._types import Sizes, frozen
 from ..places import Places, in_whole
 from .algebra import Mask

@@ -6,32 +6,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn import Mask, frozen
-
-LARGER = {"python": max, "numpy": np.maximum, "jax": jnp.maximum}
-SMALLER = {"python": min, "numpy": np.minimum, "jax": jnp.minimum}
+from flax_attn import Band, Mask, frozen
 
 
 @frozen
-class Beside(Mask):
-    """Keys at most so far to the left and right, known before the program runs."""
+class Near(Mask):
+    """`Window(left, right)`, whose answers are computed in Python, numpy or jax.numpy."""
 
     left: int
     right: int
-    by: str
+    by: str = "python"
 
     is_static = True
 
     def __call__(self, b, n, q, k):
         return (k - q >= -self.left) & (k - q <= self.right)
 
+    def _larger(self, a, b):
+        return {"python": max, "numpy": np.maximum, "jax": jnp.maximum}[self.by](a, b)
+
+    def _smaller(self, a, b):
+        return {"python": min, "numpy": np.minimum, "jax": jnp.minimum}[self.by](a, b)
+
     def key_range(self, b, n, q, sizes):
-        lo, hi = q[0] - self.left, q[1] + self.right
-        return LARGER[self.by](lo, 0), SMALLER[self.by](hi, sizes.S)
+        return self._larger(q[0] - self.left, 0), self._smaller(q[1] + self.right, sizes.S)
 
     def seen_range(self, b, n, q, sizes):
         lo, hi = q[1] - 1 - self.left, q[0] + 1 + self.right
-        return LARGER[self.by](lo, 0), SMALLER[self.by](hi, sizes.S)
+        return self._larger(lo, 0), self._smaller(hi, sizes.S)
+
+    def as_band(self):  # the larger of two equal ones is a number of the same kind
+        return Band(-self._larger(self.left, self.left), self._larger(self.right, self.right))
 
 
 @frozen
@@ -65,7 +70,7 @@ class Ahead(Mask):
 def answers_traced(mask: Mask) -> bool:
     """Whether all its parts answer for queries whose place is traced, as numpy cannot."""
     parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
-    mine = not isinstance(mask, Beside) or mask.by == "jax"
+    mine = not isinstance(mask, Near) or mask.by == "jax"
     return mine and all(answers_traced(part) for part in parts)
 
 
@@ -76,8 +81,8 @@ def drawn_static(drawn: np.random.RandomState, reach: int) -> tuple[str, Mask, A
         return f"Every({step})", Every(step), lambda q, k: np.isin(k - q, step * _WHOLE)
     left, right = (int(n) for n in drawn.randint(-2, reach + 3, size=2))
     by = ("python", "numpy", "jax")[drawn.randint(3)]
-    words = f"Beside({left}, {right}, {by})"
-    return words, Beside(left, right, by), lambda q, k: ~((q - k > left) | (k - q > right))
+    words = f"Near({left}, {right}, {by})"
+    return words, Near(left, right, by), lambda q, k: ~((q - k > left) | (k - q > right))
 
 
 _WHOLE = np.arange(-5000, 5000)

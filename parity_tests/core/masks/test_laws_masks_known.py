@@ -27,38 +27,9 @@ from flax_attn.masks.answers import (
 from flax_attn.parity import judge
 from flax_attn.places import Places
 from flax_attn.rules import Rules
+from parity_tests.core.random_users_masks import Near
 
 SIZES = Sizes((2,), 3, 5, 7)
-
-
-@frozen
-class Near(Mask):
-    """`Window(left, right)`, whose answers are computed in Python, numpy or jax.numpy."""
-
-    left: int
-    right: int
-    by: str = "python"
-
-    is_static = True
-
-    def __call__(self, b, n, q, k):
-        return (k - q >= -self.left) & (k - q <= self.right)
-
-    def _larger(self, a, b):
-        return {"python": max, "numpy": np.maximum, "jax": jnp.maximum}[self.by](a, b)
-
-    def _smaller(self, a, b):
-        return {"python": min, "numpy": np.minimum, "jax": jnp.minimum}[self.by](a, b)
-
-    def key_range(self, b, n, q, sizes):
-        return self._larger(q[0] - self.left, 0), self._smaller(q[1] + self.right, sizes.S)
-
-    def seen_range(self, b, n, q, sizes):
-        lo, hi = q[1] - 1 - self.left, q[0] + 1 + self.right
-        return self._larger(lo, 0), self._smaller(hi, sizes.S)
-
-    def as_band(self):
-        return Band(-self._larger(self.left, 0), self._larger(self.right, 0))
 
 
 @frozen
