@@ -8,92 +8,14 @@ from flax import nnx
 
 from .._checks import check_choice
 from ..weights.rule import Rule
-from . import (
-    bart,
-    bert,
-    bloom,
-    cohere,
-    deepseek_v2,
-    deepseek_v3,
-    falcon,
-    gemma,
-    gemma2,
-    gemma3_text,
-    gemma4_text,
-    glm4,
-    gpt2,
-    gpt_bigcode,
-    gpt_neox,
-    gpt_oss,
-    granite,
-    lfm2,
-    llama,
-    llama4_text,
-    mistral,
-    olmo2,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen2_5_vl_text,
-    qwen2_moe,
-    qwen3,
-    qwen3_5_text,
-    qwen3_moe,
-    qwen3_next,
-    siglip,
-    smollm3,
-    t5,
-    umt5,
-    vit,
-    whisper,
-)
 from ._aliases import ALIASES, DEFAULTS, FIXED
 from ._config import Config, Family, check_whole
 from ._parts import Parts
 from ._published import KNOWN
 from ._slips import meant
+from ._table import FAMILIES
 from ._unread import read_by_any, warn_of_unread
 
-FAMILIES: Mapping[str, Family | Parts] = {
-    "bart": bart.FAMILY,
-    "bert": bert.FAMILY,
-    "bloom": bloom.FAMILY,
-    "cohere": cohere.FAMILY,
-    "deepseek_v2": deepseek_v2.FAMILY,
-    "deepseek_v3": deepseek_v3.FAMILY,
-    "falcon": falcon.FAMILY,
-    "gemma": gemma.FAMILY,
-    "gemma2": gemma2.FAMILY,
-    "gemma3_text": gemma3_text.FAMILY,
-    "gemma4_text": gemma4_text.FAMILY,
-    "glm4": glm4.FAMILY,
-    "gpt2": gpt2.FAMILY,
-    "gpt_bigcode": gpt_bigcode.FAMILY,
-    "gpt_neox": gpt_neox.FAMILY,
-    "gpt_oss": gpt_oss.FAMILY,
-    "granite": granite.FAMILY,
-    "lfm2": lfm2.FAMILY,
-    "llama": llama.FAMILY,
-    "llama4_text": llama4_text.FAMILY,
-    "mistral": mistral.FAMILY,
-    "olmo2": olmo2.FAMILY,
-    "olmo3": olmo3.FAMILY,
-    "phi3": phi3.FAMILY,
-    "qwen2": qwen2.FAMILY,
-    "qwen2_5_vl_text": qwen2_5_vl_text.FAMILY,
-    "qwen2_moe": qwen2_moe.FAMILY,
-    "qwen3": qwen3.FAMILY,
-    "qwen3_5_text": qwen3_5_text.FAMILY,
-    "qwen3_moe": qwen3_moe.FAMILY,
-    "qwen3_next": qwen3_next.FAMILY,
-    "siglip_text_model": siglip.FAMILY,
-    "siglip_vision_model": siglip.FAMILY,
-    "smollm3": smollm3.FAMILY,
-    "t5": t5.FAMILY,
-    "umt5": umt5.FAMILY,
-    "vit": vit.FAMILY,
-    "whisper": whisper.FAMILY,
-}
 _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names in an error
 

@@ -382,15 +382,14 @@ def test_the_wheel_holds_the_library_its_twins_and_the_cases():
     cases = {f"parity_tests/test_{variant}.py" for variant in VARIANTS}
     # What the command asks for by name, and cases.
     folders = ("families", "models", "real", "witnesses")
-    rooms = tuple(f"parity_tests/{folder}" for folder in folders)
-    more = {f"{room}/{name}.py" for room in rooms for name in (*names_in(room), "__init__")}
+    rooms = tuple(f"parity_tests/{folder}/" for folder in folders)
+    inside = {path.relative_to(ROOT).as_posix() for path in own("parity_tests")}
+    more = {name for name in inside if name.startswith(rooms)}
     assert rest == {"parity_tests/__init__.py", *cases, *more}
     for path in held:
         for name in imports(path):
-            inside = name.startswith("parity_tests.")
-            assert not inside or path.relative_to(ROOT).parent.as_posix() in rooms, (
-                f"{path}: {name}"
-            )
+            where = path.relative_to(ROOT).as_posix()
+            assert not name.startswith("parity_tests.") or where in more, f"{path}: {name}"
 
 
 FRESH = """

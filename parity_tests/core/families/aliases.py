@@ -23,7 +23,7 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS, FIXED
-from flax_attn.families._choose import FAMILIES
+from flax_attn.families._table import FAMILIES
 from flax_attn.parity import judge
 from parity_tests.families import parts, witness
 from parity_tests.families.configs import CONFIGS, Small

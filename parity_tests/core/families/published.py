@@ -11,7 +11,7 @@ from pprint import pformat
 from typing import Any
 
 from flax_attn.families._aliases import ALIASES
-from flax_attn.families._choose import FAMILIES
+from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Family
 from flax_attn.families._unread import read_by_any, unread
 from parity_tests.families import parts, witness

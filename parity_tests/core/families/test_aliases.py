@@ -8,7 +8,7 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
-from flax_attn.families._choose import FAMILIES
+from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Family
 from flax_attn.families._published import KNOWN
 from flax_attn.families._slips import distance

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from flax_attn import FULL, families
-from flax_attn.families._choose import FAMILIES
+from flax_attn.families._table import FAMILIES
 from flax_attn.parity import assert_parity
 from parity_tests.families import witness
 from parity_tests.families.configs import CONFIGS, NAMES, Small, titled

@@ -7,7 +7,7 @@ import pytest
 
 from flax_attn import cli, proving
 from flax_attn.families import ALIASES
-from flax_attn.families._choose import FAMILIES
+from flax_attn.families._table import FAMILIES
 from parity_tests import families
 from parity_tests.families.configs import CONFIGS
 from parity_tests.families.parts import PARTS

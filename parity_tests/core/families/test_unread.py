@@ -9,7 +9,8 @@ from flax import nnx
 from flax_attn import families
 from flax_attn.families import _unread
 from flax_attn.families._aliases import ALIASES
-from flax_attn.families._choose import _READ_BY_ANY, FAMILIES
+from flax_attn.families._choose import _READ_BY_ANY
+from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Config, Family
 from flax_attn.families._published import CLASS_FIELDS, KNOWN
 from parity_tests.core.drawing import float64 as float64

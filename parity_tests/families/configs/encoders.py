@@ -1,0 +1,16 @@
+"""Encoders of words and of images."""
+
+from .sizes import FOUR
+from .small import Small
+
+CONFIGS = [
+    Small("bert", {}),
+    Small("bert", {**FOUR, "is_decoder": True, "attention_probs_dropout_prob": 0.0}, index=1),
+    Small("vit", {}),
+    Small("siglip_vision_model", {}),
+    Small("siglip_vision_model", {**FOUR, "attention_dropout": 0.25}, index=1),
+    Small("siglip_text_model", {}),
+    Small("siglip_text_model", {**FOUR, "attention_dropout": 0.25}, index=1),
+    # DINO
+    Small("vit", {**FOUR, "qkv_bias": False, "attention_probs_dropout_prob": 0.25}),
+]

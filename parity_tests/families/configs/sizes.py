@@ -1,0 +1,79 @@
+"""Sizes of small configs, no two of one config equal, and fields that several share."""
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+# What else the class of an alias needs so that its model can be built.
+MORE = {
+    "electra": {"embedding_size": 48},
+    "emu3_text_model": {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
+}
+LLAMA_SIZES = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 9,
+    "vocab_size": 5,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2_SIZES = {
+    **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 64, "n_inner": 9, "vocab_size": 5},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+BLOOM_SIZES = {
+    **{"hidden_size": 48, "n_head": 6, "n_layer": 2, "vocab_size": 5},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+LATENT = {
+    **{"q_lora_rank": 10, "kv_lora_rank": 9, "qk_nope_head_dim": 7},
+    **{"qk_rope_head_dim": 4, "v_head_dim": 5},
+}
+WITHOUT_GROUPS = {k: v for k, v in LLAMA_SIZES.items() if k != "num_key_value_heads"}
+IMAGES = {
+    **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
+    **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
+}
+SIZES = {
+    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
+    "bloom": BLOOM_SIZES,
+    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
+    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "gpt2": GPT2_SIZES,
+    "gpt_bigcode": GPT2_SIZES,
+    "gpt_neox": WITHOUT_GROUPS,
+    "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
+    "siglip_vision_model": IMAGES,
+    "vit": IMAGES,
+}
+OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+FOUR = {"num_attention_heads": 4, "hidden_size": 32}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+QWEN = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+QWEN_MOE = {"num_experts": 1, "moe_intermediate_size": 9}
+EVERY_SECOND = {"full_attention_interval": 2}
+DELTA = {
+    **{"linear_num_value_heads": 6, "linear_num_key_heads": 3, "linear_key_head_dim": 4},
+    **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
+}
+ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
+FIRST_FULL = {"layer_types": ["full_attention", "conv"]}
+THREE = {"mrope_section": [1, 1, 2]}
+QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+# Without output_hidden_states the whole model leaves tokens out where keys are shared.
+SHARING = {
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    **{"num_kv_shared_layers": 2, "output_hidden_states": True},
+}
+TWELVE = {"head_dim": 12, "global_head_dim": 16}
+SHARED = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+ODD = {"partial_rotary_factor": 0.7}
+PLAIN = {"rope_theta": 500.0}
+QUARTER = {**PLAIN, "partial_rotary_factor": 0.25}
+LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
