@@ -11,8 +11,8 @@ from pprint import pformat
 from typing import Any
 
 from flax_attn.families._aliases import ALIASES
-from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Family
+from flax_attn.families._table import FAMILIES
 from flax_attn.families._unread import read_by_any, unread
 from parity_tests.families import parts, witness
 

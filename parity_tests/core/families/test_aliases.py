@@ -8,10 +8,10 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
-from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Family
 from flax_attn.families._published import KNOWN
 from flax_attn.families._slips import distance
+from flax_attn.families._table import FAMILIES
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.families import aliases, parts, witness

@@ -10,9 +10,9 @@ from flax_attn import families
 from flax_attn.families import _unread
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import _READ_BY_ANY
-from flax_attn.families._table import FAMILIES
 from flax_attn.families._config import Config, Family
 from flax_attn.families._published import CLASS_FIELDS, KNOWN
+from flax_attn.families._table import FAMILIES
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.families.aliases import PLACES
 from parity_tests.families.configs import CONFIGS
