@@ -7,4 +7,4 @@ attention under another name are found by `python -m parity_tests.core.families.
 
 from ._aliases import ALIASES as ALIASES
 from ._choose import attention as attention
-from ._choose import rules as rules
+from ._naming import rules as rules

@@ -149,6 +149,9 @@ class Family(NamedTuple):
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
       gguf: the rules for a GGUF file of llama.cpp; None where none are known.
+      path: where the whole model has the attention of a layer, {} for its number; None for that
+        which `_paths.py` has for the model_type.
+      lacks: what a layer has in place of attention, "" for a layer that has one.
     """
 
     defaults: Mapping[str, Any]
@@ -156,6 +159,8 @@ class Family(NamedTuple):
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
+    path: Callable[[Config, int], str | None] = lambda config, index: None
+    lacks: Callable[[Config, int], str] = lambda config, index: ""
 
 
 def check_whole(config: Mapping[str, Any]) -> None:

@@ -44,6 +44,11 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*norms, Rule("out_proj -> o_proj"))
 
 
+def path(config: Config, index: int) -> str:
+    """Where the model has what a layer has of the two."""
+    return f"layers.{{}}.{'conv' if _is_convolution(config, index) else 'self_attn'}"
+
+
 def _is_convolution(config: Config, index: int) -> bool:
     def default(index: int) -> str:
         full = config["full_attn_idxs"]
@@ -52,4 +57,4 @@ def _is_convolution(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "conv") == "conv"
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=path)

@@ -63,6 +63,11 @@ def is_linear(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "linear_attention") == "linear_attention"
 
 
+def path(config: Config, index: int) -> str:
+    """Where the model has what a layer has of the two."""
+    return f"layers.{{}}.{'linear_attn' if is_linear(config, index) else 'self_attn'}"
+
+
 def sizes(config: Config) -> tuple[int, int, int, int]:
     """How many heads of values and of keys the delta rule has, and the widths of key and value."""
     n, k = config.count("linear_num_value_heads"), config.count("linear_num_key_heads")
@@ -109,4 +114,4 @@ def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryA
     )
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=path)

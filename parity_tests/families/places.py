@@ -34,6 +34,7 @@ PLACES = {
     "qwen3_5_text": Place("qwen3_5", "Qwen3_5", "Text"),
     "qwen3_moe": Place("qwen3_moe", "Qwen3Moe"),
     "qwen3_next": Place("qwen3_next", "Qwen3Next"),
+    "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
     "siglip_text_model": Place("siglip", "Siglip", "Text", whole=False),
     "siglip_vision_model": Place("siglip", "Siglip", "Vision", whole=False),
     "smollm3": Place("smollm3", "SmolLM3"),

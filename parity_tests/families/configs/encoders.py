@@ -11,6 +11,11 @@ CONFIGS = [
     Small("siglip_vision_model", {**FOUR, "attention_dropout": 0.25}, index=1),
     Small("siglip_text_model", {}),
     Small("siglip_text_model", {**FOUR, "attention_dropout": 0.25}, index=1),
+    Small("sam3_lite_text_text_model", {"num_hidden_layers": 4}, index=2),
+    Small(
+        "sam3_lite_text_text_model",
+        {**FOUR, "attention_dropout": 0.25, "use_repmixer_blocks": False},
+    ),
     # DINO
     Small("vit", {**FOUR, "qkv_bias": False, "attention_probs_dropout_prob": 0.25}),
 ]

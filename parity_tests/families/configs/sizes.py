@@ -6,6 +6,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 # What else the class of an alias needs so that its model can be built.
 MORE = {
+    "dots1": {"n_routed_experts": 2, "n_shared_experts": 1, "moe_intermediate_size": 7},
     "electra": {"embedding_size": 48},
     "emu3_text_model": {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
 }
@@ -48,6 +49,7 @@ SIZES = {
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
     "gpt_neox": WITHOUT_GROUPS,
+    "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
