@@ -30,7 +30,8 @@ from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
-PLAIN = ("rope_theta", SHARE, SECTIONS, TURNS)  # of every rotary, scaled or not
+IN_TURNS = (TURNS, "interleaved")  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
+PLAIN = ("rope_theta", SHARE, SECTIONS, *IN_TURNS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -62,16 +63,17 @@ def rotary(
     old = config.entry("rope_scaling")
     if old and config.entry("rope_parameters") is None:
         new = None  # a default of the class, which the older spelling replaces
-    known = KEYS if sections is None else (*KEYS, SECTIONS, *([TURNS] if interleaved else []))
+    known = KEYS if sections is None else (*KEYS, SECTIONS, *(IN_TURNS if interleaved else []))
     rope = parameters(config, new, old, known=known)
     kind = rope.get("rope_type", "default")
     rope["rope_type"] = renamed.get(kind, kind)
     result = rotary_of(config, rope, layout=layout, partial=partial)
-    if rope.get(TURNS, True) is not True:
-        raise ValueError(
-            f"{TURNS}={rope[TURNS]!r} is not served: transformers ignores it in this model_type, "
-            "whose sections take turns."
-        )
+    for word in IN_TURNS:
+        if rope.get(word, True) is not True:
+            raise ValueError(
+                f"{word}={rope[word]!r} is not served: transformers ignores it in this "
+                "model_type, whose sections take turns."
+            )
     if sections is None:
         return result
     pairs = (config.query_heads()[1] if result.width is None else result.width) // 2
