@@ -58,15 +58,10 @@ def rotary(
     Raises:
       ValueError: for mrope_interleaved=False where they do.
     """
-    new = config.entry("rope_parameters")
-    new = config.defaults.get("rope_parameters") if new is None else new
-    old = config.entry("rope_scaling")
-    if old and config.entry("rope_parameters") is None:
-        new = None  # a default of the class, which the older spelling replaces
-    known = KEYS if sections is None else (*KEYS, SECTIONS, *(IN_TURNS if interleaved else []))
-    rope = parameters(config, new, old, known=known)
-    kind = rope.get("rope_type", "default")
-    rope["rope_type"] = renamed.get(kind, kind)
+    rope = rope_of(
+        config, () if sections is None else (SECTIONS, *(IN_TURNS if interleaved else []))
+    )
+    rope["rope_type"] = renamed.get(rope["rope_type"], rope["rope_type"])
     result = rotary_of(config, rope, layout=layout, partial=partial)
     for word in IN_TURNS:
         if rope.get(word, True) is not True:
@@ -81,6 +76,14 @@ def rotary(
         pairs = len(result.scaling.values)
     sizes = _sections(rope, pairs, sections)
     return replace(result, axes=Sections(sizes, interleaved))
+
+
+def rope_of(config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The rotary parameters of a config whose layers all have the same; `more` than `KEYS`."""
+    new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
+    if new is None and not old:  # the older spelling replaces a default of the class too
+        new = config.defaults.get("rope_parameters")
+    return {"rope_type": "default", **parameters(config, new, old, known=(*KEYS, *more))}
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
