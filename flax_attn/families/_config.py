@@ -11,6 +11,7 @@ from ..weights.rule import Rule
 
 Names = Mapping[str, tuple[str, ...]]
 NONE: Names = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class As(str):
@@ -28,24 +29,33 @@ class Config:
       fields: the config, as `json.load` or `to_dict()` gives it.
       defaults: of the fields that the family reads, by the names of its class.
       names: all names of a field in files of this family where it has others, its class's first.
+      fixed: fields that are as they are here, whatever the config says, by the families' words.
     """
 
-    def __init__(self, fields: Mapping[str, Any], defaults: Mapping[str, Any], names: Names = NONE):
-        self._entries, self.defaults, self._names = fields, defaults, names
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        names: Names = NONE,
+        fixed: Mapping[str, Any] = NOTHING,
+    ):
+        self._entries, self.defaults, self._names, self._fixed = fields, defaults, names, fixed
 
     def __getitem__(self, name: str) -> Any:
         """A field, or its default."""
+        if name in self._fixed:
+            return self._fixed[name]
         name = self.name(name)
         value = self._entries.get(name, self.defaults.get(name))
         return self[value] if isinstance(value, As) else value
 
     def replaced(self, **fields: Any) -> "Config":
         """The same with these fields."""
-        return Config({**self._entries, **fields}, self.defaults, self._names)
+        return Config(self._entries, self.defaults, self._names, {**self._fixed, **fields})
 
     def entry(self, name: str) -> Any:
         """A field that the config itself has, else None."""
-        return self._entries.get(self.name(name))
+        return self._fixed[name] if name in self._fixed else self._entries.get(self.name(name))
 
     def name(self, field: str) -> str:
         """What this config calls a field, or what its class does where the config lacks it.
@@ -53,6 +63,8 @@ class Config:
         Raises:
           ValueError: if it has the field under two names that differ.
         """
+        if field in self._fixed:
+            return field
         known = self._names.get(field, (field,))
         names = [name for name in known if self._entries.get(name) is not None]
         for name in names[1:]:

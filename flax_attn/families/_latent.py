@@ -9,7 +9,7 @@ from ..positions import Layout
 from ..rules import Rules
 from ._config import Config
 from ._decoder import check_causal
-from ._rope import Rope, parameters, rotary_of
+from ._rope import Rope, rope_of, rotary_of
 
 # To all that reads the rotary, heads are as wide as their turned part.
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
@@ -28,7 +28,7 @@ def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAt
     """
     check_causal(config)
     nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    rope = parameters(config, config.entry("rope_parameters"), config.entry("rope_scaling"))
+    rope = rope_of(config)
     bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
     return LatentAttention(
         config.count("hidden_size"),

@@ -30,7 +30,8 @@ from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
-PLAIN = ("rope_theta", SHARE, SECTIONS, TURNS)  # of every rotary, scaled or not
+IN_TURNS = (TURNS, "interleaved")  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
+PLAIN = ("rope_theta", SHARE, SECTIONS, *IN_TURNS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -57,21 +58,17 @@ def rotary(
     Raises:
       ValueError: for mrope_interleaved=False where they do.
     """
-    new = config.entry("rope_parameters")
-    new = config.defaults.get("rope_parameters") if new is None else new
-    old = config.entry("rope_scaling")
-    if old and config.entry("rope_parameters") is None:
-        new = None  # a default of the class, which the older spelling replaces
-    known = KEYS if sections is None else (*KEYS, SECTIONS, *([TURNS] if interleaved else []))
-    rope = parameters(config, new, old, known=known)
-    kind = rope.get("rope_type", "default")
-    rope["rope_type"] = renamed.get(kind, kind)
+    rope = rope_of(
+        config, () if sections is None else (SECTIONS, *(IN_TURNS if interleaved else []))
+    )
+    rope["rope_type"] = renamed.get(rope["rope_type"], rope["rope_type"])
     result = rotary_of(config, rope, layout=layout, partial=partial)
-    if rope.get(TURNS, True) is not True:
-        raise ValueError(
-            f"{TURNS}={rope[TURNS]!r} is not served: transformers ignores it in this model_type, "
-            "whose sections take turns."
-        )
+    for word in IN_TURNS:
+        if rope.get(word, True) is not True:
+            raise ValueError(
+                f"{word}={rope[word]!r} is not served: transformers ignores it in this "
+                "model_type, whose sections take turns."
+            )
     if sections is None:
         return result
     pairs = (config.query_heads()[1] if result.width is None else result.width) // 2
@@ -79,6 +76,14 @@ def rotary(
         pairs = len(result.scaling.values)
     sizes = _sections(rope, pairs, sections)
     return replace(result, axes=Sections(sizes, interleaved))
+
+
+def rope_of(config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The rotary parameters of a config whose layers all have the same; `more` than `KEYS`."""
+    new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
+    if new is None and not old:  # the older spelling replaces a default of the class too
+        new = config.defaults.get("rope_parameters")
+    return {"rope_type": "default", **parameters(config, new, old, known=(*KEYS, *more))}
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:

@@ -26,8 +26,10 @@ def found(name: str, kind: str) -> Any:
     library()
     file = "configuration" if kind == "Config" else "modeling"
     module = import_module(f"transformers.models.{place.folder}.{file}_{place.folder}")
+    if kind == "Config":
+        return getattr(module, f"{place.config or place.prefix}{place.text}Config")
     name = f"{place.prefix}{place.text}{kind}"
-    if kind == "Config" or hasattr(module, name):
+    if hasattr(module, name):
         return getattr(module, name)
     return getattr(module, f"{place.prefix}{kind}")
 

@@ -65,9 +65,8 @@ def in_words(given, index):
         return str(refused)
 
 
-DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
-DROPOUTS |= dict.fromkeys(("bert", "vit"), "attention_probs_dropout_prob")
-STILL = ("lfm2",)  # which have no dropout, in transformers neither
+# Which have no dropout, in transformers neither.
+STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -81,7 +80,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STILL])
 def test_attention_dropout_is_the_layers(name):
     given = [x for x in CONFIGS if x.name == name][-1].spelt("new")  # Falcon's has alibi
-    field = DROPOUTS.get(name, "attention_dropout")
+    field = FAMILIES[name].names.get("attention_dropout", ("attention_dropout",))[0]
     assert built({**given, field: 0.125}).dropout.rate == 0.125
     assert built({**given, field: 0.0}).dropout is None
 

@@ -19,6 +19,10 @@ CONFIGS = [
     Small("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 4}, PLAIN),
     Small("lfm2", {**OTHERS, **FIRST_FULL, "conv_bias": True}, PLAIN, index=1),
     Small("lfm2", {**OTHERS, **FIRST_FULL, "head_dim": 10}, {**YARN, **PLAIN}),
+    # LFM2-MoE
+    Small("lfm2_moe", {"layer_types": ["conv", "full_attention"], "norm_eps": 1e-2}, PLAIN, 1),
+    Small("lfm2_moe", {**OTHERS, **FIRST_FULL, "conv_bias": True, "conv_L_cache": 4}, PLAIN, 1),
+    Small("lfm2_moe", {**OTHERS, **FIRST_FULL, "head_dim": 10}, {**YARN, **PLAIN}),
     # Qwen3.5, as Qwen3-Next
     Small(
         "qwen3_5_text",

@@ -50,6 +50,7 @@ SIZES = {
     "gpt_bigcode": GPT2_SIZES,
     "gpt_neox": WITHOUT_GROUPS,
     "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
+    "persimmon": WITHOUT_GROUPS,
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
@@ -77,5 +78,7 @@ TWELVE = {"head_dim": 12, "global_head_dim": 16}
 SHARED = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 ODD = {"partial_rotary_factor": 0.7}
 PLAIN = {"rope_theta": 500.0}
+TURNS = {"mrope_interleaved": True}
+HALF = {**PLAIN, "partial_rotary_factor": 0.5}
 QUARTER = {**PLAIN, "partial_rotary_factor": 0.25}
 LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
