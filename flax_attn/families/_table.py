@@ -26,11 +26,13 @@ from . import (
     granite,
     helium,
     hunyuan_v1_dense,
+    internvl_vision,
     lfm2,
     llama,
     llama4_text,
     minimax_m2,
     mistral,
+    modernbert,
     nanochat,
     nemotron,
     olmo2,
@@ -57,6 +59,7 @@ from . import (
     whisper,
 )
 from ._config import Family
+from ._encoder_rows import ROWS as ENCODER_ROWS
 from ._parts import Parts
 from ._rows import ROWS
 
@@ -85,11 +88,14 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "granite": granite.FAMILY,
     "helium": helium.FAMILY,
     "hunyuan_v1_dense": hunyuan_v1_dense.FAMILY,
+    "internvl_vision": internvl_vision.FAMILY,
     "lfm2": lfm2.FAMILY,
     "llama": llama.FAMILY,
     "llama4_text": llama4_text.FAMILY,
     "minimax_m2": minimax_m2.FAMILY,
     "mistral": mistral.FAMILY,
+    "modernbert": modernbert.FAMILY,
+    "modernbert-decoder": modernbert.DECODER,
     "nanochat": nanochat.FAMILY,
     "nemotron": nemotron.FAMILY,
     "olmo2": olmo2.FAMILY,
@@ -117,4 +123,5 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "vit": vit.FAMILY,
     "whisper": whisper.FAMILY,
     **ROWS,
+    **ENCODER_ROWS,
 }

@@ -26,6 +26,10 @@ class Place(NamedTuple):
       gives: "tensor", or "tuple" where the block returns it as the first of several.
       whole: whether the model takes embedded tokens; else its attention is given no more than x.
       config: the beginning of the name of the config's class, where it is not that of the others.
+      attention: what follows the prefix in the name of the attention's class.
+      causal: whether the attention is given a causal mask where the model takes no tokens.
+      output: a module in the attention whose output is meant, where a norm or a sum follows.
+      path: where a whole model has the attention, {} for the layer, if no config makes it alone.
     """
 
     folder: str
@@ -35,3 +39,7 @@ class Place(NamedTuple):
     gives: str = "tensor"
     whole: bool = True
     config: str = ""
+    attention: str = "Attention"
+    causal: bool = False
+    output: str = ""
+    path: str = ""

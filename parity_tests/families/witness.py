@@ -56,16 +56,18 @@ def handed(
       more: that the model is given, such as position_ids.
     """
     if not PLACES[name].whole:
-        return {} if present is None else {"attention_mask": _additive(present, x)}
+        seen = _seen(present, x, PLACES[name].causal)
+        return {} if seen is None else {"attention_mask": seen}
     import torch
 
     block, kept = found(name, PLACES[name].block), []
-    places = count()
+    places, kinds = count(), getattr(config, "layer_types", None)
 
     class Layer(torch.nn.Module):
         def __init__(self, *_: Any, **__: Any):
             super().__init__()
             self.place = next(places)
+            self.attention_type = kinds and kinds[self.place]  # by which ModernBERT picks a mask
             # The whole model of Gemma 4 looks at these when it is built.
             self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
             self.layer_scalar = torch.nn.Buffer(torch.ones(1))
@@ -85,17 +87,25 @@ def handed(
     return {key: kept[0][key] for key in HANDED if key in kept[0]}
 
 
-def _additive(present: Any, x: Any) -> Any:
+def _seen(present: Any, x: Any, causal: bool) -> Any:
+    """An additive mask of the tokens that are there, and of those before if `causal`; or None."""
     import torch
 
+    if present is None and not causal:
+        return None
+    present = torch.ones(x.shape[:2]) if present is None else present
     blocked = present[:, None, None, :].expand(-1, 1, x.shape[1], -1) == 0
+    if causal:
+        blocked = blocked | torch.ones(2 * x.shape[1:2], dtype=torch.bool).triu(1)
     return torch.zeros(blocked.shape, dtype=x.dtype).masked_fill(blocked, torch.finfo(x.dtype).min)
 
 
 def attention(config: Any, name: str, index: int) -> Any:
     """The attention of one layer, or what it has in its place."""
-    mixers = MIXERS.get(name, {})
-    kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
+    mixers, place = MIXERS.get(name, {}), PLACES[name]
+    if place.path:
+        return found(name, "Model")(config).get_submodule(place.path.format(index))
+    kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, kind)
     takes = "layer_idx" in inspect.signature(cls).parameters
     return cls(config, layer_idx=index) if takes else cls(config)
@@ -106,6 +116,8 @@ def call(config: Any, name: str, index: int) -> Any:
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
         given = handed(config, name, index, x, present, **more)
+        if PLACES[name].output:
+            return _output_of(layer, PLACES[name].output, x, given)
         if "residual" in inspect.signature(layer.forward).parameters:  # Bloom's adds it
             return layer(x, residual=x, **given)[0] - x
         if hasattr(layer, "output"):  # BERT's has the sum with the residual and a norm in there
@@ -114,3 +126,13 @@ def call(config: Any, name: str, index: int) -> Any:
         return y[0] if isinstance(y, tuple) else y
 
     return called
+
+
+def _output_of(layer: Any, path: str, x: Any, given: dict[str, Any]) -> Any:
+    """What a module in an attention gives when the attention is called."""
+    kept: list[Any] = []
+    inner = layer.get_submodule(path)
+    hook = inner.register_forward_hook(lambda module, args, y: kept.append(y))
+    layer(x, **given)
+    hook.remove()
+    return kept[0]

@@ -39,7 +39,29 @@ IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
     **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
 }
+HEARD = {
+    **WITHOUT_GROUPS,
+    **{"conv_dim": [4], "conv_stride": [2], "conv_kernel": [3], "num_feat_extract_layers": 1},
+    **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
+}
 SIZES = {
+    "albert": {**WITHOUT_GROUPS, "num_hidden_layers": 4, "embedding_size": 7},
+    "clip_text_model": WITHOUT_GROUPS,
+    "clip_vision_model": IMAGES,
+    "distilbert": {
+        **{"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 9, "vocab_size": 5},
+        **{"max_position_embeddings": 64, "pad_token_id": 0},
+    },
+    "hubert": HEARD,
+    "idefics3_vision": IMAGES,
+    "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
+    "modernbert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "modernbert-decoder": {
+        **WITHOUT_GROUPS,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    },
+    "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "wav2vec2": HEARD,
     "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
     "bloom": BLOOM_SIZES,
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
