@@ -176,13 +176,18 @@ class Family(NamedTuple):
 
 
 def check_whole(config: Mapping[str, Any]) -> None:
-    """ValueError for a config of several models or of quantised weights."""
+    """ValueError for a config of several models or of quantised weights.
+
+    BitNet's files say how its layers compute, and hold plain weights.
+    """
     if "text_config" in config:
         raise ValueError(
             "The config has a text_config, so it is of a model with several parts; hand in "
             'config["text_config"] itself, or config["vision_config"] where it is of a family.'
         )
-    if config.get("quantization_config") is not None:
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised is not None and not config.get("model_type") == method == "bitnet":
         raise ValueError(
             "The config has a quantization_config, and quantised weights are not served; "
             "dequantise the checkpoint and leave the field out."

@@ -25,6 +25,7 @@ class Place(NamedTuple):
       block: the class that holds one attention.
       gives: "tensor", or "tuple" where the block returns it as the first of several.
       whole: whether the model takes embedded tokens; else its attention is given no more than x.
+      width: the field of the config that says how wide embedded tokens are.
       config: the beginning of the name of the config's class, where it is not that of the others.
       attention: what follows the prefix in the name of the attention's class.
       causal: whether the attention is given a causal mask where the model takes no tokens.
@@ -38,6 +39,7 @@ class Place(NamedTuple):
     block: str = "DecoderLayer"
     gives: str = "tensor"
     whole: bool = True
+    width: str = "hidden_size"
     config: str = ""
     attention: str = "Attention"
     causal: bool = False

@@ -8,9 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from flax_attn.parity.sides.torch_float64 import lifted
+
 from .places import MIXERS, PLACES
 
-HANDED = ("position_embeddings", "attention_mask", "alibi", "shared_kv_states")
+HANDED = ("position_embeddings", "position_ids", "attention_mask", "alibi", "position_bias")
+HANDED = (*HANDED, "shared_kv_states")
+PLACED = ("layer_idx", "layer_id")  # how classes are told which layer they are of
 
 
 def library() -> Any:
@@ -60,7 +64,10 @@ def handed(
         return {} if seen is None else {"attention_mask": seen}
     import torch
 
-    block, kept = found(name, PLACES[name].block), []
+    place = PLACES[name]
+    block, kept = found(name, place.block), []
+    width = getattr(config, place.width)  # of the embedded tokens, whose values are not looked at
+    embedded = x.new_zeros(*x.shape[:-1], width)
     places, kinds = count(), getattr(config, "layer_types", None)
 
     class Layer(torch.nn.Module):
@@ -76,14 +83,14 @@ def handed(
             bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
             if self.place == index:
                 kept.append({**bound.pop("kwargs", {}), **bound})
-            return args[0] if PLACES[name].gives == "tensor" else (args[0], None)
+            return args[0] if place.gives == "tensor" else (args[0], None)
 
     with torch.no_grad():
         with patch.object(import_module(block.__module__), block.__name__, Layer):
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
-        model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False, **more)
+        model(inputs_embeds=embedded, attention_mask=present, use_cache=False, **more)
     return {key: kept[0][key] for key in HANDED if key in kept[0]}
 
 
@@ -101,21 +108,28 @@ def _seen(present: Any, x: Any, causal: bool) -> Any:
 
 
 def attention(config: Any, name: str, index: int) -> Any:
-    """The attention of one layer, or what it has in its place."""
+    """The attention of one layer, or what it has in its place; its tables are in float64."""
     mixers, place = MIXERS.get(name, {}), PLACES[name]
     if place.path:
         return found(name, "Model")(config).get_submodule(place.path.format(index))
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, kind)
-    takes = "layer_idx" in inspect.signature(cls).parameters
-    return cls(config, layer_idx=index) if takes else cls(config)
+    named = [name for name in PLACED if name in inspect.signature(cls).parameters]
+    with lifted():
+        return cls(config, **dict.fromkeys(named, index))
+
+
+def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What a module takes by name, or all of it if it takes whatever it is given."""
+    names = inspect.signature(layer.forward).parameters
+    return given if "kwargs" in names else {k: x for k, x in given.items() if k in names}
 
 
 def call(config: Any, name: str, index: int) -> Any:
     """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
-        given = handed(config, name, index, x, present, **more)
+        given = taken(layer, handed(config, name, index, x, present, **more))
         if PLACES[name].output:
             return _output_of(layer, PLACES[name].output, x, given)
         if "residual" in inspect.signature(layer.forward).parameters:  # Bloom's adds it

@@ -20,6 +20,13 @@ CONFIGS = [
         {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
         index=1,
     ),
+    Small("bitnet", {**NORMED}, PLAIN),
+    Small(
+        "bitnet",
+        {**OTHERS, "attention_bias": True, "attention_dropout": 0.25},
+        {**YARN, **PLAIN},
+        index=1,
+    ),
     Small("cohere2", {**EVERY}, PLAIN),
     Small("cohere2", {**OTHERS, **EVERY, "attention_dropout": 0.25}, {**YARN, **PLAIN}, index=1),
     Small("cohere2", {**OTHERS, **WINDOWS, "attention_bias": True}, LINEAR),
@@ -91,6 +98,21 @@ CONFIGS = [
         "nemotron",
         {**OTHERS, "attention_bias": True, "attention_dropout": 0.25},
         {**LINEAR, **HALF},
+        index=1,
+    ),
+    # OLMo 7B
+    Small("olmo", {"head_dim": 10, "clip_qkv": 0.5}, PLAIN),
+    Small(
+        "olmo",
+        {**OTHERS, "attention_bias": True, "attention_dropout": 0.25},
+        {**YARN, **PLAIN},
+        index=1,
+    ),
+    Small("olmoe", {"clip_qkv": 0.5, **NORMED, "num_experts": 1}, PLAIN),
+    Small(
+        "olmoe",
+        {**OTHERS, "attention_bias": True, "attention_dropout": 0.25, "num_experts": 1},
+        {**YARN, **PLAIN},
         index=1,
     ),
     # Phi-3.5-MoE

@@ -62,6 +62,15 @@ SIZES = {
     },
     "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
     "wav2vec2": HEARD,
+    "codegen": {**GPT2_SIZES, "rotary_dim": 4},
+    "gptj": {**GPT2_SIZES, "rotary_dim": 4},
+    "gpt_neo": {
+        **{"hidden_size": 48, "num_heads": 6, "num_layers": 2, "max_position_embeddings": 64},
+        **{"vocab_size": 5, "intermediate_size": 9, "attention_types": [[["local", "global"], 1]]},
+        **{"bos_token_id": None, "eos_token_id": None},
+    },
+    "mpt": {"d_model": 48, "n_heads": 6, "n_layers": 2, "vocab_size": 5, "max_seq_len": 64},
+    "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
     "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
     "bloom": BLOOM_SIZES,
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
