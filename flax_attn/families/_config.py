@@ -10,6 +10,8 @@ from .._checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
 Names = Mapping[str, tuple[str, ...]]
+# Kinds of layers as older files call them.
+RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
 NONE: Names = MappingProxyType({})
 
 
@@ -46,6 +48,10 @@ class Config:
     def entry(self, name: str) -> Any:
         """A field that the config itself has, else None."""
         return self._entries.get(self.name(name))
+
+    def says_none(self, name: str) -> bool:
+        """Whether the config itself has a field, and None there."""
+        return self.name(name) in self._entries and self.entry(name) is None
 
     def name(self, field: str) -> str:
         """What this config calls a field, or what its class does where the config lacks it.
@@ -136,8 +142,9 @@ class Config:
                 "layer_types must have one entry for each of num_hidden_layers; got "
                 f"{len(kinds)} entries and num_hidden_layers={layers}."
             )
-        check_choice(f"layer_types[{index}]", kinds[index], "full_attention", other)
-        return kinds[index]
+        kind = RENAMED.get(kinds[index], kinds[index])
+        check_choice(f"layer_types[{index}]", kind, "full_attention", other)
+        return kind
 
 
 class Family(NamedTuple):

@@ -173,9 +173,9 @@ class Mamba2(Recurrent):
 
 
 def _limits(limits: tuple[float, float] | None) -> tuple[float, float] | None:
-    if limits is not None and (len(limits) != 2 or not 0 <= limits[0] <= limits[1]):
+    if limits is not None and (len(limits) != 2 or not limits[0] <= limits[1]):
         raise ValueError(
-            f"step_limits must be the least and the greatest step, from 0 on; got {limits!r}."
+            f"step_limits must be the least and the greatest step, in order; got {limits!r}."
         )
     return None if limits is None else (limits[0], limits[1])
 

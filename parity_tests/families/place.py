@@ -22,9 +22,11 @@ class Place(NamedTuple):
       folder: of `transformers.models`.
       prefix: the beginning of the classes' names.
       text: what follows it in names of those of a text model.
-      block: the class that holds one attention.
+      block: the class that holds one attention, or several such, with blanks between.
       gives: "tensor", or "tuple" where the block returns it as the first of several.
       whole: whether the model takes embedded tokens; else its attention is given no more than x.
+      hands: what a block is given beside `witness.HANDED` that its attention takes.
+      keeps: whether its attention keeps numbers that it makes in float32 when it is built.
     """
 
     folder: str
@@ -33,3 +35,5 @@ class Place(NamedTuple):
     block: str = "DecoderLayer"
     gives: str = "tensor"
     whole: bool = True
+    hands: tuple[str, ...] = ()
+    keeps: bool = False

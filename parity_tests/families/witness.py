@@ -2,11 +2,14 @@
 
 import copy
 import inspect
+from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+from flax_attn.parity.sides.torch_float64 import lifted
 
 from .places import MIXERS, PLACES
 
@@ -57,30 +60,35 @@ def handed(
         return {} if present is None else {"attention_mask": _additive(present, x)}
     import torch
 
-    block, kept = found(name, PLACES[name].block), []
-    places = count()
+    place, kept, places = PLACES[name], [], count()
 
-    class Layer(torch.nn.Module):
-        def __init__(self, *_: Any, **__: Any):
-            super().__init__()
-            self.place = next(places)
-            # The whole model of Gemma 4 looks at these when it is built.
-            self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
-            self.layer_scalar = torch.nn.Buffer(torch.ones(1))
+    def stand_in(block: Any) -> Any:
+        class Layer(torch.nn.Module):
+            def __init__(self, *_: Any, **__: Any):
+                super().__init__()
+                self.place = next(places)
+                # The whole model of Gemma 4 looks at these when it is built.
+                self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
+                self.layer_scalar = torch.nn.Buffer(torch.ones(1))
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
-            if self.place == index:
-                kept.append({**bound.pop("kwargs", {}), **bound})
-            return args[0] if PLACES[name].gives == "tensor" else (args[0], None)
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
+                if self.place == index:
+                    kept.append({**bound.pop("kwargs", {}), **bound})
+                return args[0] if place.gives == "tensor" else (args[0], None)
+
+        return Layer
 
     with torch.no_grad():
-        with patch.object(import_module(block.__module__), block.__name__, Layer):
+        with ExitStack() as patched:
+            for block in (found(name, kind) for kind in place.block.split()):
+                at = import_module(block.__module__), block.__name__
+                patched.enter_context(patch.object(*at, stand_in(block)))
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
         model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False, **more)
-    return {key: kept[0][key] for key in HANDED if key in kept[0]}
+    return {key: kept[0][key] for key in (*HANDED, *place.hands) if key in kept[0]}
 
 
 def _additive(present: Any, x: Any) -> Any:
@@ -96,7 +104,12 @@ def attention(config: Any, name: str, index: int) -> Any:
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
     cls = found(name, kind)
     takes = "layer_idx" in inspect.signature(cls).parameters
-    return cls(config, layer_idx=index) if takes else cls(config)
+    places = {"layer_idx": index} if takes else {}
+    with lifted() if PLACES[name].keeps else nullcontext():
+        layer = cls(config, **places)
+    for param in layer.parameters():
+        param.data = param.data.float()
+    return layer
 
 
 def call(config: Any, name: str, index: int) -> Any:

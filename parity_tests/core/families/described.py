@@ -20,8 +20,8 @@ def described(layer):
         if norm is not None
     ]
     if not hasattr(layer, "mask"):
-        plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
-        return shapes, norms, plain
+        numbers = bool | int | float | tuple
+        return shapes, norms, {k: v for k, v in vars(layer).items() if isinstance(v, numbers)}
     dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
     return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
 

@@ -38,7 +38,12 @@ IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
     **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
 }
+STATE_SPACE = {
+    **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
+    **{"rms_norm_eps": 1e-2},
+}
 SIZES = {
+    "bamba": {**LLAMA_SIZES, **STATE_SPACE},
     "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
     "bloom": BLOOM_SIZES,
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
@@ -48,6 +53,14 @@ SIZES = {
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
     "gpt_neox": WITHOUT_GROUPS,
+    "granitemoehybrid": {**LLAMA_SIZES, **STATE_SPACE, "num_local_experts": 0},
+    "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
+    "mamba2": {
+        **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
+        **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
+    "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
@@ -63,6 +76,14 @@ DELTA = {
     **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
 }
 ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
+FULL_AND_LINEAR = {"layer_types": ["full_attention", "linear_attention"]}
+KIMI = {"linear_num_heads": 3, "linear_head_dim": 7, "linear_conv_kernel_dim": 3}
+PUBLISHED_KIMI = {
+    "linear_attn_config": {
+        **{"kda_layers": [2], "full_attn_layers": [1], "num_heads": 4, "head_dim": 10},
+        "short_conv_kernel_size": 2,
+    }
+}
 FIRST_FULL = {"layer_types": ["full_attention", "conv"]}
 THREE = {"mrope_section": [1, 1, 2]}
 QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
@@ -75,5 +96,6 @@ TWELVE = {"head_dim": 12, "global_head_dim": 16}
 SHARED = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 ODD = {"partial_rotary_factor": 0.7}
 PLAIN = {"rope_theta": 500.0}
+HALF = {**PLAIN, "partial_rotary_factor": 0.5}
 QUARTER = {**PLAIN, "partial_rotary_factor": 0.25}
 LINEAR = {"rope_type": "linear", "factor": 3.0, **PLAIN}
