@@ -50,7 +50,8 @@ def attention(
     Args:
       config: the contents of a config.json, or `to_dict()` of a config in transformers.
       index: which layer of the model, from 0.
-      part: "encoder", "decoder" or "cross" of a model that has these, None for others.
+      part: one of `parts(config)`: "encoder", "decoder" or "cross", or where both stand in every
+        layer "attention" or "recurrent"; None for a model without parts.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -124,7 +125,24 @@ def rules(
     return family.gguf(read, read.index(index))
 
 
-def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
+def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `part` may be for a config; `()` for a model that has one attention in each layer.
+
+    Args:
+      config: as of `attention`, of which only the model_type is read.
+
+    Raises:
+      ValueError: for an unknown model_type, a config with a text_config or a quantization_config.
+      TypeError: if the config is no dict.
+
+    >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})
+    (('encoder', 'decoder', 'cross'), ())
+    """
+    entry = _entry(config)
+    return () if isinstance(entry, Family) else tuple(entry)
+
+
+def _entry(config: Mapping[str, Any]) -> Family | Parts:
     if not isinstance(config, Mapping):
         raise TypeError(
             "config must be a dict, the contents of a config.json or to_dict() of a config; got "
@@ -135,9 +153,15 @@ def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config
     families = {**{family: family for family in FAMILIES}, **ALIASES}
     if not isinstance(name, str) or name not in families:
         raise ValueError(_not_served(name, list(families)))
-    family = _of_part(name, FAMILIES[families[name]], part)
+    return FAMILIES[families[name]]
+
+
+def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
+    entry, name = _entry(config), config["model_type"]
+    family = _of_part(name, entry, part)
     fields = {**config, **FIXED.get(name, {})}
-    return family, Config(fields, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+    known = {**family.defaults, **DEFAULTS.get(name, {})}
+    return family, family.derived(Config(fields, known, family.names))
 
 
 def _not_served(name: Any, names: list[str]) -> str:

@@ -156,6 +156,7 @@ class Family(NamedTuple):
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
       gguf: the rules for a GGUF file of llama.cpp; None where none are known.
+      derived: from a config to the one that its class makes of it, where fields say others.
     """
 
     defaults: Mapping[str, Any]
@@ -163,6 +164,7 @@ class Family(NamedTuple):
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
+    derived: Callable[[Config], Config] = lambda config: config
 
 
 def check_whole(config: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ KNOWN = frozenset(
         "EvollaModel afmoe aimv2 aimv2_text_model aimv2_vision_model albert align "
         "align_text_model align_vision_model altclip altclip_text_model altclip_vision_model "
         "apertus aria audioflamingo3 audioflamingo3_encoder autoformer axk1 axk2 aya_vision "
-        "bailing_hybrid bamba bark beam beit bert-generation big_bird bigbird_pegasus biogpt bit "
-        "bitnet blip blip-2 blip_2_qformer blip_2_vision_model blip_text_model blip_vision_model "
-        "blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher bridgetower "
+        "bailing_hybrid bark beam beit bert-generation big_bird bigbird_pegasus biogpt bit bitnet "
+        "blip blip-2 blip_2_qformer blip_2_vision_model blip_text_model blip_vision_model blt "
+        "blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher bridgetower "
         "bridgetower_vision_model bros canary canary_decoder canine chameleon chameleon_vqgan "
         "chinese_clip chinese_clip_text_model chinese_clip_vision_model chmv2 clap "
         "clap_audio_model clap_text_model clip clip_text_model clip_vision_model clipseg "
@@ -28,7 +28,7 @@ KNOWN = frozenset(
         "edgetam_vision_model efficientloftr efficientnet embedding_gemma2 embedding_gemma2_text "
         "emu3 emu3_vqgan encodec encoder-decoder eomt_dinov3 ernie4_5 ernie4_5_moe "
         "ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_vl_moe_vision esm esmc esmfold2 eurobert "
-        "evolla exaone4 exaone4_5 exaone4_5_vision exaone_moe falcon_h1 falcon_mamba fast_vlm "
+        "evolla exaone4 exaone4_5 exaone4_5_vision exaone_moe falcon_mamba fast_vlm "
         "fastspeech2_conformer fastspeech2_conformer_hifigan fastspeech2_conformer_with_hifigan "
         "flaubert flava flava_image_codebook flava_image_model flava_multimodal_model "
         "flava_text_model flint florence2 florence_vision fnet focalnet fsmt fun_asr_nano "
@@ -42,26 +42,26 @@ KNOWN = frozenset(
         "got_ocr2_vision gpt-sw3 gpt_neo gpt_neox_japanese gptj gradium_phonon_tts "
         "granite4_vision granite_docling granite_docling_vision granite_speech "
         "granite_speech5_ctc granite_speech5_encoder granite_speech_encoder granite_speech_plus "
-        "granite_speech_plus_encoder granite_swa granitemoe granitemoe_swa granitemoehybrid "
-        "granitemoeshared grounding-dino groupvit groupvit_text_model groupvit_vision_model gte "
-        "helium hgnet_v2 hiera higgs_audio_v2 higgs_audio_v2_tokenizer hrm_text hubert "
-        "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 hy_v4 "
-        "hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver "
-        "idefics2_vision idefics3 idefics3_vision idefics_perciever idefics_vision imagegpt "
-        "informer inkling2 inkling2_text inkling2_vision inkling_audio inkling_mm_model "
-        "inkling_text inkling_vision instructblip instructblip_qformer instructblip_vision_model "
-        "instructblipvideo instructblipvideo_qformer instructblipvideo_vision_model internlm3 "
-        "internvl internvl_vision iquestcoder jamba janus janus_vision_model janus_vqgan jetmoe "
-        "jev jina_embeddings_v3 kimi_k25 kimi_k25_vision kimi_linear kolibri1 kosmos-2 kosmos-2.5 "
+        "granite_speech_plus_encoder granite_swa granitemoe granitemoe_swa granitemoeshared "
+        "grounding-dino groupvit groupvit_text_model groupvit_vision_model gte helium hgnet_v2 "
+        "hiera higgs_audio_v2 higgs_audio_v2_tokenizer hrm_text hubert hunyuan_v1_dense "
+        "hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 hy_v4 hyperclovax "
+        "hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver idefics2_vision idefics3 "
+        "idefics3_vision idefics_perciever idefics_vision imagegpt informer inkling2 "
+        "inkling2_text inkling2_vision inkling_audio inkling_mm_model inkling_text inkling_vision "
+        "instructblip instructblip_qformer instructblip_vision_model instructblipvideo "
+        "instructblipvideo_qformer instructblipvideo_vision_model internlm3 internvl "
+        "internvl_vision iquestcoder jamba janus janus_vision_model janus_vqgan jetmoe jev "
+        "jina_embeddings_v3 kimi_k25 kimi_k25_vision kolibri1 kosmos-2 kosmos-2.5 "
         "kosmos_2_5_text_model kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model "
         "kyutai_speech_to_text laguna lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 "
         "layoutxlm led levit lfm2_moe lfm2_vl lfm3 lfm3_vl lfm3_vl_vision lightglue lighton_ocr "
         "lilt llama4 llama4_vision_model llava llava_next llava_next_video llava_onevision "
-        "longcat_flash longformer longt5 luke lw_detr lw_detr_vit lxmert mamba mamba2 markuplm "
+        "longcat_flash longformer longt5 luke lw_detr lw_detr_vit lxmert mamba markuplm "
         "mask2former maskformer maskformer-swin megatron-bert mellum metaclip_2 "
         "metaclip_2_text_model metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder "
         "mimo_v2_flash minicpm3 minicpm_ocr minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision "
-        "minicpmv4_7 minicpmv4_7_vision minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text "
+        "minicpmv4_7 minicpmv4_7_vision minimax_m2 minimax_m3_vl minimax_m3_vl_text "
         "minimax_m3_vl_vision ministral ministral3 mistral3 mistral4 mistral_large4 "
         "mistral_large4_text mlcd mlcd_vision_model mllama mllama_text_model mllama_vision_model "
         "mm-grounding-dino mobilebert mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 modernbert "
@@ -73,15 +73,15 @@ KNOWN = frozenset(
         "musicgen_melody musicgen_melody_decoder mvp nanochat nemo_speechlm nemotron "
         "nemotron3_5_asr nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio "
         "nemotron3_5_transcribe_word_timestamp nemotron3_diarization nemotron3_diarization_audio "
-        "nemotron_asr_streaming nemotron_asr_streaming_encoder nemotron_h nemotron_h_omni neomme "
-        "neucodec nllb-moe nomic_bert nougat nystromformer olmo olmo_hybrid olmoe omdet-turbo "
-        "oneformer openai-gpt openai_privacy_filter opt ovis2 ovis2_vision owlv2 owlv2_text_model "
-        "owlv2_vision_model owlvit owlvit_text_model owlvit_vision_model paddleocr_vl "
-        "paddleocr_vl_text paddleocr_vl_vision paligemma parakeet_ctc parakeet_encoder "
-        "parakeet_rnnt parakeet_tdt patchtsmixer patchtst pe_audio pe_audio_encoder "
-        "pe_audio_video pe_audio_video_encoder pe_video pe_video_encoder pegasus_x perceiver "
-        "perception_lm persimmon phi phi4_multimodal phi4_multimodal_audio phi4_multimodal_vision "
-        "phimoe pi0 pix2struct pix2struct_text_model pix2struct_vision_model pixtral pocket_tts "
+        "nemotron_asr_streaming nemotron_asr_streaming_encoder nemotron_h_omni neomme neucodec "
+        "nllb-moe nomic_bert nougat nystromformer olmo olmoe omdet-turbo oneformer openai-gpt "
+        "openai_privacy_filter opt ovis2 ovis2_vision owlv2 owlv2_text_model owlv2_vision_model "
+        "owlvit owlvit_text_model owlvit_vision_model paddleocr_vl paddleocr_vl_text "
+        "paddleocr_vl_vision paligemma parakeet_ctc parakeet_encoder parakeet_rnnt parakeet_tdt "
+        "patchtsmixer patchtst pe_audio pe_audio_encoder pe_audio_video pe_audio_video_encoder "
+        "pe_video pe_video_encoder pegasus_x perceiver perception_lm persimmon phi "
+        "phi4_multimodal phi4_multimodal_audio phi4_multimodal_vision phimoe pi0 pix2struct "
+        "pix2struct_text_model pix2struct_vision_model pixtral pocket_tts "
         "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
         "pocket_tts_audio_tokenizer_encoder poolformer pop2piano pp_chart2table "
         "pp_chart2table_vision pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_formulanet "
@@ -97,8 +97,8 @@ KNOWN = frozenset(
         "qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text qwen3_omni_moe_text "
         "qwen3_omni_moe_thinker qwen3_omni_moe_vision_encoder qwen3_vl qwen3_vl_moe "
         "qwen3_vl_moe_text qwen3_vl_moe_vision qwen3_vl_text qwen3_vl_vision qwen4_exp "
-        "qwen4_exp_text qwen4_exp_vision radio rag recurrent_gemma reformer regnet rembert resnet "
-        "rf_detr roberta-prelayernorm roformer rt_detr rt_detr_resnet rt_detr_v2 rwkv sam sam2 "
+        "qwen4_exp_text qwen4_exp_vision radio rag reformer regnet rembert resnet rf_detr "
+        "roberta-prelayernorm roformer rt_detr rt_detr_resnet rt_detr_v2 rwkv sam sam2 "
         "sam2_hiera_det_model sam2_mask_decoder sam2_prompt_encoder sam2_video "
         "sam2_video_mask_decoder sam2_video_prompt_encoder sam2_vision_model sam3 "
         "sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder sam3_lite_text "
@@ -130,17 +130,32 @@ KNOWN = frozenset(
 )
 # Fields of their classes that their attention does not read, and that of others does.
 CLASS_FIELDS: dict[str, tuple[str, ...]] = {
+    "bamba": ("layer_types",),
     "bart": ("is_decoder",),
     "blenderbot": ("is_decoder",),
     "blenderbot-small": ("is_decoder",),
-    "gemma3_text": ("attn_logit_softcapping",),
+    "falcon_h1": ("layer_types",),
+    "gemma2": ("hidden_activation",),
+    "gemma3_text": ("attn_logit_softcapping", "hidden_activation"),
+    "gemma4_text": ("hidden_activation",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
+    "mamba2": ("time_step_min",),
     "marian": ("is_decoder",),
     "mbart": ("is_decoder",),
     "mt5": ("is_decoder",),
+    "nemotron_h": (
+        "attention_bias",
+        "expand",
+        "mamba_proj_bias",
+        "n_group",
+        "sliding_window",
+        "time_step_limit",
+        "time_step_max",
+    ),
     "pegasus": ("is_decoder",),
     "plbart": ("is_decoder",),
+    "recurrent_gemma": ("layer_types",),
     "switch_transformers": ("is_decoder",),
     "t5": ("is_decoder",),
     "umt5": ("is_decoder",),

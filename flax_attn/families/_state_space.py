@@ -43,6 +43,8 @@ def mamba2(
     check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
     n, groups = config.count("mamba_n_heads"), config.count("mamba_n_groups")
     check_divides(config.name("mamba_n_groups"), groups, config.name("mamba_n_heads"), n)
+    if "step_limits" not in parts:
+        parts["step_limits"] = limits(config)
     given = {"eps": config.number(eps), "use_bias": config.flag("mamba_proj_bias")}
     return Mamba2(
         config.count("hidden_size"),
@@ -52,7 +54,7 @@ def mamba2(
         groups=groups,
         conv_size=config.count("mamba_d_conv"),
         conv_bias=config.flag("mamba_conv_bias"),
-        **{"step_limits": limits(config), **given, **parts, **house},
+        **{**given, **parts, **house},
     )
 
 

@@ -42,7 +42,10 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 def _is_full(config: Config, index: int) -> bool:
-    return index in (config["attn_layer_indices"] or ())
+    listed = config["attn_layer_indices"] or []
+    if not isinstance(listed, list | tuple):
+        raise ValueError(f"attn_layer_indices must list places of layers; got {listed!r}.")
+    return index in listed
 
 
 FAMILY = Family(DEFAULTS, attention, rules)

@@ -7,6 +7,7 @@ from flax import nnx
 
 from .._checks import check_choice, check_divides
 from ..layers import RGLRU
+from ..positions import Frequencies
 from ..weights.rule import Rule
 from ._config import Config, Family
 from ._decoder import causal_window, decoder_fields, grouped_query
@@ -30,7 +31,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
     if _is_recurrent(config, index):
         return _griffin(config, house)
     bias, turn = config.flag("attention_bias"), rotary(config, partial=True)
-    if turn.scaling is not None:
+    if turn.scaling is not None and not isinstance(turn.scaling, Frequencies):
         raise ValueError("rope_type must be 'default' in this model_type, as in transformers.")
     parts = {"rotary": turn, "mask": causal_window(config)}
     return grouped_query(config, house, qkv_bias=bias, out_bias=True, **parts)

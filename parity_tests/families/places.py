@@ -29,6 +29,7 @@ PLACES = {
     "mamba2": Place("mamba2", "Mamba2", block="Block"),
     "minimax": Place("minimax", "MiniMax", keeps=True),
     "mistral": Place("mistral", "Mistral"),
+    "nemotron_h": Place("nemotron_h", "NemotronH", block="Block"),
     "olmo2": Place("olmo2", "Olmo2"),
     "olmo3": Place("olmo3", "Olmo3"),
     "olmo_hybrid": Place(
@@ -59,6 +60,7 @@ MIXERS = {
     "lfm2": {"conv": "ShortConv"},
     "mamba2": {"linear_attention": "Mixer"},
     "minimax": {"linear_attention": "LightningAttention"},
+    "nemotron_h": {"linear_attention": "Mamba2Mixer"},
     "olmo_hybrid": {"linear_attention": "GatedDeltaNet"},
     "qwen3_next": {"linear_attention": "GatedDeltaNet"},
     "qwen3_5_text": {"linear_attention": "GatedDeltaNet"},

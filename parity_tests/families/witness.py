@@ -70,6 +70,9 @@ def handed(
                 # The whole model of Gemma 4 looks at these when it is built.
                 self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
                 self.layer_scalar = torch.nn.Buffer(torch.ones(1))
+                # That of Nemotron-H asks its layers for their kinds.
+                kinds = getattr(config, "layer_types", None) or [None]
+                self.block_type = kinds[self.place % len(kinds)]
 
             def forward(self, *args: Any, **kwargs: Any) -> Any:
                 bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments

@@ -29,6 +29,8 @@ def described(layer):
 def described_part(given, index, part):
     """The same of an attention of an encoder with a decoder."""
     layer = nnx.eval_shape(lambda: families.attention(given, index, part=part, rngs=nnx.Rngs(0)))
+    if not hasattr(layer, "mask"):
+        return described(layer)
     shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
     plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
     return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate

@@ -130,4 +130,18 @@ CONFIGS = [
         | {"attention_multiplier": 0.25},
         {**YARN, **PLAIN},
     ),
+    # Nemotron-H 8B, by a word of letters and by a list: two state spaces, two layers with attention
+    Small("nemotron_h", {"hybrid_override_pattern": "M-*", "layer_norm_epsilon": 1e-2}),
+    Small(
+        "nemotron_h",
+        {"layers_block_type": ["attention", "mamba"], "n_groups": 2, "mamba_hidden_act": "swish"}
+        | {"use_bias": True, "use_conv_bias": False, "time_step_min": 0.5},
+        index=1,
+    ),
+    Small("nemotron_h", {"hybrid_override_pattern": "M-*"}, index=2),
+    Small(
+        "nemotron_h",
+        {"layers_block_type": ["full_attention", "linear_attention"], "attention_dropout": 0.25}
+        | {**OTHERS, "head_dim": 12},
+    ),
 ]

@@ -60,6 +60,12 @@ SIZES = {
         **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
         **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
     },
+    "nemotron_h": {
+        **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+        **{"mamba_num_heads": 8, "mamba_head_dim": 7, "n_groups": 4, "ssm_state_size": 5},
+        **{"conv_kernel": 3, "vocab_size": 5, "intermediate_size": 9},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
     "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
