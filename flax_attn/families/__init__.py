@@ -7,4 +7,5 @@ attention under another name are found by `python -m parity_tests.core.families.
 
 from ._aliases import ALIASES as ALIASES
 from ._choose import attention as attention
+from ._choose import parts as parts
 from ._naming import rules as rules

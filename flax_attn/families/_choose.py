@@ -48,7 +48,8 @@ def attention(
     Args:
       config: the contents of a config.json, or `to_dict()` of a config in transformers.
       index: which layer of the model, from 0.
-      part: "encoder", "decoder" or "cross" of a model that has these, None for others.
+      part: one of `parts(config)`: "encoder", "decoder" or "cross", or where both stand in every
+        layer "attention" or "recurrent"; None for a model without parts.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -90,7 +91,25 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     entry, name = entry_of(config), config["model_type"]
     family = _of_part(name, entry, part)
     fields = {**config, **FIXED.get(name, {})}
-    return family, Config(fields, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+    known = {**family.defaults, **DEFAULTS.get(name, {})}
+    return family, family.derived(Config(fields, known, family.names))
+
+
+def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `part` may be for a config; `()` for a model that has one attention in each layer.
+
+    Args:
+      config: as of `attention`, of which only the model_type is read.
+
+    Raises:
+      ValueError: for an unknown model_type, a config with a text_config or a quantization_config.
+      TypeError: if the config is no dict.
+
+    >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})
+    (('encoder', 'decoder', 'cross'), ())
+    """
+    entry = entry_of(config)
+    return () if isinstance(entry, Family) else tuple(entry)
 
 
 def entry_of(config: Mapping[str, Any]) -> Family | Parts:

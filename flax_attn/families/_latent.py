@@ -15,20 +15,20 @@ from ._rope import Rope, rope_of, rotary_of
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
 
 
-def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAttention:
+def latent(config: Config, house: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
     """The layer of a config's sizes, biases, rotary and dropout.
 
     Args:
       config: of the model.
       house: rngs and dtypes.
-      layout: of the pairs that the rotary turns.
+      layout: of the pairs that the rotary turns; None for no rotary.
 
     Raises:
       ValueError: for num_key_value_heads that are not num_attention_heads, is_causal=False.
     """
     check_causal(config)
     nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    rope = rope_of(config)
+    rope: Rope = {} if layout is None else rope_of(config)
     bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
     return LatentAttention(
         config.count("hidden_size"),
@@ -38,7 +38,7 @@ def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAt
         turned,
         config.count("v_head_dim"),
         q_rank=None if config["q_lora_rank"] is None else config.count("q_lora_rank"),
-        rotary=rotary_of(config, rope, layout=layout),
+        rotary=None if layout is None else rotary_of(config, rope, layout=layout),
         rules=Rules(scale=scale),
         qkv_bias=bias,
         out_bias=bias,

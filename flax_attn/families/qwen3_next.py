@@ -75,8 +75,8 @@ def sizes(config: Config) -> tuple[int, int, int, int]:
     return n, k, config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
 
 
-def delta(config: Config, house: Mapping[str, Any]) -> GatedDeltaAttention:
-    """The layer of linear attention.
+def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaAttention:
+    """The layer of linear attention; `parts` are further arguments.
 
     Raises:
       ValueError: for a hidden_act that is not silu, which the convolution would apply.
@@ -90,8 +90,7 @@ def delta(config: Config, house: Mapping[str, Any]) -> GatedDeltaAttention:
         value,
         num_key_heads=k,
         conv_size=config.count("linear_conv_kernel_dim"),
-        eps=config.number("rms_norm_eps"),
-        **house,
+        **{"eps": config.number("rms_norm_eps"), **parts, **house},
     )
 
 

@@ -77,7 +77,7 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
     except ValueError as refused:
         return refused
     port(layer, mine, rules).eval()
-    last = next(x for x in ("o_proj", "out_proj", "o") if hasattr(mine, x))
+    last = next(x for x in ("o_proj", "out_proj", "linear_out", "o") if hasattr(mine, x))
     inner, width = getattr(mine, last).in_features, getattr(mine, last).out_features
     given = _inputs(small, width, inner // getattr(mine, "head_dim", inner))
     return np.asarray(mine(**{name: jnp.asarray(value) for name, value in given.items()}))

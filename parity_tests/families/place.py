@@ -22,7 +22,7 @@ class Place(NamedTuple):
       folder: of `transformers.models`.
       prefix: the beginning of the classes' names.
       text: what follows it in names of those of a text model.
-      block: the class that holds one attention.
+      block: the class that holds one attention, or several such, with blanks between.
       gives: "tensor", or "tuple" where the block returns it as the first of several.
       whole: whether the model takes embedded tokens; else its attention is given no more than x.
       width: the field of the config that says how wide embedded tokens are.
@@ -31,6 +31,7 @@ class Place(NamedTuple):
       causal: whether the attention is given a causal mask where the model takes no tokens.
       output: a module in the attention whose output is meant, where a norm or a sum follows.
       path: where a whole model has the attention, {} for the layer, if no config makes it alone.
+      hands: what a block is given beside `witness.HANDED` that its attention takes.
     """
 
     folder: str
@@ -45,3 +46,4 @@ class Place(NamedTuple):
     causal: bool = False
     output: str = ""
     path: str = ""
+    hands: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from contextlib import ExitStack
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
@@ -64,34 +65,40 @@ def handed(
         return {} if seen is None else {"attention_mask": seen}
     import torch
 
-    place = PLACES[name]
-    block, kept = found(name, place.block), []
+    place, kept, places = PLACES[name], [], count()
     width = getattr(config, place.width)  # of the embedded tokens, whose values are not looked at
     embedded = x.new_zeros(*x.shape[:-1], width)
-    places, kinds = count(), getattr(config, "layer_types", None)
+    kinds = getattr(config, "layer_types", None) or [None]
 
-    class Layer(torch.nn.Module):
-        def __init__(self, *_: Any, **__: Any):
-            super().__init__()
-            self.place = next(places)
-            self.attention_type = kinds and kinds[self.place]  # by which ModernBERT picks a mask
-            # The whole model of Gemma 4 looks at these when it is built.
-            self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
-            self.layer_scalar = torch.nn.Buffer(torch.ones(1))
+    def stand_in(block: Any) -> Any:
+        class Layer(torch.nn.Module):
+            def __init__(self, *_: Any, **__: Any):
+                super().__init__()
+                self.place = next(places)
+                # By which the whole models of ModernBERT and Nemotron-H pick a mask.
+                self.attention_type = self.block_type = kinds[self.place % len(kinds)]
+                # That of Gemma 4 looks at these when it is built.
+                self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
+                self.layer_scalar = torch.nn.Buffer(torch.ones(1))
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
-            if self.place == index:
-                kept.append({**bound.pop("kwargs", {}), **bound})
-            return args[0] if place.gives == "tensor" else (args[0], None)
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
+                if self.place == index:
+                    kept.append({**bound.pop("kwargs", {}), **bound})
+                return args[0] if place.gives == "tensor" else (args[0], None)
+
+        return Layer
 
     with torch.no_grad():
-        with patch.object(import_module(block.__module__), block.__name__, Layer):
+        with ExitStack() as patched:
+            for block in (found(name, kind) for kind in place.block.split()):
+                at = import_module(block.__module__), block.__name__
+                patched.enter_context(patch.object(*at, stand_in(block)))
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
         model(inputs_embeds=embedded, attention_mask=present, use_cache=False, **more)
-    return {key: kept[0][key] for key in HANDED if key in kept[0]}
+    return {key: kept[0][key] for key in (*HANDED, *place.hands) if key in kept[0]}
 
 
 def _seen(present: Any, x: Any, causal: bool) -> Any:
@@ -116,7 +123,10 @@ def attention(config: Any, name: str, index: int) -> Any:
     cls = found(name, kind)
     named = [name for name in PLACED if name in inspect.signature(cls).parameters]
     with lifted():
-        return cls(config, **dict.fromkeys(named, index))
+        layer = cls(config, **dict.fromkeys(named, index))
+    for param in layer.parameters():
+        param.data = param.data.float()
+    return layer
 
 
 def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def described(layer):
         if norm is not None
     ]
     if not hasattr(layer, "mask"):
-        plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
-        return shapes, norms, plain
+        numbers = bool | int | float | tuple
+        return shapes, norms, {k: v for k, v in vars(layer).items() if isinstance(v, numbers)}
     dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
     clip = getattr(layer, "clip_qkv", None)
     return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout, clip
@@ -30,6 +30,8 @@ def described(layer):
 def described_part(given, index, part):
     """The same of an attention of an encoder with a decoder."""
     layer = nnx.eval_shape(lambda: families.attention(given, index, part=part, rngs=nnx.Rngs(0)))
+    if not hasattr(layer, "mask"):
+        return described(layer)
     shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
     plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
     return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate

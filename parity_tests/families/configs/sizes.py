@@ -44,47 +44,66 @@ HEARD = {
     **{"conv_dim": [4], "conv_stride": [2], "conv_kernel": [3], "num_feat_extract_layers": 1},
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
 }
+STATE_SPACE = {
+    **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
+    **{"rms_norm_eps": 1e-2},
+}
 SIZES = {
     "albert": {**WITHOUT_GROUPS, "num_hidden_layers": 4, "embedding_size": 7},
+    "bamba": {**LLAMA_SIZES, **STATE_SPACE},
+    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
+    "bloom": BLOOM_SIZES,
     "clip_text_model": WITHOUT_GROUPS,
     "clip_vision_model": IMAGES,
+    "codegen": {**GPT2_SIZES, "rotary_dim": 4},
+    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
+    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
     "distilbert": {
         **{"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 9, "vocab_size": 5},
         **{"max_position_embeddings": 64, "pad_token_id": 0},
     },
-    "hubert": HEARD,
-    "idefics3_vision": IMAGES,
-    "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
-    "modernbert": {**WITHOUT_GROUPS, "pad_token_id": 0},
-    "modernbert-decoder": {
-        **WITHOUT_GROUPS,
-        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
-    },
-    "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
-    "wav2vec2": HEARD,
-    "codegen": {**GPT2_SIZES, "rotary_dim": 4},
-    "gptj": {**GPT2_SIZES, "rotary_dim": 4},
+    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "gpt2": GPT2_SIZES,
+    "gpt_bigcode": GPT2_SIZES,
     "gpt_neo": {
         **{"hidden_size": 48, "num_heads": 6, "num_layers": 2, "max_position_embeddings": 64},
         **{"vocab_size": 5, "intermediate_size": 9, "attention_types": [[["local", "global"], 1]]},
         **{"bos_token_id": None, "eos_token_id": None},
     },
-    "mpt": {"d_model": 48, "n_heads": 6, "n_layers": 2, "vocab_size": 5, "max_seq_len": 64},
-    "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
-    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
-    "bloom": BLOOM_SIZES,
-    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
-    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
-    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
-    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
-    "gpt2": GPT2_SIZES,
-    "gpt_bigcode": GPT2_SIZES,
     "gpt_neox": WITHOUT_GROUPS,
-    "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
+    "gptj": {**GPT2_SIZES, "rotary_dim": 4},
+    "granitemoehybrid": {**LLAMA_SIZES, **STATE_SPACE, "num_local_experts": 0},
+    "hubert": HEARD,
+    "idefics3_vision": IMAGES,
+    "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
+    "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
+    "mamba2": {
+        **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
+        **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
+    "modernbert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "modernbert-decoder": {
+        **WITHOUT_GROUPS,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    },
+    "mpt": {"d_model": 48, "n_heads": 6, "n_layers": 2, "vocab_size": 5, "max_seq_len": 64},
+    "nemotron_h": {
+        **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+        **{"mamba_num_heads": 8, "mamba_head_dim": 7, "n_groups": 4, "ssm_state_size": 5},
+        **{"conv_kernel": 3, "vocab_size": 5, "intermediate_size": 9},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
+    "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
     "persimmon": WITHOUT_GROUPS,
+    "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
+    "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
+    "wav2vec2": HEARD,
 }
 OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 FOUR = {"num_attention_heads": 4, "hidden_size": 32}
@@ -97,6 +116,14 @@ DELTA = {
     **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
 }
 ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
+FULL_AND_LINEAR = {"layer_types": ["full_attention", "linear_attention"]}
+KIMI = {"linear_num_heads": 3, "linear_head_dim": 7, "linear_conv_kernel_dim": 3}
+PUBLISHED_KIMI = {
+    "linear_attn_config": {
+        **{"kda_layers": [2], "full_attn_layers": [1], "num_heads": 4, "head_dim": 10},
+        "short_conv_kernel_size": 2,
+    }
+}
 FIRST_FULL = {"layer_types": ["full_attention", "conv"]}
 THREE = {"mrope_section": [1, 1, 2]}
 QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
