@@ -7,7 +7,7 @@ from flax import nnx
 
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query
+from ._decoder import by_kind, decoder_fields, grouped_query
 from ._rope import SHARE, rotary
 from ._state_space import FIELDS, RULES, head_width, mamba2
 
@@ -48,4 +48,8 @@ def _is_full(config: Config, index: int) -> bool:
     return index in listed
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+def _is_recurrent(config: Config, index: int) -> bool:
+    return not _is_full(config, index)
+
+
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_recurrent, "mamba"))

@@ -9,7 +9,7 @@ from ..layers import GatedShortConvolution
 from ..norms import RMSNorm
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query
+from ._decoder import by_kind, decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
@@ -44,11 +44,6 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*norms, Rule("out_proj -> o_proj"))
 
 
-def path(config: Config, index: int) -> str:
-    """Where the model has what a layer has of the two."""
-    return f"layers.{{}}.{'conv' if _is_convolution(config, index) else 'self_attn'}"
-
-
 def _is_convolution(config: Config, index: int) -> bool:
     def default(index: int) -> str:
         full = config["full_attn_idxs"]
@@ -57,4 +52,5 @@ def _is_convolution(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "conv") == "conv"
 
 
+path = by_kind(_is_convolution, "conv")
 FAMILY = Family(DEFAULTS, attention, rules, path=path)

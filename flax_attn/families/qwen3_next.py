@@ -11,7 +11,7 @@ from ..norms import RMSNorm
 from ..positions import Rotary
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import check_causal, decoder_fields
+from ._decoder import by_kind, check_causal, decoder_fields
 from ._rope import rotary
 
 DEFAULTS = {
@@ -63,11 +63,6 @@ def is_linear(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "linear_attention") == "linear_attention"
 
 
-def path(config: Config, index: int) -> str:
-    """Where the model has what a layer has of the two."""
-    return f"layers.{{}}.{'linear_attn' if is_linear(config, index) else 'self_attn'}"
-
-
 def sizes(config: Config) -> tuple[int, int, int, int]:
     """How many heads of values and of keys the delta rule has, and the widths of key and value."""
     n, k = config.count("linear_num_value_heads"), config.count("linear_num_key_heads")
@@ -113,4 +108,5 @@ def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryA
     )
 
 
+path = by_kind(is_linear, "linear_attn")
 FAMILY = Family(DEFAULTS, attention, rules, path=path)

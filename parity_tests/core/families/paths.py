@@ -14,6 +14,7 @@ from pprint import pformat
 from typing import Any
 
 from flax_attn.families._aliases import ALIASES
+from flax_attn.families._choose import family_of
 from flax_attn.families._naming import USUAL
 from flax_attn.families._table import FAMILIES
 from parity_tests.families import witness
@@ -33,9 +34,8 @@ def small_of(name: str) -> list[Small]:
 
 def model_of(config: Any, name: str) -> Any:
     """The whole model of a config: its Model, or where it has none the first with a head."""
-    attention = witness.found(name, "Attention")
-    module, wanted = import_module(attention.__module__), type(config)
-    place = witness.PLACES[name]
+    place, wanted = witness.PLACES[name], type(config)
+    module = import_module(f"transformers.models.{place.folder}.modeling_{place.folder}")
     made = [f"{place.prefix}{place.text}Model", f"{place.prefix}Model"]
     classes = dict(getmembers(module, isclass))
     found = [classes[x] for x in made if x in classes and classes[x].config_class is wanted]
@@ -69,10 +69,15 @@ def unusual() -> dict[str, str]:
     each = {
         name: {path_of(small) for small in small_of(name)}
         for name in sorted({*FAMILIES, *ALIASES} & {*witness.PLACES})
+        if says_nothing(name)
     }
-    return {
-        name: max(paths) for name, paths in each.items() if len(paths) == 1 and {USUAL} != paths
-    }
+    return {name: path for name, (path,) in each.items() if path != USUAL}
+
+
+def says_nothing(name: str) -> bool:
+    """Whether the family of a model type leaves it to the table."""
+    reads = ((*family_of(x.spelt("new"), None), x.index) for x in small_of(name))
+    return all(family.path(read, index) is None for family, read, index in reads)
 
 
 def text() -> str:

@@ -9,6 +9,7 @@ from flax import nnx
 from flax_attn import families, weights
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import family_of
+from flax_attn.families._naming import _layers
 from flax_attn.families._paths import PATHS
 from flax_attn.families._whole import Named, of_all
 from flax_attn.parity import Rule, port
@@ -22,10 +23,10 @@ SERVED = [*witness.PLACES]
 LLAMA = {"model_type": "llama", "hidden_size": 12, "num_attention_heads": 3}
 
 
-def at(paths, made):
-    """A module that holds each of `made` at its path; a number is a place in a list."""
+def at(modules):
+    """A module that holds others at their paths."""
     root = nnx.Dict()
-    for path, layer in zip(paths, made, strict=True):
+    for path, layer in modules.items():
         *above, last = path.split(".")
         node = root
         for name in above:
@@ -37,8 +38,8 @@ def at(paths, made):
 
 
 def arrays(model, path, beside):
-    """The tensors of a model below a path, by name, but for those whose names begin with some."""
-    below = {k: v for k, v in model.state_dict().items() if k.startswith(f"{path}.")}
+    """What a model trains below a path, by name, but for what begins with some names."""
+    below = {k: v.data for k, v in model.named_parameters() if k.startswith(f"{path}.")}
     return {k: v.numpy() for k, v in below.items() if not k.startswith(beside)}
 
 
@@ -61,21 +62,25 @@ def fills_all(given, model, modules, to=None, **how):
     """
     mine = {i: families.attention(given, i, rngs=nnx.Rngs(i), **how) for i in modules}
     there = [path if to is None else to.format(i) for i, (path, _) in modules.items()]
+    whole = dict(zip(there, mine.values(), strict=True))  # layers at one path are one
     tensors = {}
     for i, (path, _) in modules.items():
         beside = [x.names for x in families.rules(given, i, **how) if x.kind == "skip"]
         tensors |= arrays(model, path, tuple(f"{path}.{name}." for name in beside))
     rules = families.rules(given, to=to, **how)
-    weights.load(at(there, mine.values()), tensors, rules=rules)
-    for i, (_, module) in modules.items():
+    weights.load(at(whole), tensors, rules=rules)
+    for i, (path, module) in modules.items():
         one = families.attention(given, i, rngs=nnx.Rngs(9), **how)
-        alike(mine[i], port(module, one, families.rules(given, i, **how)))
+        alike(
+            whole[path if to is None else to.format(i)],
+            port(module, one, families.rules(given, i, **how)),
+        )
 
 
-def with_attention(given):
-    """The layers that have attention."""
-    family, read = family_of(given, None)
-    return [i for i in range(read["num_hidden_layers"]) if not family.lacks(read, i)]
+def paths_of(given):
+    """Where each layer that has attention has it."""
+    layers = _layers(given, None, "transformers", ("", None))
+    return {i: named.source.format(i) for i, named in layers}
 
 
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=9))
@@ -83,11 +88,12 @@ def test_one_load_fills_every_attention(name, transformers):
     for small in small_of(name):
         config = witness.config_of(small.spelt("new"), name)
         model, given = model_of(config, name), config.to_dict()
-        layers = with_attention(given)
-        kinds = tuple({type(witness.attention(config, name, i)) for i in layers})
-        found = [x for x in model.named_modules() if isinstance(x[1], kinds)]
-        for to in (None, "blocks.{}.attn"):
-            fills_all(given, model, dict(zip(layers, found, strict=True)), to)
+        modules = {i: (path, model.get_submodule(path)) for i, path in paths_of(given).items()}
+        for i, (_, module) in modules.items():
+            assert type(module) is type(witness.attention(config, name, i))
+        shared = len({path for path, _ in modules.values()}) < len(modules)  # ALBERT's
+        for to in (None,) if shared else (None, "blocks.{}.attn"):
+            fills_all(given, model, modules, to)
 
 
 @pytest.mark.parametrize("name", with_nightly(parts.MODELS, commit=6))
@@ -96,7 +102,7 @@ def test_one_load_fills_every_attention_of_all_parts(name, transformers):
     small = replace(next(x for x in PARTS if x.name == family), alias=name)
     config = parts.config_of(small.given, small.model_type)
     model, given = parts.model_of(config, small.model_type), config.to_dict()
-    for part in ("encoder", "decoder", "cross"):
+    for part in families.parts(given):
         of = replace(small, part=part)
         layers = family_of(given, part)[1]["num_hidden_layers"]
         found = {

@@ -4,7 +4,6 @@ from .sizes import (
     DELTA,
     EVERY_SECOND,
     FIRST_FULL,
-    FOUR,
     FULL_AND_LINEAR,
     HALF,
     KIMI,
@@ -79,7 +78,7 @@ CONFIGS = [
     Small("minimax", {"attention_dropout": 0.25}, LINEAR),
     # RecurrentGemma 2B: two layers with a recurrence, two with a window
     Small("recurrent_gemma", {"conv1d_width": 3}, PLAIN),
-    Small("recurrent_gemma", {**FOUR, "lru_width": 36}, PLAIN, index=1),
+    Small("recurrent_gemma", {**OTHERS, "lru_width": 36}, PLAIN, index=1),
     Small("recurrent_gemma", {"attention_window_size": 3}, QUARTER, index=2),
     Small(
         "recurrent_gemma",
