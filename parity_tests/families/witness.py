@@ -15,6 +15,7 @@ from .places import MIXERS, PLACES
 HANDED = ("position_embeddings", "position_ids", "attention_mask", "alibi", "position_bias")
 HANDED = (*HANDED, "shared_kv_states")
 PLACED = ("layer_idx", "layer_id")  # how classes are told which layer they are of
+EACH = {"num_heads": "num_attention_heads_per_layer"}  # what they are told beside, by the config
 
 
 def library() -> Any:
@@ -32,6 +33,7 @@ def found(name: str, kind: str) -> Any:
     module = import_module(f"transformers.models.{place.folder}.{file}_{place.folder}")
     if kind == "Config":
         return getattr(module, f"{place.config or place.prefix}{place.text}Config")
+    kind = place.attention if kind == "Attention" else kind
     name = f"{place.prefix}{place.text}{kind}"
     if hasattr(module, name):
         return getattr(module, name)
@@ -70,9 +72,10 @@ def handed(
     places = count()
 
     class Layer(torch.nn.Module):
-        def __init__(self, *_: Any, **__: Any):
+        def __init__(self, *args: Any, **kwargs: Any):
             super().__init__()
-            self.place = next(places)
+            given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
+            self.place = given.get("layer_idx", next(places))
             # The whole model of Gemma 4 looks at these when it is built.
             self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
             self.layer_scalar = torch.nn.Buffer(torch.ones(1))
@@ -105,8 +108,10 @@ def attention(config: Any, name: str, index: int) -> Any:
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
     cls = found(name, kind)
     named = [name for name in PLACED if name in inspect.signature(cls).parameters]
+    each = {name: getattr(config, field, None) for name, field in EACH.items()}
+    more = {name: values[index] for name, values in each.items() if values}
     with lifted():
-        return cls(config, **dict.fromkeys(named, index))
+        return cls(config, **dict.fromkeys(named, index), **more)
 
 
 def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:

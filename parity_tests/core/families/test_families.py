@@ -67,6 +67,8 @@ def in_words(given, index):
 
 # Which have no dropout, in transformers neither.
 STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
+REFUSED = ("diffllama",)  # whose class refuses any
+WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -77,17 +79,31 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in STILL])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*STILL, *REFUSED)])
 def test_attention_dropout_is_the_layers(name):
-    given = [x for x in CONFIGS if x.name == name][-1].spelt("new")  # Falcon's has alibi
+    small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
+    given, index = small.spelt("new"), small.index
+    assert built(dropping(given, name, 0.125), index).dropout.rate == 0.125
+    assert built(dropping(given, name, 0.0), index).dropout is None
+
+
+def dropping(given, name, rate):
+    """The config with this share of dropout, in the words of its family."""
     field = FAMILIES[name].names.get("attention_dropout", ("attention_dropout",))[0]
-    assert built({**given, field: 0.125}).dropout.rate == 0.125
-    assert built({**given, field: 0.0}).dropout is None
+    outer, field = WITHIN.get(name, (None, field))
+    return {**given, **({outer: {field: rate}} if outer else {field: rate})}
 
 
 @pytest.mark.parametrize("name", STILL)
 def test_a_family_without_dropout_drops_nothing(name):
     assert built(other(name, attention_dropout=0.5)).dropout is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_whose_class_refuses_dropout_refuses_it_too(name):
+    given = next(x for x in CONFIGS if x.name == name).spelt("new")
+    with pytest.raises(ValueError, match="attention_dropout=0.5 is not served"):
+        built({**given, "attention_dropout": 0.5})
 
 
 def test_an_encoder_may_say_that_it_is_not_causal():
@@ -155,11 +171,22 @@ def other(name, **fields):
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
-    "a type of transformers": (llama(model_type="cohere2"), "'cohere2' is known to transformers, "),
-    "a type to come": (llama(model_type="qwen9"), "bart, .* 72 others, .* got 'qwen9'.$"),
+    "a type of transformers": (
+        llama(model_type="modernbert"),
+        "'modernbert' is known to transformers, ",
+    ),
+    "a type to come": (llama(model_type="qwen9"), "bart, .* others, .* got 'qwen9'.$"),
     "no model_type": ({"hidden_size": 8}, "model_type must be one of bart, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
+    "quantised in another way": (
+        other("bitnet", quantization_config={"quant_method": "awq"}),
+        "has a quantization_config",
+    ),
+    "the way of BitNet": (
+        llama(quantization_config={"quant_method": "bitnet"}),
+        "has a quantization_config",
+    ),
     "no decoder": (
         llama(is_causal=False),
         "=False is not served: this model_type is a decoder",

@@ -5,7 +5,7 @@ from typing import Any
 
 from .sizes import LLAMA_SIZES, MORE, SIZES
 
-LATEST = ("gemma4_text",)  # which never had the older spelling
+LATEST = ("gemma4_text", "laguna", "mistral4")  # which never had the older spelling
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
 OLD_NAMES = {
     ("gpt_neox", "rope_theta"): "rotary_emb_base",
@@ -48,5 +48,5 @@ class Small:
         beside = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
         beside |= {key: self.rope[key] for key in BESIDE if key in self.rope}
         beside = {OLD_NAMES.get((self.name, key), key): x for key, x in beside.items()}
-        local = {"rope_local_base_freq": self.local} if self.name == "gemma3_text" else {}
+        local = {"rope_local_base_freq": self.local} if self.name.startswith("gemma3") else {}
         return {**first, **beside, **local}
