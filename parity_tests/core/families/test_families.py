@@ -102,7 +102,7 @@ def test_a_family_without_dropout_drops_nothing(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_family_whose_class_refuses_dropout_refuses_it_too(name):
     given = next(x for x in CONFIGS if x.name == name).spelt("new")
-    with pytest.raises(ValueError, match="attention_dropout=0.5 is not served"):
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.5 is not served"):
         built({**given, "attention_dropout": 0.5})
 
 
@@ -175,8 +175,8 @@ WRONG = {
         llama(model_type="modernbert"),
         "'modernbert' is known to transformers, ",
     ),
-    "a type to come": (llama(model_type="qwen9"), "bart, .* others, .* got 'qwen9'.$"),
-    "no model_type": ({"hidden_size": 8}, "model_type must be one of bart, .*; got None"),
+    "a type to come": (llama(model_type="qwen9"), "must be one of .* others, .* got 'qwen9'.$"),
+    "no model_type": ({"hidden_size": 8}, "model_type must be one of .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
     "quantised in another way": (
