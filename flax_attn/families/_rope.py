@@ -119,8 +119,10 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
     return rotary_of(config, rope)
 
 
-def rotary_by_kind(config: Config, kind: str) -> Rotary:
+def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
     """The rotary of one kind of layers, in a model_type that has no older spelling.
+
+    `partial` is as of `rotary`.
 
     Raises:
       ValueError: for the older spelling, and unless rope_parameters are by kind.
@@ -137,7 +139,7 @@ def rotary_by_kind(config: Config, kind: str) -> Rotary:
             f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
             f"{', '.join(KINDS)}; got {new!r}."
         )
-    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS))
+    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
 
 
 def parameters(
@@ -271,7 +273,7 @@ def _need(rope: Rope, name: str) -> Any:
     return rope[name]
 
 
-def _original(rope: Rope, config: Config) -> int:
+def original(rope: Rope, config: Config) -> int:
     """The longest sequence of the training, within the dict, beside it, or the longest at all."""
     name = "original_max_position_embeddings"
     beside, within = config[name], rope.get(name)
@@ -287,18 +289,18 @@ def _original(rope: Rope, config: Config) -> int:
 def _factor(rope: Rope, config: Config) -> float:
     """`factor`, or how many times longer the sequences may be than those of the training."""
     longest = config.count("max_position_embeddings")
-    return rope.get("factor", longest / _original(rope, config))
+    return rope.get("factor", longest / original(rope, config))
 
 
 def _llama3(rope: Rope, config: Config) -> Scaling:
     ends = (_need(rope, f"{end}_freq_factor") for end in ("low", "high"))
-    return Llama3Scaling(_need(rope, "factor"), _original(rope, config), *ends)
+    return Llama3Scaling(_need(rope, "factor"), original(rope, config), *ends)
 
 
 def _yarn(rope: Rope, config: Config) -> Scaling:
     return Yarn(
         _factor(rope, config),
-        _original(rope, config),
+        original(rope, config),
         rope.get("beta_fast") or 32.0,
         rope.get("beta_slow") or 1.0,
         rope.get("mscale") or None,
@@ -313,7 +315,7 @@ def _longrope(rope: Rope, config: Config) -> Scaling:
     return LongRope(
         _need(rope, "short_factor"),
         _need(rope, "long_factor"),
-        _original(rope, config),
+        original(rope, config),
         _factor(rope, config) if attention_factor is None else None,
         attention_factor,
     )

@@ -16,6 +16,7 @@ from .places import MIXERS, PLACES
 HANDED = ("position_embeddings", "position_ids", "attention_mask", "alibi", "position_bias")
 HANDED = (*HANDED, "shared_kv_states")
 PLACED = ("layer_idx", "layer_id")  # how classes are told which layer they are of
+EACH = {"num_heads": "num_attention_heads_per_layer"}  # what they are told beside, by the config
 
 
 def library() -> Any:
@@ -33,6 +34,7 @@ def found(name: str, kind: str) -> Any:
     module = import_module(f"transformers.models.{place.folder}.{file}_{place.folder}")
     if kind == "Config":
         return getattr(module, f"{place.config or place.prefix}{place.text}Config")
+    kind = place.attention if kind == "Attention" else kind
     name = f"{place.prefix}{place.text}{kind}"
     if hasattr(module, name):
         return getattr(module, name)
@@ -72,9 +74,10 @@ def handed(
 
     def stand_in(block: Any) -> Any:
         class Layer(torch.nn.Module):
-            def __init__(self, *_: Any, **__: Any):
+            def __init__(self, *args: Any, **kwargs: Any):
                 super().__init__()
-                self.place = next(places)
+                given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
+                self.place = given.get("layer_idx", next(places))
                 # By which the whole models of ModernBERT and Nemotron-H pick a mask.
                 self.attention_type = self.block_type = kinds[self.place % len(kinds)]
                 # That of Gemma 4 looks at these when it is built.
@@ -122,8 +125,10 @@ def attention(config: Any, name: str, index: int) -> Any:
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, kind)
     named = [name for name in PLACED if name in inspect.signature(cls).parameters]
+    each = {name: getattr(config, field, None) for name, field in EACH.items()}
+    more = {name: values[index] for name, values in each.items() if values}
     with lifted():
-        layer = cls(config, **dict.fromkeys(named, index))
+        layer = cls(config, **dict.fromkeys(named, index), **more)
     for param in layer.parameters():
         param.data = param.data.float()
     return layer

@@ -6,6 +6,8 @@ from .small import Small
 NORMED = {"rms_norm_eps": 1e-2}
 ONE = {"num_local_experts": 1}
 ALPHA = {"rope_type": "dynamic", "alpha": 7.0, "factor": 1.0}
+EACH_SECOND = {"global_attn_every_n_layers": 2, "sliding_window": 3}
+TEMPERED = {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 3}
 EVERY = {"sliding_window": 3, "sliding_window_pattern": 2}
 LONG = {
     **{"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "short_mscale": 1.25},
@@ -20,6 +22,14 @@ CONFIGS = [
         {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
         index=1,
     ),
+    Small("afmoe", {"head_dim": 10, **EACH_SECOND, **NORMED}, PLAIN),
+    Small(
+        "afmoe",
+        {**OTHERS, "head_dim": 12, **WINDOWS, "attention_bias": True, "attention_dropout": 0.25}
+        | {"num_local_experts": 1},
+        {**YARN, **PLAIN},
+    ),
+    Small("afmoe", {**OTHERS, "head_dim": 12, **EACH_SECOND}, LINEAR, index=1),
     Small("bitnet", {**NORMED}, PLAIN),
     Small(
         "bitnet",
@@ -39,6 +49,8 @@ CONFIGS = [
         {**YARN, **PLAIN},
         index=1,
     ),
+    Small("diffllama", {"num_key_value_heads": 2, "head_dim": 10, **NORMED}, PLAIN),
+    Small("diffllama", {**OTHERS, "attention_bias": True}, {**YARN, **PLAIN}, index=1),
     # EXAONE 4.0 32B with its two kinds of layers, and 1.2B, whose layers all have a rotary
     Small("exaone4", {"head_dim": 10, **EVERY, **NORMED}, PLAIN),
     Small("exaone4", {**OTHERS, **EVERY, "attention_dropout": 0.25}, {**YARN, **PLAIN}, index=1),
@@ -85,6 +97,28 @@ CONFIGS = [
         {**OTHERS, "head_dim": 12, **WINDOWS, "attention_dropout": 0.25},
         LINEAR,
         index=1,
+    ),
+    Small("ministral3", {"head_dim": 10, "sliding_window": 3}, {**YARN, **PLAIN, **TEMPERED}),
+    Small(
+        "ministral3",
+        {**OTHERS, "head_dim": 12, "attention_dropout": 0.25},
+        {**LINEAR, **TEMPERED},
+        index=1,
+    ),
+    # Laguna, whose layers with a window have more heads; with a gate a component
+    Small(
+        "laguna",
+        {"head_dim": 10, **WINDOWS, **NORMED, "num_attention_heads_per_layer": [9, 6]},
+        {**PLAIN, "partial_rotary_factor": 0.6},
+        local=100.0,
+    ),
+    Small(
+        "laguna",
+        {**OTHERS, **WINDOWS, "head_dim": 12, "gating": "full", "attention_bias": True}
+        | {"attention_dropout": 0.25},
+        {**YARN, **PLAIN, "partial_rotary_factor": 0.5},
+        index=1,
+        local=100.0,
     ),
     Small("nanochat", {**NORMED}, PLAIN),
     Small(

@@ -34,6 +34,10 @@ LATENT = {
     **{"q_lora_rank": 10, "kv_lora_rank": 9, "qk_nope_head_dim": 7},
     **{"qk_rope_head_dim": 4, "v_head_dim": 5},
 }
+INDEX = {
+    **{"index_n_heads": 16, "index_head_dim": 8, "index_topk": 3},
+    **{"n_routed_experts": 1, "num_experts_per_tok": 1, "first_k_dense_replace": 2},
+}
 WITHOUT_GROUPS = {k: v for k, v in LLAMA_SIZES.items() if k != "num_key_value_heads"}
 IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
@@ -58,12 +62,18 @@ SIZES = {
     "codegen": {**GPT2_SIZES, "rotary_dim": 4},
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "deepseek_v32": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
     "distilbert": {
         **{"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 9, "vocab_size": 5},
         **{"max_position_embeddings": 64, "pad_token_id": 0},
     },
     "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "gemma3n_text": {
+        **{**LLAMA_SIZES, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 5},
+        **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
+    },
     "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
     "gpt_neo": {
@@ -78,10 +88,21 @@ SIZES = {
     "idefics3_vision": IMAGES,
     "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
     "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
+    "longcat_flash": {
+        **{key: x for key, x in WITHOUT_GROUPS.items() if key != "num_hidden_layers"},
+        **{**LATENT, "head_dim": 4, "num_layers": 2, "zero_expert_num": 1, "n_routed_experts": 1},
+        **{"ffn_hidden_size": 9, "expert_ffn_hidden_size": 9, "moe_topk": 1},
+    },
     "mamba2": {
         **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
         **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
         **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
+    "minicpm3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "mistral4": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "mllama_text_model": {
+        **{**LLAMA_SIZES, "cross_attention_layers": [1]},
+        **{"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
     },
     "modernbert": {**WITHOUT_GROUPS, "pad_token_id": 0},
     "modernbert-decoder": {

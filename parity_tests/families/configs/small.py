@@ -5,10 +5,14 @@ from typing import Any
 
 from .sizes import LLAMA_SIZES, MORE, SIZES
 
-LATEST = ("gemma4_text",)  # which never had the older spelling
+LATEST = ("gemma4_text", "laguna", "mistral4")  # which never had the older spelling
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
 MODERN = ("modernbert", "modernbert-decoder")  # whose older files name both bases
-LOCAL = {"gemma3_text": "rope_local_base_freq", **dict.fromkeys(MODERN, "local_rope_theta")}
+GEMMAS = ("gemma3_text", "gemma3n_text")
+LOCAL = {
+    **dict.fromkeys(GEMMAS, "rope_local_base_freq"),
+    **dict.fromkeys(MODERN, "local_rope_theta"),
+}
 OLD_NAMES = {
     ("gpt_neox", "rope_theta"): "rotary_emb_base",
     ("gpt_neox", "partial_rotary_factor"): "rotary_pct",

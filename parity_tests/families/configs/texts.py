@@ -4,14 +4,18 @@ from .sizes import (
     DELTA,
     EVERY_SECOND,
     FOUR,
+    LINEAR,
+    LLAMA3,
     ODD,
     ONE_KEY,
     OTHERS,
     PLAIN,
     QUARTER,
     QWEN_MOE,
+    SHARING,
     THREE,
     TURNS,
+    WINDOWS,
     YARN,
 )
 from .small import Small
@@ -47,6 +51,24 @@ CONFIGS = [
         "qwen3_omni_moe_text",
         {**OTHERS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25, **QWEN_MOE},
         {**YARN, **PLAIN, "mrope_section": [3, 2, 1]},
+        index=1,
+    ),
+    # Gemma 3n, with layers that make keys alone and with later ones that read them
+    Small("gemma3n_text", {"head_dim": 10, **WINDOWS, "rms_norm_eps": 1e-2}, PLAIN, local=100.0),
+    Small(
+        "gemma3n_text",
+        {**OTHERS, **WINDOWS, "head_dim": 12, "attention_bias": True, "attention_dropout": 0.25},
+        {**LINEAR},
+        index=1,
+        local=100.0,
+    ),
+    Small("gemma3n_text", {**SHARING, "head_dim": 10, "sliding_window": 3}, PLAIN, local=100.0),
+    # Llama 3.2 Vision's layers that do not look at images
+    Small("mllama_text_model", {}, {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16}),
+    Small(
+        "mllama_text_model",
+        {**OTHERS, "cross_attention_layers": [0], "dropout": 0.25},
+        LINEAR,
         index=1,
     ),
     # GLM-4.1V
