@@ -39,8 +39,8 @@ MAMBA = {"state_size": 5, "time_step_rank": 3, "conv_kernel": 3}
 JAMBA = {"mamba_d_state": 5, "mamba_dt_rank": 3, "mamba_d_conv": 3, "rms_norm_eps": 1e-2}
 JAMBA |= {"num_attention_heads": 3, "num_key_value_heads": 3}
 CASES = [
-    # With seed 0 torch's own float32 error is small by chance, and Flax is 3.3 times as far off. With
-    # seeds 1 to 7 it is within the limit.
+    # With seed 0 torch's own float32 error is small by chance, and Flax is 3.3 times as far off.
+    # With seeds 1 to 7 it is within the limit.
     Case(Mamba, {"in_features": 11, "state_dim": 4}, seed=1, x=(2, 7, 11)),
     Case(
         Mamba,

@@ -61,37 +61,50 @@ def handed(
     import torch
 
     place, kept, places = PLACES[name], [], count()
-
-    def stand_in(block: Any) -> Any:
-        class Layer(torch.nn.Module):
-            def __init__(self, *_: Any, **__: Any):
-                super().__init__()
-                self.place = next(places)
-                # The whole model of Gemma 4 looks at these when it is built.
-                self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
-                self.layer_scalar = torch.nn.Buffer(torch.ones(1))
-                # That of Nemotron-H asks its layers for their kinds.
-                kinds = getattr(config, "layer_types", None) or [None]
-                self.block_type = kinds[self.place % len(kinds)]
-
-            def forward(self, *args: Any, **kwargs: Any) -> Any:
-                bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
-                if self.place == index:
-                    kept.append({**bound.pop("kwargs", {}), **bound})
-                return args[0] if place.gives == "tensor" else (args[0], None)
-
-        return Layer
-
     with torch.no_grad():
         with ExitStack() as patched:
             for block in (found(name, kind) for kind in place.block.split()):
-                at = import_module(block.__module__), block.__name__
-                patched.enter_context(patch.object(*at, stand_in(block)))
+                module = import_module(block.__module__)
+                layer = _stand_in(block, config, place.gives, index, places, kept)
+                patched.enter_context(patch.object(module, block.__name__, layer))
+                for table in _tables_of(module, block):
+                    known = {key: layer for key, value in table.items() if value is block}
+                    patched.enter_context(patch.dict(table, known))
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
         model(inputs_embeds=x.detach(), attention_mask=present, use_cache=False, **more)
     return {key: kept[0][key] for key in (*HANDED, *place.hands) if key in kept[0]}
+
+
+def _stand_in(block: Any, config: Any, gives: str, index: int, places: Any, kept: list) -> Any:
+    """A class in place of a block, that keeps what the block at `index` is given."""
+    import torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self, *_: Any, **__: Any):
+            super().__init__()
+            self.place = next(places)
+            # The whole model of Gemma 4 looks at these when it is built.
+            self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
+            self.layer_scalar = torch.nn.Buffer(torch.ones(1))
+            # That of Nemotron-H asks its layers for their kinds.
+            kinds = getattr(config, "layer_types", None) or [None]
+            self.block_type = kinds[self.place % len(kinds)]
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
+            if self.place == index:
+                kept.append({**bound.pop("kwargs", {}), **bound})
+            return args[0] if gives == "tensor" else (args[0], None)
+
+    return Layer
+
+
+def _tables_of(module: Any, block: Any) -> list[dict[Any, Any]]:
+    """The dicts of a module that have a class among their values."""
+    tables = [x for x in vars(module).values() if type(x) is dict]
+    return [x for x in tables if any(value is block for value in x.values())]
 
 
 def _additive(present: Any, x: Any) -> Any:
@@ -106,8 +119,9 @@ def attention(config: Any, name: str, index: int) -> Any:
     mixers = MIXERS.get(name, {})
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
     cls = found(name, kind)
-    takes = "layer_idx" in inspect.signature(cls).parameters
-    places = {"layer_idx": index} if takes else {}
+    takes = inspect.signature(cls).parameters
+    places = {"layer_idx": index, "initialize_mixer_weights": False}  # which the whole model draws
+    places = {key: value for key, value in places.items() if key in takes}
     with lifted() if PLACES[name].keeps else nullcontext():
         layer = cls(config, **places)
     for param in layer.parameters():

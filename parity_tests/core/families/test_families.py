@@ -68,7 +68,11 @@ def in_words(given, index):
 DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
 DROPOUTS |= dict.fromkeys(("bert", "vit"), "attention_probs_dropout_prob")
 STILL = ("lfm2",)  # which have no dropout, in transformers neither
-RECURRENT = ("mamba2",)  # all of whose layers are, so that there are no weights to drop
+RECURRENT = (
+    "falcon_mamba",
+    "mamba",
+    "mamba2",
+)  # all of whose layers are, so that there are no weights to drop
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),

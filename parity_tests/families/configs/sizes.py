@@ -38,6 +38,14 @@ IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
     **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
 }
+SELECTIVE = {
+    **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "state_size": 5},
+    **{"time_step_rank": 7, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+SELECTED = {
+    **{"expand": 3, "use_bias": True, "use_conv_bias": False, "hidden_act": "swish"},
+    "time_step_rank": "auto",
+}
 STATE_SPACE = {
     **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
     **{"rms_norm_eps": 1e-2},
@@ -55,6 +63,9 @@ SIZES = {
     "gpt_neox": WITHOUT_GROUPS,
     "granitemoehybrid": {**LLAMA_SIZES, **STATE_SPACE, "num_local_experts": 0},
     "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
+    "falcon_mamba": SELECTIVE,
+    "jamba": {**LLAMA_SIZES, "mamba_d_state": 5, "num_experts": 1, "num_experts_per_tok": 1},
+    "mamba": SELECTIVE,
     "mamba2": {
         **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
         **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
