@@ -74,7 +74,7 @@ def attention(
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
     if what := family.lacks(read, read.index(index)):
         raise ValueError(
-            f"Layer {index} of this {config['model_type']} has {what} and no attention."
+            f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
         )
     layer = family.attention(read, index, house)
     warn_of_unread(config, config["model_type"], family, _READ_BY_ANY)

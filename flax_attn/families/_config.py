@@ -168,8 +168,8 @@ class Family(NamedTuple):
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
       gguf: the rules for a GGUF file of llama.cpp; None where none are known.
-      path: where the whole model has the attention of a layer, {} for its number; None for that
-        which `_paths.py` has for the model_type.
+      path: where the whole model has the attention of a layer, {} for its number, or several where
+        it has some alike; None for that which `_paths.py` has for the model_type.
       lacks: what a layer has in place of attention, "" for a layer that has one.
       derived: from a config to the one that its class makes of it, where fields say others.
     """
@@ -179,7 +179,7 @@ class Family(NamedTuple):
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
-    path: Callable[[Config, int], str | None] = lambda config, index: None
+    path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
     lacks: Callable[[Config, int], str] = lambda config, index: ""
     derived: Callable[[Config], Config] = lambda config: config
 

@@ -107,23 +107,30 @@ def _layers(
         for index in range(read.count("num_hidden_layers")):
             if family.lacks(read, index):
                 continue
-            named = _named(family, read, index, source, where)
-            if source == "transformers" and named.source != named.target:
-                if named not in others:
-                    others[named] = leaves_some(_shapes(family, read, index), named.rules)
-                named = named._replace(rest=others[named])
-            yield index, named
+            for named in _named(family, read, index, source, where):
+                if source == "transformers" and named.source != named.target:
+                    if named not in others:
+                        others[named] = leaves_some(_shapes(family, read, index), named.rules)
+                    named = named._replace(rest=others[named])
+                yield index, named
 
 
 def _named(
     family: Family, config: Config, index: int, source: str, where: tuple[str, str | None]
-) -> Named:
+) -> list[Named]:
+    """The attentions of a layer: one, or several alike."""
     each, (prefix, to) = _of_layer(family, config, index, source), where
     moved = tuple(rule for rule in each if rule.kind == "move")
     if source == "gguf":
-        return Named("blk.{}", prefix + (to or USUAL), moved)
-    here = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
-    return Named(prefix + here, prefix + (to or here), moved)
+        return [Named("blk.{}", prefix + (to or USUAL), moved)]
+    places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
+    places = (places,) if isinstance(places, str) else places
+    if to is not None and len(places) > 1:
+        raise ValueError(
+            f"to={to!r} is one place, and a layer of this model_type has attentions at "
+            f"{' and '.join(places)}; leave it out."
+        )
+    return [Named(prefix + here, prefix + (to or here), moved) for here in places]
 
 
 def _shapes(family: Family, config: Config, index: int) -> nnx.Module:

@@ -3,7 +3,7 @@
 # Written by `python -m parity_tests.core.families.published`.
 KNOWN = frozenset(
     (
-        "EvollaModel afmoe aimv2 aimv2_text_model aimv2_vision_model align align_text_model "
+        "EvollaModel aimv2 aimv2_text_model aimv2_vision_model align align_text_model "
         "align_vision_model altclip altclip_text_model altclip_vision_model aria audioflamingo3 "
         "audioflamingo3_encoder autoformer axk1 axk2 aya_vision bailing_hybrid bark beam beit "
         "bert-generation big_bird bigbird_pegasus biogpt bit blip blip-2 blip_2_qformer "
@@ -18,47 +18,46 @@ KNOWN = frozenset(
         "csm_depth_decoder_model ctrl cvt cwm d_fine dab-detr dac data2vec-audio data2vec-text "
         "data2vec-vision dbrx deberta deberta-v2 decision_transformer deepseek_ocr2 "
         "deepseek_ocr2_encoder deepseek_ocr2_sam_vision_model deepseek_ocr2_text "
-        "deepseek_ocr2_vision deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid "
-        "deformable_detr deimv2 depth_anything depth_pro detr dia dia_decoder dia_encoder "
-        "diffllama diffusion_gemma diffusion_gemma_text dinat dinov3_convnext dinov3_vit doge "
-        "donut-swin dots3_note dots3_note_audio_encoder dots3_note_text dots3_note_vision_encoder "
-        "dpr dpt edgetam edgetam_mask_decoder edgetam_prompt_encoder edgetam_video "
-        "edgetam_video_mask_decoder edgetam_video_prompt_encoder edgetam_vision_model "
-        "efficientloftr efficientnet embedding_gemma2 embedding_gemma2_text emu3 emu3_vqgan "
-        "encodec encoder-decoder eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text "
-        "ernie4_5_vl_moe_vision esm esmc esmfold2 evolla exaone4_5 exaone4_5_vision falcon_mamba "
-        "fast_vlm fastspeech2_conformer fastspeech2_conformer_hifigan "
-        "fastspeech2_conformer_with_hifigan flaubert flava flava_image_codebook flava_image_model "
-        "flava_multimodal_model flava_text_model flint florence2 florence_vision fnet focalnet "
-        "fsmt fun_asr_nano fun_asr_nano_encoder funnel fuyu gemma3 gemma3n gemma3n_audio "
-        "gemma3n_text gemma3n_vision gemma4 gemma4_assistant gemma4_audio gemma4_unified "
-        "gemma4_unified_assistant gemma4_unified_audio gemma4_unified_text gemma4_unified_vision "
-        "gemma4_vision git git_vision_model glm46v glm4_moe_lite glm4v glm4v_moe glm4v_moe_vision "
-        "glm4v_vision glm5_next glm5_next_text glm5_next_vision glm_image glm_image_text "
-        "glm_image_vision glm_image_vqmodel glm_moe_dsa glm_ocr glm_ocr_text glm_ocr_vision "
-        "glmasr glmasr_encoder glmga glpn got_ocr2 got_ocr2_vision gpt-sw3 gpt_neox_japanese "
-        "gradium_phonon_tts granite4_vision granite_docling granite_docling_vision granite_speech "
-        "granite_speech5_ctc granite_speech5_encoder granite_speech_encoder granite_speech_plus "
-        "granite_speech_plus_encoder granite_swa granitemoe_swa granitemoeshared grounding-dino "
-        "groupvit groupvit_text_model groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 "
-        "higgs_audio_v2_tokenizer hrm_text hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 "
-        "hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver "
-        "idefics2_vision idefics3 idefics_perciever idefics_vision imagegpt informer inkling2 "
-        "inkling2_text inkling2_vision inkling_audio inkling_mm_model inkling_text inkling_vision "
-        "instructblip instructblip_qformer instructblip_vision_model instructblipvideo "
+        "deepseek_ocr2_vision deepseek_v4 deepseek_vl deepseek_vl_hybrid deformable_detr deimv2 "
+        "depth_anything depth_pro detr dia dia_decoder dia_encoder diffusion_gemma "
+        "diffusion_gemma_text dinat dinov3_convnext dinov3_vit doge donut-swin dots3_note "
+        "dots3_note_audio_encoder dots3_note_text dots3_note_vision_encoder dpr dpt edgetam "
+        "edgetam_mask_decoder edgetam_prompt_encoder edgetam_video edgetam_video_mask_decoder "
+        "edgetam_video_prompt_encoder edgetam_vision_model efficientloftr efficientnet "
+        "embedding_gemma2 embedding_gemma2_text emu3 emu3_vqgan encodec encoder-decoder "
+        "eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_vl_moe_vision esm esmc "
+        "esmfold2 evolla exaone4_5 exaone4_5_vision fast_vlm fastspeech2_conformer "
+        "fastspeech2_conformer_hifigan fastspeech2_conformer_with_hifigan flaubert flava "
+        "flava_image_codebook flava_image_model flava_multimodal_model flava_text_model flint "
+        "florence2 florence_vision fnet focalnet fsmt fun_asr_nano fun_asr_nano_encoder funnel "
+        "fuyu gemma3 gemma3n gemma3n_audio gemma3n_vision gemma4 gemma4_assistant gemma4_audio "
+        "gemma4_unified gemma4_unified_assistant gemma4_unified_audio gemma4_unified_text "
+        "gemma4_unified_vision gemma4_vision git git_vision_model glm46v glm4_moe_lite glm4v "
+        "glm4v_moe glm4v_moe_vision glm4v_vision glm5_next glm5_next_text glm5_next_vision "
+        "glm_image glm_image_text glm_image_vision glm_image_vqmodel glm_ocr glm_ocr_text "
+        "glm_ocr_vision glmasr glmasr_encoder glmga glpn got_ocr2 got_ocr2_vision gpt-sw3 "
+        "gpt_neox_japanese gradium_phonon_tts granite4_vision granite_docling "
+        "granite_docling_vision granite_speech granite_speech5_ctc granite_speech5_encoder "
+        "granite_speech_encoder granite_speech_plus granite_speech_plus_encoder granite_swa "
+        "granitemoe_swa granitemoeshared grounding-dino groupvit groupvit_text_model "
+        "groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 higgs_audio_v2_tokenizer "
+        "hrm_text hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 hy_v4 hyperclovax "
+        "hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver idefics2_vision idefics3 "
+        "idefics_perciever idefics_vision imagegpt informer inkling2 inkling2_text "
+        "inkling2_vision inkling_audio inkling_mm_model inkling_text inkling_vision instructblip "
+        "instructblip_qformer instructblip_vision_model instructblipvideo "
         "instructblipvideo_qformer instructblipvideo_vision_model internlm3 internvl iquestcoder "
-        "jamba janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 kimi_k25 "
+        "janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 kimi_k25 "
         "kimi_k25_vision kolibri1 kosmos-2 kosmos-2.5 kosmos_2_5_text_model "
         "kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text "
-        "laguna lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl "
-        "lfm3 lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llama4_vision_model llava "
-        "llava_next llava_next_video llava_onevision longcat_flash longformer longt5 luke lw_detr "
-        "lw_detr_vit lxmert mamba markuplm mask2former maskformer maskformer-swin megatron-bert "
-        "mellum metaclip_2 metaclip_2_text_model metaclip_2_vision_model mgp-str mimi "
-        "mimi_decoder mimi_encoder mimo_v2_flash minicpm3 minicpm_ocr minicpm_ocr_vision "
-        "minicpmv4_6 minicpmv4_6_vision minicpmv4_7 minicpmv4_7_vision minimax_m3_vl "
-        "minimax_m3_vl_text minimax_m3_vl_vision ministral3 mistral3 mistral4 mistral_large4 "
-        "mistral_large4_text mlcd mlcd_vision_model mllama mllama_text_model mllama_vision_model "
+        "lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl lfm3 "
+        "lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llama4_vision_model llava "
+        "llava_next llava_next_video llava_onevision longformer longt5 luke lw_detr lw_detr_vit "
+        "lxmert markuplm mask2former maskformer maskformer-swin megatron-bert mellum metaclip_2 "
+        "metaclip_2_text_model metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder "
+        "mimo_v2_flash minicpm_ocr minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision minicpmv4_7 "
+        "minicpmv4_7_vision minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision mistral3 "
+        "mistral_large4 mistral_large4_text mlcd mlcd_vision_model mllama mllama_vision_model "
         "mm-grounding-dino mobilebert mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 modernvbert "
         "molmo2 molmo2_adapter molmo2_text molmo2_vision moonshine moonshine_streaming "
         "moonshine_streaming_encoder moshi moshi_depth moss_transcribe_diarize "
@@ -123,19 +122,31 @@ KNOWN = frozenset(
 # Fields of their classes that their attention does not read, and that of others does.
 CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "bamba": ("layer_types",),
-    "bart": ("is_decoder",),
-    "blenderbot": ("is_decoder",),
-    "blenderbot-small": ("is_decoder",),
+    "bart": ("dropout", "is_decoder"),
+    "blenderbot": ("dropout", "is_decoder"),
+    "blenderbot-small": ("dropout", "is_decoder"),
+    "deepseek_v2": ("qk_head_dim",),
+    "deepseek_v3": ("qk_head_dim",),
+    "deepseek_v32": ("qk_head_dim",),
+    "distilbert": ("dropout",),
     "falcon_h1": ("layer_types",),
+    "falcon_mamba": ("time_step_min",),
     "gemma2": ("hidden_activation",),
     "gemma3_text": ("attn_logit_softcapping", "hidden_activation"),
+    "gemma3n_text": ("hidden_activation",),
     "gemma4_text": ("hidden_activation",),
+    "glm_moe_dsa": ("qk_head_dim",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
     "hubert": ("conv_bias", "conv_kernel"),
-    "mamba2": ("time_step_min",),
-    "marian": ("is_decoder",),
-    "mbart": ("is_decoder",),
+    "kimi_linear": ("qk_head_dim",),
+    "m2m_100": ("dropout",),
+    "mamba": ("time_step_min",),
+    "mamba2": ("time_step_min", "time_step_rank"),
+    "marian": ("dropout", "is_decoder"),
+    "mbart": ("dropout", "is_decoder"),
+    "minicpm3": ("qk_head_dim",),
+    "mistral4": ("qk_head_dim",),
     "modernbert": ("hidden_activation",),
     "modernbert-decoder": ("hidden_activation",),
     "mt5": ("is_decoder",),
@@ -148,8 +159,9 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
         "time_step_limit",
         "time_step_max",
     ),
-    "pegasus": ("is_decoder",),
-    "plbart": ("is_decoder",),
+    "opt": ("dropout",),
+    "pegasus": ("dropout", "is_decoder"),
+    "plbart": ("dropout", "is_decoder"),
     "qwen3_omni_moe_text": ("sliding_window",),
     "qwen3_vl_moe_text": ("sliding_window",),
     "recurrent_gemma": ("layer_types",),
@@ -157,5 +169,5 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "t5": ("is_decoder",),
     "umt5": ("is_decoder",),
     "wav2vec2": ("conv_bias", "conv_kernel"),
-    "whisper": ("num_key_value_heads",),
+    "whisper": ("dropout", "num_key_value_heads"),
 }

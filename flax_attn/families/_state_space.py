@@ -1,10 +1,10 @@
-"""What the families with Mamba 2 in their layers share."""
+"""What the families with Mamba or Mamba 2 in their layers share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from .._checks import check_choice, check_divides
-from ..layers import Mamba2
+from ..layers import Mamba, Mamba2
 from ..weights.rule import Rule
 from ._config import Config
 
@@ -22,6 +22,8 @@ FIELDS: Mapping[str, Any] = {
 }
 # The norm between gates is no class of torch.
 RULES = (Rule("norm.weight -> norm.scale"),)
+# The bias of the first Mamba's steps is added behind their projection.
+SELECTIVE_RULES = (Rule("dt_proj.bias -> dt_bias"),)
 
 
 def mamba2(
@@ -55,6 +57,39 @@ def mamba2(
         conv_size=config.count("mamba_d_conv"),
         conv_bias=config.flag("mamba_conv_bias"),
         **{**given, **parts, **house},
+    )
+
+
+def mamba(
+    config: Config,
+    house: Mapping[str, Any],
+    norms: Literal["gains", "plain"] | None,
+    eps: float = 1e-6,
+) -> Mamba:
+    """The first Mamba's layer of a config's sizes.
+
+    Args:
+      config: of the model.
+      house: rngs and dtypes.
+      norms, eps: as of the layer.
+
+    Raises:
+      ValueError: for another activation than silu.
+    """
+    check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
+    hidden, rank = config.count("hidden_size"), config["mamba_dt_rank"]
+    width = config["mamba_d_inner"]
+    return Mamba(
+        hidden,
+        width=config.count("mamba_expand") * hidden if width is None else width,
+        state_dim=config.count("mamba_d_state"),
+        step_rank=None if rank == "auto" else config.count("mamba_dt_rank"),
+        conv_size=config.count("mamba_d_conv"),
+        conv_bias=config.flag("mamba_conv_bias"),
+        use_bias=config.flag("mamba_proj_bias"),
+        norms=norms,
+        eps=eps,
+        **house,
     )
 
 

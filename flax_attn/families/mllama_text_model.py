@@ -22,18 +22,15 @@ NAMES = {"attention_dropout": ("dropout",)}
 
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of MllamaForCausalLM.
-
-    Raises:
-      ValueError: for a layer that looks at images.
-    """
-    crossing = config["cross_attention_layers"]
-    if index in crossing:
-        raise ValueError(
-            f"Layer {index} is not served: by cross_attention_layers={[*crossing]} it looks at "
-            "images, with fewer heads of keys than of queries."
-        )
+    """`self_attn` of MllamaForCausalLM."""
     return grouped_query(config, house, bias=False, rotary=rotary(config))
 
 
-FAMILY = Family(DEFAULTS, attention, names=NAMES)
+def lacks(config: Config, index: int) -> str:
+    """Which layers look at images, with fewer heads of keys than of queries."""
+    crossing = config["cross_attention_layers"]
+    told = f"cross attention over images (cross_attention_layers={[*crossing]})"
+    return told if index in crossing else ""
+
+
+FAMILY = Family(DEFAULTS, attention, names=NAMES, lacks=lacks)

@@ -70,38 +70,52 @@ def handed(
     place, kept, places = PLACES[name], [], count()
     width = getattr(config, place.width)  # of the embedded tokens, whose values are not looked at
     embedded = x.new_zeros(*x.shape[:-1], width)
-    kinds = getattr(config, "layer_types", None) or [None]
-
-    def stand_in(block: Any) -> Any:
-        class Layer(torch.nn.Module):
-            def __init__(self, *args: Any, **kwargs: Any):
-                super().__init__()
-                given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
-                self.place = given.get("layer_idx", next(places))
-                # By which the whole models of ModernBERT and Nemotron-H pick a mask.
-                self.attention_type = self.block_type = kinds[self.place % len(kinds)]
-                # That of Gemma 4 looks at these when it is built.
-                self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
-                self.layer_scalar = torch.nn.Buffer(torch.ones(1))
-
-            def forward(self, *args: Any, **kwargs: Any) -> Any:
-                bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
-                if self.place == index:
-                    kept.append({**bound.pop("kwargs", {}), **bound})
-                return args[0] if place.gives == "tensor" else (args[0], None)
-
-        return Layer
-
     with torch.no_grad():
         with ExitStack() as patched:
             for block in (found(name, kind) for kind in place.block.split()):
-                at = import_module(block.__module__), block.__name__
-                patched.enter_context(patch.object(*at, stand_in(block)))
+                module = import_module(block.__module__)
+                layer = _stand_in(block, config, place.gives, index, places, kept)
+                patched.enter_context(patch.object(module, block.__name__, layer))
+                for table in _tables_of(module, block):
+                    known = {key: layer for key, value in table.items() if value is block}
+                    patched.enter_context(patch.dict(table, known))
             model = found(name, "Model")(config).eval()
         for param in model.parameters():
             param.data = param.data.to(x.dtype)
         model(inputs_embeds=embedded, attention_mask=present, use_cache=False, **more)
     return {key: kept[0][key] for key in (*HANDED, *place.hands) if key in kept[0]}
+
+
+def _stand_in(block: Any, config: Any, gives: str, index: int, places: Any, kept: list) -> Any:
+    """A class in place of a block, that keeps what the block at `index` is given."""
+    import torch
+
+    kinds = getattr(config, "layer_types", None) or [None]
+
+    class Layer(torch.nn.Module):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__()
+            given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
+            self.place = given.get("layer_idx", next(places))
+            # By which the whole models of ModernBERT and Nemotron-H pick a mask.
+            self.attention_type = self.block_type = kinds[self.place % len(kinds)]
+            # That of Gemma 4 looks at these when it is built.
+            self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
+            self.layer_scalar = torch.nn.Buffer(torch.ones(1))
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
+            if self.place == index:
+                kept.append({**bound.pop("kwargs", {}), **bound})
+            return args[0] if gives == "tensor" else (args[0], None)
+
+    return Layer
+
+
+def _tables_of(module: Any, block: Any) -> list[dict[Any, Any]]:
+    """The dicts of a module that have a class among their values."""
+    tables = [x for x in vars(module).values() if type(x) is dict]
+    return [x for x in tables if any(value is block for value in x.values())]
 
 
 def _seen(present: Any, x: Any, causal: bool) -> Any:
@@ -124,9 +138,12 @@ def attention(config: Any, name: str, index: int) -> Any:
         return found(name, "Model")(config).get_submodule(place.path.format(index))
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, kind)
-    named = [name for name in PLACED if name in inspect.signature(cls).parameters]
+    takes = inspect.signature(cls).parameters
+    named = [name for name in PLACED if name in takes]
     each = {name: getattr(config, field, None) for name, field in EACH.items()}
     more = {name: values[index] for name, values in each.items() if values}
+    if "initialize_mixer_weights" in takes:
+        more["initialize_mixer_weights"] = False  # which the whole model draws
     with lifted():
         layer = cls(config, **dict.fromkeys(named, index), **more)
     for param in layer.parameters():

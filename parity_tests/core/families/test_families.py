@@ -67,7 +67,8 @@ def in_words(given, index):
 
 # Which have no dropout, in transformers neither.
 STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
-RECURRENT = ("mamba2",)  # all of whose layers are, so that there are no weights to drop
+# All of whose layers are recurrent, so that there are no weights to drop.
+RECURRENT = ("falcon_mamba", "mamba", "mamba2")
 REFUSED = ("diffllama",)  # whose class refuses any
 WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
 NEVER = (*STILL, *RECURRENT, *REFUSED)

@@ -13,6 +13,7 @@ from .sizes import (
     PLAIN,
     PUBLISHED_KIMI,
     QUARTER,
+    SELECTED,
     YARN,
 )
 from .small import Small
@@ -146,5 +147,23 @@ CONFIGS = [
         "nemotron_h",
         {"layers_block_type": ["full_attention", "linear_attention"], "attention_dropout": 0.25}
         | {**OTHERS, "head_dim": 12},
+    ),
+    # Mamba 130M and Falcon Mamba 7B
+    Small("mamba", {"conv_kernel": 3}),
+    Small("mamba", {**SELECTED, "intermediate_size": 40}, index=1),
+    Small("falcon_mamba", {"mixer_rms_eps": 1e-2}),
+    Small("falcon_mamba", SELECTED, index=1),
+    # Jamba 1.5: two layers with a state space, two with full attention
+    Small("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "rms_norm_eps": 1e-2}),
+    Small(
+        "jamba",
+        {"mamba_expand": 3, "mamba_dt_rank": 7, "mamba_d_conv": 3, "mamba_conv_bias": False}
+        | {"mamba_proj_bias": True, "hidden_act": "swish"},
+        index=1,
+    ),
+    Small("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, index=1),
+    Small(
+        "jamba",
+        {**OTHERS, "attn_layer_offset": 0, "head_dim": 12, "attention_dropout": 0.25},
     ),
 ]

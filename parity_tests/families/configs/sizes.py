@@ -48,6 +48,14 @@ HEARD = {
     **{"conv_dim": [4], "conv_stride": [2], "conv_kernel": [3], "num_feat_extract_layers": 1},
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
 }
+SELECTIVE = {
+    **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "state_size": 5},
+    **{"time_step_rank": 7, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+SELECTED = {
+    **{"expand": 3, "use_bias": True, "use_conv_bias": False, "hidden_act": "swish"},
+    "time_step_rank": "auto",
+}
 STATE_SPACE = {
     **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
     **{"rms_norm_eps": 1e-2},
@@ -68,6 +76,7 @@ SIZES = {
         **{"max_position_embeddings": 64, "pad_token_id": 0},
     },
     "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "falcon_mamba": SELECTIVE,
     "gemma3n_text": {
         **{**LLAMA_SIZES, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 5},
         **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
@@ -87,12 +96,14 @@ SIZES = {
     "hubert": HEARD,
     "idefics3_vision": IMAGES,
     "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
+    "jamba": {**LLAMA_SIZES, "mamba_d_state": 5, "num_experts": 1, "num_experts_per_tok": 1},
     "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
     "longcat_flash": {
         **{key: x for key, x in WITHOUT_GROUPS.items() if key != "num_hidden_layers"},
         **{**LATENT, "head_dim": 4, "num_layers": 2, "zero_expert_num": 1, "n_routed_experts": 1},
         **{"ffn_hidden_size": 9, "expert_ffn_hidden_size": 9, "moe_topk": 1},
     },
+    "mamba": SELECTIVE,
     "mamba2": {
         **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
         **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
