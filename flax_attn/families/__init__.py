@@ -9,3 +9,4 @@ from ._aliases import ALIASES as ALIASES
 from ._choose import attention as attention
 from ._choose import parts as parts
 from ._naming import rules as rules
+from ._table import TYPES as TYPES

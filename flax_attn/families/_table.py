@@ -86,6 +86,7 @@ from . import (
     vit,
     whisper,
 )
+from ._aliases import ALIASES
 from ._config import Family
 from ._encoder_rows import ROWS as ENCODER_ROWS
 from ._parts import Parts
@@ -184,3 +185,5 @@ FAMILIES: Mapping[str, Family | Parts] = {
     **ROWS,
     **ENCODER_ROWS,
 }
+# All model types that are served, by their own names and by those of aliases.
+TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))
