@@ -56,9 +56,11 @@ def prove(small: Small, **options: Any) -> Proof:
     how = {
         "rules": families.rules(given, index),
         "torch_call": witness.call(config, name, index),
+        "flax_call": witness.flax_call(name),
+        "kwargs": witness.inputs(config, name, index),
         "title": f"{name}, layer {index}: {small.fields} {small.rope}",
     }
-    report = compare(theirs, mine, drawn(7, config), **{**ONCE, **how, **options})
+    report = compare(theirs, mine, **{**ONCE, **how, **options})
     return Proof(name, type(theirs).__name__, type(mine).__name__, report)
 
 

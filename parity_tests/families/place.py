@@ -1,6 +1,9 @@
 """Where the classes of a model type are."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Model(NamedTuple):
@@ -13,6 +16,20 @@ class Model(NamedTuple):
 
     folder: str
     prefix: str
+
+
+class Called(NamedTuple):
+    """How an attention is called that takes other inputs than tokens.
+
+    Attributes:
+      inputs: from a config and the index of a layer to what both sides are given, by name.
+      torch: `torch(attention, config, index, **inputs)`, as the layer of the whole model calls it.
+      flax: `flax(layer, **inputs)`.
+    """
+
+    inputs: Callable[[Any, int], dict[str, np.ndarray]]
+    torch: Callable[..., Any]
+    flax: Callable[..., Any] = lambda layer, **inputs: layer(**inputs)
 
 
 class Place(NamedTuple):
@@ -33,6 +50,7 @@ class Place(NamedTuple):
       output: a module in the attention whose output is meant, where a norm or a sum follows.
       path: where a whole model has the attention, {} for the layer, if no config makes it alone.
       hands: what a block is given beside `witness.HANDED` that its attention takes.
+      called: how it is called, where it takes other inputs than tokens.
     """
 
     folder: str
@@ -49,3 +67,4 @@ class Place(NamedTuple):
     output: str = ""
     path: str = ""
     hands: tuple[str, ...] = ()
+    called: Called | None = None

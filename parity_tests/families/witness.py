@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from flax_attn.parity.sides.torch_float64 import lifted
 
 from .places import MIXERS, PLACES
@@ -159,6 +161,9 @@ def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def call(config: Any, name: str, index: int) -> Any:
     """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
+    other = PLACES[name].called
+    if other is not None:
+        return lambda layer, **inputs: other.torch(layer, config, index, **inputs)
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
         given = taken(layer, handed(config, name, index, x, present, **more))
@@ -182,3 +187,17 @@ def _output_of(layer: Any, path: str, x: Any, given: dict[str, Any]) -> Any:
     layer(x, **given)
     hook.remove()
     return kept[0]
+
+
+def inputs(config: Any, name: str, index: int) -> dict[str, np.ndarray]:
+    """What both sides are given: two sequences of seven tokens, unless the place says otherwise."""
+    other = PLACES[name].called
+    if other is not None:
+        return other.inputs(config, index)
+    return {"x": np.random.RandomState(7).standard_normal((2, 7, config.hidden_size))}
+
+
+def flax_call(name: str) -> Any:
+    """How the layer of Flax is called by these inputs."""
+    other = PLACES[name].called
+    return None if other is None else other.flax

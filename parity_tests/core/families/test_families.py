@@ -33,9 +33,10 @@ def test_outputs_and_gradients_are_transformers(small, transformers):
     assert_parity(
         witness.attention(config, name, index),
         built(given, index),
-        X[..., : config.hidden_size],
+        kwargs=witness.inputs(config, name, index),
         rules=families.rules(given, index),
         torch_call=witness.call(config, name, index),
+        flax_call=witness.flax_call(name),
         dtypes=("float64",),
         eager=False,
         taps=False,
