@@ -67,7 +67,7 @@ def indexer_type(config: Config, index: int) -> str:
                 "indexer_types or index_topk_pattern must have an entry for each of "
                 f"num_hidden_layers; got {len(kinds)}."
             )
-        return {"F": "full", "S": "shared"}.get(kinds[index], kinds[index])
+        return str({"F": "full", "S": "shared"}.get(kinds[index], kinds[index]))
     after = max(index - config["index_skip_topk_offset"] + 1, 0)
     return "shared" if after % max(config["index_topk_freq"], 1) else "full"
 

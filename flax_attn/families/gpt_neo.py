@@ -27,7 +27,11 @@ NAMES = {
 
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`attn` of GPTNeoForCausalLM, but for its dropout of the output, `resid_dropout`."""
+    """`attn` of GPTNeoForCausalLM, but for its dropout of the output, `resid_dropout`.
+
+    A token that sees nothing but padding is in transformers the mean of the values before it, as
+    far as its window reaches; no `empty=` says that.
+    """
     n, h = config.query_heads()
     is_local = _kind(config, index) == "local"
     mask = CAUSAL & Window(config.count("window_size") - 1, 0) if is_local else CAUSAL

@@ -20,7 +20,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of HunYuanDenseV1ForCausalLM."""
-    parts = {"rotary": _rotary(config), "norm_after_rotary": True, **norms(config, house)}
+    parts = {"rotary": _with_alpha(config), "norm_after_rotary": True, **norms(config, house)}
     return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
 
 
@@ -30,7 +30,7 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return tuple(Rule(f"{theirs}.weight -> {ours}.scale") for theirs, ours in names.items())
 
 
-def _rotary(config: Config) -> Rotary:
+def _with_alpha(config: Config) -> Rotary:
     """A dynamic rotary with an alpha is a plain one of another base.
 
     Raises:

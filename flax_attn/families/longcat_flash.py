@@ -78,8 +78,9 @@ def _magnified(config: Config, house: Mapping[str, Any]) -> LatentAttention:
     parts = arguments(config, house, "interleaved", rope_of(config))
     width, rank = config.count("hidden_size"), config.count("kv_lora_rank")
     magnified = (width / config.count("q_lora_rank")) ** 0.5
-    layer = LatentAttention(**{**parts, "rules": Rules(scale=parts["rules"].scale * magnified)})
-    how = {"eps": 1e-6, "cast": "before", "param_dtype": house["param_dtype"]}
+    parts["rules"] = Rules(scale=parts["rules"].scale * magnified)
+    layer = LatentAttention(**parts)
+    how: dict[str, Any] = {"eps": 1e-6, "cast": "before", "param_dtype": house["param_dtype"]}
     layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **how)
     return layer
 

@@ -23,10 +23,12 @@ MAGNITUDES = ("short_mscale", "long_mscale")
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of PhimoeForCausalLM."""
-    return windowed(config, house, bias=config.flag("attention_bias"), rotary=_rotary(config))
+    return windowed(
+        config, house, bias=config.flag("attention_bias"), rotary=_constant_rotary(config)
+    )
 
 
-def _rotary(config: Config) -> Rotary:
+def _constant_rotary(config: Config) -> Rotary:
     """Plain, or of the short factors.
 
     Raises:
@@ -43,7 +45,9 @@ def _rotary(config: Config) -> Rotary:
             "short_mscale and long_mscale must be equal, since the magnitude of a rotary does not "
             f"follow the length here; got {short} and {long}."
         )
-    rates = rotary_of(config, rope).scaling.rates(rope["rope_theta"], config.heads()[2], 1)
+    turn = rotary_of(config, rope)
+    assert turn.scaling is not None
+    rates = turn.scaling.rates(turn.base, config.heads()[2], 1)
     return Rotary(scaling=Frequencies(rates, short))
 
 

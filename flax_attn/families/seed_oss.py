@@ -18,9 +18,8 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of SeedOssForCausalLM, but for its dropout of the output, `residual_dropout`."""
-    biases = {"qkv_bias": config.flag("attention_bias")}
-    biases |= {"out_bias": config.flag("attention_out_bias")}
-    return grouped_query(config, house, rotary=rotary(config), **biases)
+    parts: dict[str, Any] = {"qkv_bias": config.flag("attention_bias"), "rotary": rotary(config)}
+    return grouped_query(config, house, out_bias=config.flag("attention_out_bias"), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)
