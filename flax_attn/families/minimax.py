@@ -23,7 +23,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of MiniMaxForCausalLM."""
-    if not _is_linear(config, index):
+    if not _is_lightning(config, index):
         return mistral.attention(config, index, house)
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     (n, h), layers = config.query_heads(), config.count("num_hidden_layers")
@@ -33,13 +33,13 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Lightning attention has query, key and value of each head beside each other."""
-    if not _is_linear(config, index):
+    if not _is_lightning(config, index):
         return ()
     n, h = config.query_heads()
     return fused("qkv_proj", "(h n o) i -> n i (h o)", bias=False, h=n, o=h)
 
 
-def _is_linear(config: Config, index: int) -> bool:
+def _is_lightning(config: Config, index: int) -> bool:
     def default(index: int) -> str:
         return "linear_attention" if index % 2 else "full_attention"
 
