@@ -37,7 +37,7 @@ CASES = [
     Case(
         Mamba2,
         {**SIZES, "groups": 2, "norm": "before", "use_bias": True, "out_bias": False}
-        | {"in_multiplier": 0.5, "multipliers": (0.5, 1.5, 2.0, 0.25, 3.0)},
+        | {"multipliers": (0.5, 0.5, 1.5, 2.0, 0.25, 3.0)},
         x=(2, 7, 11),
         **FLOAT64,
     ),

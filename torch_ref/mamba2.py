@@ -23,7 +23,6 @@ class Mamba2(nn.Module):
         norm="after",
         eps=1e-5,
         step_limits=None,
-        in_multiplier=1.0,
         multipliers=None,
         chunk=64,  # of no use here, where tokens go one by one
     ):
@@ -38,7 +37,7 @@ class Mamba2(nn.Module):
         self.dt_bias = nn.Parameter(torch.ones(num_heads))
         self.D = nn.Parameter(torch.ones(num_heads))
         self.order, self.step_limits = norm, step_limits
-        self.in_multiplier, self.multipliers = in_multiplier, multipliers
+        self.multipliers = [1.0] * 6 if multipliers is None else multipliers
         self.norm = nn.RMSNorm(self.width, eps=eps) if norm else None
         out_bias = use_bias if out_bias is None else out_bias
         self.out_proj = nn.Linear(self.width, in_features, bias=out_bias)
@@ -49,11 +48,10 @@ class Mamba2(nn.Module):
             starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         shared = self.groups * self.key_dim
-        parts = self.in_proj(x * self.in_multiplier).split(
+        parts = self.in_proj(x * self.multipliers[0]).split(
             [self.width, self.width, shared, shared, self.num_heads], dim=-1
         )
-        if self.multipliers is not None:
-            parts = [part * m for part, m in zip(parts, self.multipliers, strict=True)]
+        parts = [part * m for part, m in zip(parts, self.multipliers[1:], strict=True)]
         z, dt = parts[0], parts[4]
         mixed = self.convolved(torch.cat(parts[1:4], dim=-1), starts)  # *B T E
         v, k, q = mixed.split([self.width, shared, shared], dim=-1)

@@ -154,7 +154,8 @@ class Config:
                 "layer_types must have one entry for each of num_hidden_layers; got "
                 f"{len(kinds)} entries and num_hidden_layers={layers}."
             )
-        kind = RENAMED.get(kinds[index], kinds[index])
+        kind: Any = kinds[index]
+        kind = RENAMED.get(kind, kind)
         check_choice(f"layer_types[{index}]", kind, "full_attention", other)
         return kind
 

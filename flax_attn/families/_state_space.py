@@ -47,7 +47,7 @@ def mamba2(
     check_divides(config.name("mamba_n_groups"), groups, config.name("mamba_n_heads"), n)
     if "step_limits" not in parts:
         parts["step_limits"] = limits(config)
-    given = {"eps": config.number(eps), "use_bias": config.flag("mamba_proj_bias")}
+    how: dict[str, Any] = {"eps": config.number(eps), "use_bias": config.flag("mamba_proj_bias")}
     return Mamba2(
         config.count("hidden_size"),
         n,
@@ -56,7 +56,7 @@ def mamba2(
         groups=groups,
         conv_size=config.count("mamba_d_conv"),
         conv_bias=config.flag("mamba_conv_bias"),
-        **{**given, **parts, **house},
+        **{**how, **parts, **house},
     )
 
 

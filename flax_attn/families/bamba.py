@@ -24,7 +24,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `mamba` of a layer of BambaForCausalLM."""
-    if not _is_full(config, index):
+    if not _is_listed(config, index):
         return mamba2(config, house, "rms_norm_eps")
     head_width(config)  # raises what no layer of the class is built with
     if config.entry(SHARE) not in (None, HALF):
@@ -38,10 +38,10 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Those of the state space."""
-    return () if _is_full(config, index) else RULES
+    return () if _is_listed(config, index) else RULES
 
 
-def _is_full(config: Config, index: int) -> bool:
+def _is_listed(config: Config, index: int) -> bool:
     listed = config["attn_layer_indices"] or []
     if not isinstance(listed, list | tuple):
         raise ValueError(f"attn_layer_indices must list places of layers; got {listed!r}.")

@@ -33,7 +33,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
     attention_in_multiplier and attention_out_multiplier stand outside, around it.
     """
-    head_width(config, _width(config))  # raises what no layer of the class is built with
+    head_width(config, _inner_width(config))  # raises what no layer of the class is built with
     scale = config.heads()[2] ** -0.5 * config.number("key_multiplier")
     parts = {"rotary": rotary(config), "rules": Rules(scale=scale)}
     return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
@@ -41,20 +41,20 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
 def recurrent(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`mamba` of a layer of FalconH1ForCausalLM; ssm_out_multiplier stands outside, behind it."""
-    multipliers, norm = config["ssm_multipliers"] or [1.0] * 5, None
-    if not isinstance(multipliers, list) or len(multipliers) != 5:
+    inner, norm = config["ssm_multipliers"] or [1.0] * 5, None
+    if not isinstance(inner, list) or len(inner) != 5:
         raise ValueError(
-            f"ssm_multipliers must be five numbers, of z, x, B, C and dt; got {multipliers!r}."
+            f"ssm_multipliers must be five numbers, of z, x, B, C and dt; got {inner!r}."
         )
     if config.flag("mamba_rms_norm"):
         norm = "before" if config.flag("mamba_norm_before_gate") else "after"
+    multipliers = (config["ssm_in_multiplier"], *inner)
     parts = {
         "norm": norm,
         "out_bias": config.flag("projectors_bias"),
-        "in_multiplier": config["ssm_in_multiplier"],
         "multipliers": None if set(multipliers) == {1.0} else multipliers,
     }
-    return mamba2(config, house, "rms_norm_eps", width=_width(config), **parts)
+    return mamba2(config, house, "rms_norm_eps", width=_inner_width(config), **parts)
 
 
 def recurrent_rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -62,7 +62,7 @@ def recurrent_rules(config: Config, index: int) -> tuple[Rule, ...]:
     return RULES if config.flag("mamba_rms_norm") else ()
 
 
-def _width(config: Config) -> int | None:
+def _inner_width(config: Config) -> int | None:
     return None if config["mamba_d_ssm"] is None else config.count("mamba_d_ssm")
 
 

@@ -32,17 +32,17 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `mamba` of a layer of JambaForCausalLM."""
-    if _is_full(config, index):
+    if _is_attention(config, index):
         return grouped_query(config, house, bias=False)
     return mamba(config, house, "gains", config.number("rms_norm_eps"))
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Those of the state space."""
-    return () if _is_full(config, index) else SELECTIVE_RULES
+    return () if _is_attention(config, index) else SELECTIVE_RULES
 
 
-def _is_full(config: Config, index: int) -> bool:
+def _is_attention(config: Config, index: int) -> bool:
     period, offset = config.count("attn_layer_period"), config["attn_layer_offset"]
     if not 0 <= offset < period:
         raise ValueError(

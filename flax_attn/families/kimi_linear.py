@@ -41,14 +41,14 @@ INSIDE = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of KimiLinearForCausalLM."""
-    if _is_linear(config, index):
+    if _is_kimi_delta(config, index):
         return _delta(config, house)
     return latent(config, house, None)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """The delta rule's decay is a module of its own."""
-    if not _is_linear(config, index):
+    if not _is_kimi_delta(config, index):
         return ()
     return (
         Rule("forget_gate.A_log -> A_log", "1 1 n 1 -> n"),
@@ -73,7 +73,7 @@ def _delta(config: Config, house: Mapping[str, Any]) -> KimiDeltaAttention:
     )
 
 
-def _is_linear(config: Config, index: int) -> bool:
+def _is_kimi_delta(config: Config, index: int) -> bool:
     inside = config["linear_attn_config"] or {}
 
     def default(index: int) -> str:

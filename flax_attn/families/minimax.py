@@ -23,7 +23,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of MiniMaxForCausalLM."""
-    if not _is_linear(config, index):
+    if not _is_lightning(config, index):
         return mistral.attention(config, index, house)
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     (n, h), layers = config.query_heads(), config.count("num_hidden_layers")
@@ -37,13 +37,13 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     Where a file holds its tables of decays too, which follow from the config, skip them by
     `Rule.skip`: `slope_rate`, `query_decay`, `key_decay`, `diagonal_decay`.
     """
-    if not _is_linear(config, index):
+    if not _is_lightning(config, index):
         return ()
     n, h = config.query_heads()
     return fused("qkv_proj", "(h n o) i -> n i (h o)", bias=False, h=n, o=h)
 
 
-def _is_linear(config: Config, index: int) -> bool:
+def _is_lightning(config: Config, index: int) -> bool:
     def default(index: int) -> str:
         return "linear_attention" if index % 2 else "full_attention"
 

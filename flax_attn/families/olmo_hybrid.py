@@ -29,7 +29,7 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `linear_attn` of a layer of OlmoHybridForCausalLM."""
-    if not _is_linear(config, index):
+    if not _is_gated_delta(config, index):
         return normed(config, house, rotary(config) if _turns(config) else None)
     negative = config.flag("linear_allow_neg_eigval")
     return qwen3_next.delta(_filled(config), house, negative=negative, eps=1e-5)
@@ -37,7 +37,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """The delta rule's norm is no class of torch."""
-    return (Rule("o_norm.weight -> o_norm.scale"),) if _is_linear(config, index) else ()
+    return (Rule("o_norm.weight -> o_norm.scale"),) if _is_gated_delta(config, index) else ()
 
 
 def _turns(config: Config) -> bool:
@@ -61,7 +61,7 @@ def _filled(config: Config) -> Config:
     return config.replaced(**sizes, linear_key_head_dim=key, linear_value_head_dim=value)
 
 
-def _is_linear(config: Config, index: int) -> bool:
+def _is_gated_delta(config: Config, index: int) -> bool:
     def default(index: int) -> str:
         last = config.count("num_hidden_layers") - 1
         full = index % 4 == 3 or (index == last and last < 3)

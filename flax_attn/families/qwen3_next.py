@@ -78,6 +78,7 @@ def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaA
     """
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     n, k, key, value = sizes(config)
+    how: dict[str, Any] = {"eps": config.number("rms_norm_eps"), **parts, **house}
     return GatedDeltaAttention(
         config.count("hidden_size"),
         n,
@@ -85,7 +86,7 @@ def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaA
         value,
         num_key_heads=k,
         conv_size=config.count("linear_conv_kernel_dim"),
-        **{"eps": config.number("rms_norm_eps"), **parts, **house},
+        **how,
     )
 
 

@@ -64,6 +64,10 @@ class Mamba(Recurrent):
     (2, 7, 12)
     """
 
+    dt_layernorm: RMSNorm | None
+    b_layernorm: RMSNorm | None
+    c_layernorm: RMSNorm | None
+
     @start_signature
     def __init__(
         self,

@@ -52,15 +52,15 @@ class Mamba2(Recurrent):
         for no norm.
       eps: of the norm.
       step_limits: least and greatest dt; None for none.
-      in_multiplier: of x where it enters `in_proj`.
-      multipliers: of z, x, B, C and dt as they leave `in_proj` (Falcon-H1); None for none.
+      multipliers: of what enters `in_proj`, and of z, x, B, C and dt as they leave it (Falcon-H1);
+        None for none.
       kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
         `dt_bias`, `A_log` and `D` start as Mamba's.
       chunk, rngs, dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, groups that do not divide num_heads, another place of the
-        norm, limits that are not two numbers in order, or multipliers that are not five.
+        norm, limits that are not two numbers in order, or multipliers that are not six.
       TypeError: in the call, if x is not floating.
 
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
@@ -87,7 +87,6 @@ class Mamba2(Recurrent):
         norm: Literal["after", "before"] | None = "after",
         eps: float = 1e-5,
         step_limits: tuple[float, float] | None = None,
-        in_multiplier: float = 1.0,
         multipliers: Sequence[float] | None = None,
         chunk: int = 64,
         **more: Unpack[StartKeywords],
@@ -99,10 +98,9 @@ class Mamba2(Recurrent):
         house = Start(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.groups, self.chunk, self.norm_comes_first = groups, chunk, norm == "before"
-        self.step_limits, self.in_multiplier = _limits(step_limits), in_multiplier
         width = num_heads * value_dim
         mixed = width + 2 * groups * key_dim
-        self.multipliers = _multipliers(multipliers)
+        self.step_limits, self.multipliers = _limits(step_limits), _multipliers(multipliers)
         self.in_proj = house.linear(in_features, width + mixed + num_heads, use_bias=use_bias)
         self.conv1d = short_convolution(mixed, conv_size, conv_bias, house)
         self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
@@ -129,10 +127,11 @@ class Mamba2(Recurrent):
     ) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T F"], Float[Array, "*B T N"]]:
         """The gate, what is convolved and the steps, each by its multiplier."""
         width, shared = self.out_proj.in_features, self.groups * self.key_dim
-        y = self.in_proj(x if self.in_multiplier == 1 else x * self.in_multiplier)
-        if self.multipliers is not None:
+        first, *rest = self.multipliers or (1.0,)
+        y = self.in_proj(x * first if rest else x)
+        if rest:
             sizes = (width, width, shared, shared, self.num_heads)
-            y = y * aligned(jnp.asarray(np.repeat(self.multipliers, sizes)), y)
+            y = y * aligned(jnp.asarray(np.repeat(rest, sizes)), y)
         z, mixed, dt = jnp.split(y, [width, 2 * width + 2 * shared], axis=-1)
         return z, mixed, dt
 
@@ -181,8 +180,9 @@ def _limits(limits: tuple[float, float] | None) -> tuple[float, float] | None:
 
 
 def _multipliers(multipliers: Sequence[float] | None) -> tuple[float, ...] | None:
-    if multipliers is not None and len(multipliers) != 5:
+    if multipliers is not None and len(multipliers) != 6:
         raise ValueError(
-            f"multipliers must be five numbers, of z, x, B, C and dt; got {multipliers!r}."
+            "multipliers must be six numbers, of what enters in_proj and of z, x, B, C and dt; "
+            f"got {multipliers!r}."
         )
     return None if multipliers is None else tuple(multipliers)
