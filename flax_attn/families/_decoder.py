@@ -123,9 +123,11 @@ def window_if_used(config: Config, index: int, chosen: Callable[[int], bool]) ->
     return kind
 
 
-def by_kind(is_other: Callable[[Config, int], bool], other: str) -> Callable[[Config, int], str]:
-    """The `path` of a family of which some layers have a module `other`, the rest `self_attn`."""
-    return lambda config, index: f"layers.{{}}.{other if is_other(config, index) else 'self_attn'}"
+def by_kind(
+    is_first: Callable[[Config, int], bool], first: str, second: str = "self_attn"
+) -> Callable[[Config, int], str]:
+    """The `path` of a family of which some layers have a module `first`, the rest `second`."""
+    return lambda config, index: f"layers.{{}}.{first if is_first(config, index) else second}"
 
 
 def turns(config: Config, index: int) -> bool:

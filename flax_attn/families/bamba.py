@@ -48,8 +48,4 @@ def _is_listed(config: Config, index: int) -> bool:
     return index in listed
 
 
-def _is_recurrent(config: Config, index: int) -> bool:
-    return not _is_full(config, index)
-
-
-FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_recurrent, "mamba"))
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_listed, "self_attn", "mamba"))

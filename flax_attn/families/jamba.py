@@ -52,8 +52,4 @@ def _is_attention(config: Config, index: int) -> bool:
     return index % period == offset
 
 
-def _is_recurrent(config: Config, index: int) -> bool:
-    return not _is_full(config, index)
-
-
-FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_recurrent, "mamba"))
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_attention, "self_attn", "mamba"))

@@ -70,4 +70,4 @@ def _is_gated_delta(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "linear_attention") == "linear_attention"
 
 
-FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_linear, "linear_attn"))
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_gated_delta, "linear_attn"))
