@@ -1,5 +1,6 @@
 """Where the classes of each model_type are, and what a layer may have in place of attention."""
 
+from . import calls
 from .aliases import PLACES as OTHERS
 from .place import Place
 
@@ -16,6 +17,9 @@ PLACES = {
     "codegen": Place("codegen", "CodeGen", block="Block", gives="tuple"),
     "cohere": Place("cohere", "Cohere"),
     "cohere2": Place("cohere2", "Cohere2"),
+    "deberta-v2": Place(
+        "deberta_v2", "DebertaV2", attention="DisentangledSelfAttention", called=calls.DEBERTA
+    ),
     "deepseek_v2": Place("deepseek_v2", "DeepseekV2"),
     "deepseek_v3": Place("deepseek_v3", "DeepseekV3"),
     "deepseek_v32": Place("deepseek_v32", "DeepseekV32"),

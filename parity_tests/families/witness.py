@@ -37,10 +37,8 @@ def found(name: str, kind: str) -> Any:
     if kind == "Config":
         return getattr(module, f"{place.config or place.prefix}{place.text}Config")
     kind = place.attention if kind == "Attention" else kind
-    name = f"{place.prefix}{place.text}{kind}"
-    if hasattr(module, name):
-        return getattr(module, name)
-    return getattr(module, f"{place.prefix}{kind}")
+    names = (f"{place.prefix}{place.text}{kind}", f"{place.prefix}{kind}", kind)
+    return getattr(module, next(name for name in names if hasattr(module, name)))
 
 
 def config_of(given: dict[str, Any], name: str) -> Any:

@@ -22,6 +22,18 @@ CONFIGS = [
     Small("clip_text_model", {**FOUR, "attention_dropout": 0.25}, index=1),
     Small("clip_vision_model", {}),
     Small("clip_vision_model", {**FOUR, "attention_dropout": 0.25}, index=1),
+    # DeBERTa v3
+    Small(
+        "deberta-v2",
+        {"position_buckets": 4, "max_relative_positions": 9, "share_att_key": True}
+        | {"pos_att_type": ["c2p", "p2c"]},
+    ),
+    Small(
+        "deberta-v2",
+        {**FOUR, "pos_att_type": "p2c", "attention_probs_dropout_prob": 0.25}
+        | {"max_position_embeddings": 20},
+        index=1,
+    ),
     Small("distilbert", {}),
     Small("distilbert", {"dim": 32, "n_heads": 4, "attention_dropout": 0.0}, index=1),
     Small("eurobert", {"head_dim": 10, "attention_bias": True}, PLAIN),

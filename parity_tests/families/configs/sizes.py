@@ -68,6 +68,7 @@ SIZES = {
     "clip_text_model": WITHOUT_GROUPS,
     "clip_vision_model": IMAGES,
     "codegen": {**GPT2_SIZES, "rotary_dim": 4},
+    "deberta-v2": {**WITHOUT_GROUPS, "pad_token_id": 0, "relative_attention": True},
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
     "deepseek_v32": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
