@@ -30,8 +30,8 @@ def built(given, index=0, **how):
 
 
 def part_of(name):
-    family = FAMILIES[ALIASES.get(name, name)]
-    return {} if isinstance(family, Family) else {"part": "encoder"}
+    parts = families.parts({"model_type": name})
+    return {"part": parts[0]} if parts else {}
 
 
 def said(given, **how):
