@@ -65,6 +65,7 @@ def mamba(
     house: Mapping[str, Any],
     norms: Literal["gains", "plain"] | None,
     eps: float = 1e-6,
+    width: int | None = None,
 ) -> Mamba:
     """The first Mamba's layer of a config's sizes.
 
@@ -72,13 +73,13 @@ def mamba(
       config: of the model.
       house: rngs and dtypes.
       norms, eps: as of the layer.
+      width: of x inside; None for `mamba_expand hidden_size`.
 
     Raises:
       ValueError: for another activation than silu.
     """
     check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
     hidden, rank = config.count("hidden_size"), config["mamba_dt_rank"]
-    width = config["mamba_d_inner"]
     return Mamba(
         hidden,
         width=config.count("mamba_expand") * hidden if width is None else width,

@@ -12,7 +12,8 @@ from .mamba import DEFAULTS, NAMES, rules
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`mixer` of a layer of FalconMambaForCausalLM."""
-    return mamba(config, house, "plain", config.number("mixer_rms_eps"))
+    eps, width = config.number("mixer_rms_eps"), config["intermediate_size"]
+    return mamba(config, house, "plain", eps, width)
 
 
 FAMILY = Family({**DEFAULTS, "mixer_rms_eps": 1e-6}, attention, rules, names=NAMES)

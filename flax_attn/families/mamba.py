@@ -22,7 +22,6 @@ DEFAULTS = {
     "hidden_act": "silu",
 }
 NAMES = {
-    "mamba_d_inner": ("intermediate_size",),
     "mamba_expand": ("expand",),
     "mamba_d_state": ("state_size",),
     "mamba_dt_rank": ("time_step_rank",),
@@ -34,7 +33,7 @@ NAMES = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
     """`mixer` of a layer of MambaForCausalLM."""
-    return mamba(config, house, None)
+    return mamba(config, house, None, width=config["intermediate_size"])
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -158,7 +158,9 @@ def call(config: Any, small: Part) -> Any:
         more = {} if memory is None else {of_memory: memory}
         given = handed(config, small, x)
         mask, angles = given.get(of_mask), given.get("position_embeddings")
-        if present is not None:
+        if small.part == "recurrent":
+            mask = present
+        elif present is not None:
             mask = _joined(mask, present, x.dtype)
         if bias is not None:  # which has the mask in it when it is handed on
             more["position_bias"] = bias[None] if mask is None else bias[None] + mask

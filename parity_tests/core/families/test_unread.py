@@ -33,8 +33,8 @@ NOT_FIRST = ("sam3_lite_text_text_model",)  # whose layer 0 has no attention
 
 
 def part_of(name):
-    family = FAMILIES[ALIASES.get(name, name)]
-    return {} if isinstance(family, Family) else {"part": "encoder"}
+    parts = families.parts({"model_type": name})
+    return {"part": parts[0]} if parts else {}
 
 
 def said(given, **how):
