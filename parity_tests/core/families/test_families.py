@@ -8,7 +8,7 @@ from flax_attn import FULL, families
 from flax_attn.families._table import FAMILIES
 from flax_attn.parity import assert_parity
 from parity_tests.families import witness
-from parity_tests.families.configs import CONFIGS, NAMES, Small, titled
+from parity_tests.families.configs import CONFIGS, NAMES, Small, titled, towers
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
@@ -72,7 +72,8 @@ STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
 RECURRENT = ("falcon_mamba", "mamba", "mamba2")
 REFUSED = ("diffllama",)  # whose class refuses any
 WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
-NEVER = (*STILL, *RECURRENT, *REFUSED)
+TOWERS = (*towers.QWEN, "qwen2_vl_vision")  # which have none either
+NEVER = (*STILL, *RECURRENT, *REFUSED, *TOWERS)
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
