@@ -55,7 +55,12 @@ PLACES = {
     "mistral": Place("mistral", "Mistral"),
     "mistral4": Place("mistral4", "Mistral4"),
     "mllama_text_model": Place(
-        "mllama", "Mllama", "Text", block="SelfAttentionDecoderLayer", attention="SelfAttention"
+        "mllama",
+        "Mllama",
+        "Text",
+        block="SelfAttentionDecoderLayer",
+        attention="SelfAttention",
+        crossing="cross_attention_layers",
     ),
     "mpt": Place("mpt", "Mpt", block="Block", gives="tuple"),
     "nanochat": Place("nanochat", "NanoChat"),

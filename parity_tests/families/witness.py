@@ -106,12 +106,18 @@ def attention(config: Any, name: str, index: int) -> Any:
     """The attention of one layer, or what it has in its place; its tables are in float64."""
     mixers = MIXERS.get(name, {})
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
-    cls = found(name, kind)
+    cls = found(name, "CrossAttention" if crosses(config, name, index) else kind)
     named = [name for name in PLACED if name in inspect.signature(cls).parameters]
     each = {name: getattr(config, field, None) for name, field in EACH.items()}
     more = {name: values[index] for name, values in each.items() if values}
     with lifted():
         return cls(config, **dict.fromkeys(named, index), **more)
+
+
+def crosses(config: Any, name: str, index: int) -> bool:
+    """Whether a layer looks at a memory."""
+    field = PLACES[name].crossing
+    return bool(field) and index in getattr(config, field)
 
 
 def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -121,9 +127,14 @@ def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def call(config: Any, name: str, index: int) -> Any:
-    """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
+    """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`.
+
+    A layer that looks at a memory looks at x, as ours does without one.
+    """
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
+        if crosses(config, name, index):
+            return layer(x, **{"cross_attention_states": x, **more})[0]
         given = taken(layer, handed(config, name, index, x, present, **more))
         if "residual" in inspect.signature(layer.forward).parameters:  # Bloom's adds it
             return layer(x, residual=x, **given)[0] - x

@@ -23,8 +23,8 @@ def described(layer):
         plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
         return shapes, norms, plain
     dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
-    clip = getattr(layer, "clip_qkv", None)
-    return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout, clip
+    more = (getattr(layer, name, None) for name in ("rotary", "rules", "clip_qkv"))
+    return shapes, layer.mask, after, norms, dropout, *more
 
 
 def described_part(given, index, part):
