@@ -65,8 +65,8 @@ def grouped():
     """Fewer heads of keys than of queries, both normed, and no biases, as Llama 3.2 Vision has."""
 
     def both(norm):
-        norms = {"q_norm": norm(), "k_norm": norm()}
-        return {"in_features": 24, "num_heads": 6, "num_kv_heads": 2, "use_bias": False, **norms}
+        sizes = {"in_features": 24, "num_heads": 6, "num_kv_heads": 2, "use_bias": False}
+        return {**sizes, "norms": (norm(), norm())}
 
     def flax():
         return both(lambda: RMSNorm(4, eps=1e-5))

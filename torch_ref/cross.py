@@ -17,8 +17,7 @@ class CrossAttention(nn.Module):
         *,
         num_kv_heads=None,
         memory_features=None,
-        q_norm=None,
-        k_norm=None,
+        norms=None,
         use_bias=True,
         key_bias=True,
         mask=None,
@@ -28,7 +27,7 @@ class CrossAttention(nn.Module):
         width = in_features if memory_features is None else memory_features
         self.head_dim, self.mask = in_features // num_heads, mask
         self.groups = 1 if num_kv_heads is None else num_heads // num_kv_heads
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm, self.k_norm = (None, None) if norms is None else norms
         kv_width = in_features // self.groups
         self.q_proj = nn.Linear(in_features, in_features, bias=use_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=use_bias and key_bias)

@@ -38,8 +38,7 @@ def attention(
     return CrossAttention(
         *(config.count("hidden_size"), n),
         num_kv_heads=k,
-        q_norm=RMSNorm(h, **norm),
-        k_norm=RMSNorm(h, **norm),
+        norms=(RMSNorm(h, **norm), RMSNorm(h, **norm)),
         use_bias=False,
         dropout=config.rate("attention_dropout"),
         **house,

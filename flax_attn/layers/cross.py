@@ -29,8 +29,9 @@ class CrossAttention(CrossForward):
       num_heads: how many heads; must divide in_features.
       num_kv_heads: key/value heads, K; must divide N; None for N.
       memory_features: width of a token of the memory; None for in_features.
-      q_norm, k_norm: a norm over the last axis of `*B T N H`, such as
-        `RMSNorm(head_dim, eps=1e-5)` (Llama 3.2 Vision); None for none.
+      norms: one of queries and one of keys over the last axis of `*B T N H`, such as two of
+        `RMSNorm(head_dim, eps=1e-5)` (Llama 3.2 Vision), kept as `q_norm` and `k_norm`; None for
+        none.
       use_bias: whether the projections have biases.
       key_bias: whether `k_proj` has one among them, as Bart's; Whisper's has none.
       mask: what may look at what when a call gives no other; kept as `layer.mask`.
@@ -63,8 +64,7 @@ class CrossAttention(CrossForward):
         *,
         num_kv_heads: int | None = None,
         memory_features: int | None = None,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
+        norms: tuple[Norm, Norm] | None = None,
         use_bias: bool = True,
         key_bias: bool = True,
         mask: Mask | Array = FULL,
@@ -78,7 +78,7 @@ class CrossAttention(CrossForward):
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_positive(num_kv_heads=kv_heads)
         check_divides("num_kv_heads", kv_heads, "num_heads", num_heads)
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm, self.k_norm = (None, None) if norms is None else norms
         house, kv_width = House(**more), kv_heads * self.head_dim
         self.q_proj = house.linear(in_features, in_features, use_bias)
         self.k_proj = house.linear(memory_features, kv_width, use_bias and key_bias)
