@@ -34,40 +34,40 @@ KNOWN = frozenset(
         "fun_asr_nano_encoder funnel fuyu gemma3 gemma3n gemma3n_audio gemma3n_vision gemma4 "
         "gemma4_assistant gemma4_audio gemma4_unified gemma4_unified_assistant "
         "gemma4_unified_audio gemma4_unified_text gemma4_unified_vision gemma4_vision git "
-        "git_vision_model glm46v glm4_moe_lite glm4v glm4v_moe glm4v_moe_vision glm4v_vision "
-        "glm5_next glm5_next_text glm5_next_vision glm_image glm_image_text glm_image_vision "
+        "git_vision_model glm46v glm4v glm4v_moe glm4v_moe_vision glm4v_vision glm5_next "
+        "glm5_next_text glm5_next_vision glm_image glm_image_text glm_image_vision "
         "glm_image_vqmodel glm_ocr glm_ocr_text glm_ocr_vision glmasr glmasr_encoder glmga glpn "
         "got_ocr2 got_ocr2_vision gpt-sw3 gpt_neox_japanese gradium_phonon_tts granite4_vision "
         "granite_docling granite_docling_vision granite_speech granite_speech5_ctc "
         "granite_speech5_encoder granite_speech_encoder granite_speech_plus "
-        "granite_speech_plus_encoder granite_swa granitemoe_swa granitemoehybrid granitemoeshared "
-        "grounding-dino groupvit groupvit_text_model groupvit_vision_model gte hgnet_v2 hiera "
-        "higgs_audio_v2 higgs_audio_v2_tokenizer hrm_text hubert hunyuan_vl hunyuan_vl_text "
-        "hunyuan_vl_vision hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 "
-        "idefics2_perceiver idefics2_vision idefics3 idefics3_vision idefics_perciever "
-        "idefics_vision imagegpt informer inkling2 inkling2_text inkling2_vision inkling_audio "
-        "inkling_mm_model inkling_text inkling_vision instructblip instructblip_qformer "
-        "instructblip_vision_model instructblipvideo instructblipvideo_qformer "
-        "instructblipvideo_vision_model internlm3 internvl internvl_vision iquestcoder jamba "
-        "janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 kimi_k25 "
-        "kimi_k25_vision kimi_linear kolibri1 kosmos-2 kosmos-2.5 kosmos_2_5_text_model "
-        "kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text "
-        "lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl lfm3 "
-        "lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llama4_vision_model llava "
-        "llava_next llava_next_video llava_onevision longformer longt5 luke lw_detr lw_detr_vit "
-        "lxmert mamba mamba2 markuplm mask2former maskformer maskformer-swin megatron-bert mellum "
-        "metaclip_2 metaclip_2_text_model metaclip_2_vision_model mgp-str mimi mimi_decoder "
-        "mimi_encoder mimo_v2_flash minicpm_ocr minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision "
-        "minicpmv4_7 minicpmv4_7_vision minimax minimax_m3_vl minimax_m3_vl_text "
-        "minimax_m3_vl_vision mistral3 mistral_large4 mistral_large4_text mlcd mlcd_vision_model "
-        "mllama mllama_vision_model mm-grounding-dino mobilebert mobilenet_v1 mobilenet_v2 "
-        "mobilevit mobilevitv2 modernbert modernbert-decoder modernvbert molmo2 molmo2_adapter "
-        "molmo2_text molmo2_vision moonshine moonshine_streaming moonshine_streaming_encoder "
-        "moshi moshi_depth moss_transcribe_diarize moss_transcribe_diarize_audio mpnet mra "
-        "muse_glimmer muse_glimmer_assistant muse_glimmer_text muse_glimmer_vision muse_spark "
-        "muse_spark_audio muse_spark_text muse_spark_vision musicflamingo musicgen "
-        "musicgen_decoder musicgen_melody musicgen_melody_decoder mvp nemo_speechlm "
-        "nemotron3_5_asr nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio "
+        "granite_speech_plus_encoder granite_swa granitemoe_swa granitemoehybrid grounding-dino "
+        "groupvit groupvit_text_model groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 "
+        "higgs_audio_v2_tokenizer hrm_text hubert hunyuan_vl hunyuan_vl_text hunyuan_vl_vision "
+        "hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver "
+        "idefics2_vision idefics3 idefics3_vision idefics_perciever idefics_vision imagegpt "
+        "informer inkling2 inkling2_text inkling2_vision inkling_audio inkling_mm_model "
+        "inkling_text inkling_vision instructblip instructblip_qformer instructblip_vision_model "
+        "instructblipvideo instructblipvideo_qformer instructblipvideo_vision_model internlm3 "
+        "internvl internvl_vision iquestcoder jamba janus janus_vision_model janus_vqgan jetmoe "
+        "jev jina_embeddings_v3 kimi_k25 kimi_k25_vision kimi_linear kolibri1 kosmos-2 kosmos-2.5 "
+        "kosmos_2_5_text_model kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model "
+        "kyutai_speech_to_text lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led "
+        "levit lfm2_vl lfm3 lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 "
+        "llama4_vision_model llava llava_next llava_next_video llava_onevision longformer longt5 "
+        "luke lw_detr lw_detr_vit lxmert mamba mamba2 markuplm mask2former maskformer "
+        "maskformer-swin megatron-bert mellum metaclip_2 metaclip_2_text_model "
+        "metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder mimo_v2_flash minicpm_ocr "
+        "minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision minicpmv4_7 minicpmv4_7_vision minimax "
+        "minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision mistral3 mistral_large4 "
+        "mistral_large4_text mlcd mlcd_vision_model mllama mllama_vision_model mm-grounding-dino "
+        "mobilebert mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 modernbert modernbert-decoder "
+        "modernvbert molmo2 molmo2_adapter molmo2_text molmo2_vision moonshine "
+        "moonshine_streaming moonshine_streaming_encoder moshi moshi_depth "
+        "moss_transcribe_diarize moss_transcribe_diarize_audio mpnet mra muse_glimmer "
+        "muse_glimmer_assistant muse_glimmer_text muse_glimmer_vision muse_spark muse_spark_audio "
+        "muse_spark_text muse_spark_vision musicflamingo musicgen musicgen_decoder "
+        "musicgen_melody musicgen_melody_decoder mvp nemo_speechlm nemotron3_5_asr "
+        "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio "
         "nemotron3_5_transcribe_word_timestamp nemotron3_diarization nemotron3_diarization_audio "
         "nemotron_asr_streaming nemotron_asr_streaming_encoder nemotron_h nemotron_h_omni neomme "
         "neucodec nllb-moe nomic_bert nougat nystromformer olmo_hybrid omdet-turbo oneformer "
@@ -119,7 +119,7 @@ KNOWN = frozenset(
         "visual_bert vitdet vitmatte vitpose vitpose_backbone vits vjepa2 voxtral voxtral_encoder "
         "voxtral_realtime voxtral_realtime_encoder wav2vec2 wav2vec2-bert wav2vec2-conformer "
         "wavlm xclip xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl "
-        "xlnet xlstm xmod yolos yoso youtu zamba zamba2 zaya zoedepth"
+        "xlnet xlstm xmod yolos yoso zamba zamba2 zaya zoedepth"
     ).split()
 )
 # Fields of their classes that their attention does not read, and that of others does.
@@ -131,6 +131,7 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("qk_head_dim",),
     "deepseek_v32": ("qk_head_dim",),
     "gemma3_text": ("attn_logit_softcapping",),
+    "glm4_moe_lite": ("qk_head_dim",),
     "glm_moe_dsa": ("qk_head_dim",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
@@ -149,4 +150,5 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "t5": ("is_decoder",),
     "umt5": ("is_decoder",),
     "whisper": ("dropout", "num_key_value_heads"),
+    "youtu": ("qk_head_dim",),
 }

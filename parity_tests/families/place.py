@@ -41,3 +41,10 @@ class Place(NamedTuple):
     crossing: str = ""
     width: str = "hidden_size"
     config: str = ""
+
+    def __repr__(self) -> str:
+        """As it is written, without what is so by default."""
+        first = (repr(x) for x in self[:2])
+        rest = zip(self._fields[2:], self[2:], strict=True)
+        said = (f"{name}={x!r}" for name, x in rest if x != self._field_defaults[name])
+        return f"Place({', '.join((*first, *said))})"
