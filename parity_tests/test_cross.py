@@ -4,6 +4,7 @@ import numpy as np
 
 from flax_attn import CAUSAL
 from flax_attn.layers.cross import CrossAttention
+from flax_attn.norms import RMSNorm
 from flax_attn.parity import Case, Decode
 
 SIZES = {"in_features": 12, "num_heads": 3}
@@ -60,6 +61,24 @@ def causal(sizes):
     return {"config": lambda: {**sizes, "mask": CAUSAL}, "name": f"{name},mask=CAUSAL"}
 
 
+def grouped():
+    """Fewer heads of keys than of queries, both normed, and no biases, as Llama 3.2 Vision has."""
+
+    def both(norm):
+        sizes = {"in_features": 24, "num_heads": 6, "num_kv_heads": 2, "use_bias": False}
+        return {**sizes, "norms": (norm(), norm())}
+
+    def flax():
+        return both(lambda: RMSNorm(4, eps=1e-5))
+
+    def torch():
+        from torch import nn
+
+        return both(lambda: nn.RMSNorm(4, eps=1e-5))
+
+    return {"config": flax, "witness_config": torch, "name": "num_kv_heads=2,norms,use_bias=False"}
+
+
 def remembered(layer, x, memory, cache):
     """A step whose cache holds the memory's keys and values."""
     return layer(x, cache=layer.remember(memory) if cache is None else cache)
@@ -71,6 +90,13 @@ CASES = [
         {**SIZES, "memory_features": 7},
         x=(2, 9, 12),
         memory=(2, 13, 7),
+        decode=Decode(flax=remembered),
+    ),
+    Case(
+        CrossAttention,
+        **grouped(),
+        x=(2, 9, 24),
+        memory=(2, 13, 24),
         decode=Decode(flax=remembered),
     ),
     Case(CrossAttention, SIZES, x=(9, 12), **ONE),

@@ -21,8 +21,11 @@ ALIASES: dict[str, str] = {
     "ernie": "bert",
     "flex_olmo": "olmo2",
     "glm": "glm4",
+    "glm4_moe_lite": "deepseek_v3",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
+    "granitemoeshared": "granitemoe",
+    "hy_v3": "apertus",
     "ijepa": "vit",
     "jais2": "llama",
     "m2m_100": "bart",
@@ -47,6 +50,7 @@ ALIASES: dict[str, str] = {
     "vivit": "vit",
     "voxtral_realtime_text": "mistral",
     "xlm-roberta": "bert",
+    "youtu": "deepseek_v3",
 }
 # Their defaults where they are not those of the family.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -75,6 +79,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "eomt": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24},
     "flex_olmo": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 500000.0},
+    "glm4_moe_lite": {
+        "hidden_size": 2048,
+        "max_position_embeddings": 202752,
+        "num_attention_heads": 20,
+        "num_hidden_layers": 47,
+        "num_key_value_heads": 20,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
     "granite_docling_text": {
         "attention_multiplier": 0.015625,
         "hidden_size": 1024,
@@ -82,6 +96,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_hidden_layers": 28,
         "num_key_value_heads": 4,
+    },
+    "hy_v3": {
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 80,
+        "num_key_value_heads": 8,
+        "rope_parameters": None,
+        "rope_theta": 11158840.0,
     },
     "jais2": {
         "attention_bias": True,
@@ -108,6 +131,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_layers": 12,
     },
     "videomt": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24},
+    "youtu": {
+        "hidden_size": 2048,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 16,
+    },
 }
 # Fields of the family that their classes lack, and what these do whatever a file says.
 FIXED: dict[str, dict[str, Any]] = {"dots1": {"use_sliding_window": True}}

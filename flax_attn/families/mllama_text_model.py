@@ -1,11 +1,16 @@
-"""Llama 3.2 Vision's text: Llama's attention in the layers that do not look at images."""
+"""Llama 3.2 Vision's text: Llama's attention, and in some layers a look at the image.
+
+Those are `CrossAttention`s, called as `layer(x, memory)`, where the memory is the image's tokens.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..layers import GroupedQueryAttention
+from ..layers import CrossAttention, GroupedQueryAttention
+from ..norms import RMSNorm
+from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import by_kind, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
@@ -15,22 +20,38 @@ DEFAULTS = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
     "rope_theta": 500_000.0,
+    "rms_norm_eps": 1e-5,
     "cross_attention_layers": (3, 8, 13, 18, 23, 28, 33, 38),
     "dropout": 0.0,
 }
 NAMES = {"attention_dropout": ("dropout",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of MllamaForCausalLM."""
-    return grouped_query(config, house, bias=False, rotary=rotary(config))
+def attention(
+    config: Config, index: int, house: Mapping[str, Any]
+) -> GroupedQueryAttention | CrossAttention:
+    """`self_attn` or `cross_attn` of a layer of MllamaForCausalLM."""
+    if not _crosses(config, index):
+        return grouped_query(config, house, bias=False, rotary=rotary(config))
+    (n, k, h), eps = config.heads(), config.number("rms_norm_eps")
+    norm = {"eps": eps, "cast": "before", "param_dtype": house["param_dtype"]}
+    return CrossAttention(
+        *(config.count("hidden_size"), n),
+        num_kv_heads=k,
+        norms=(RMSNorm(h, **norm), RMSNorm(h, **norm)),
+        use_bias=False,
+        dropout=config.rate("attention_dropout"),
+        **house,
+    )
 
 
-def lacks(config: Config, index: int) -> str:
-    """Which layers look at images, with fewer heads of keys than of queries."""
-    crossing = config["cross_attention_layers"]
-    told = f"cross attention over images (cross_attention_layers={[*crossing]})"
-    return told if index in crossing else ""
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """The name of the output where a layer looks at images."""
+    return (Rule("o_proj -> out_proj"),) if _crosses(config, index) else ()
 
 
-FAMILY = Family(DEFAULTS, attention, names=NAMES, lacks=lacks)
+def _crosses(config: Config, index: int) -> bool:
+    return index in config["cross_attention_layers"]
+
+
+FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=by_kind(_crosses, "cross_attn"))

@@ -26,6 +26,7 @@ from ._cached import (
     with_cache,
 )
 from ._common import merge_heads, split_heads
+from ._grouped import Norm
 from ._sources import tokens, zero_absent
 
 
@@ -35,6 +36,8 @@ class CrossForward(nnx.Module):
     head_dim: int
     mask: Mask
     dropout: AttentionDropout | None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
         """Those of queries, keys, values and output, under the names that the layer gives them."""
@@ -57,7 +60,7 @@ class CrossForward(nnx.Module):
         q_proj, k_proj, _, out_proj = self.projections()
         widths = q_proj.in_features, k_proj.in_features
         x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
-        q = split_heads(q_proj(x), self.head_dim)  # *B T N H
+        q = _normed(self.q_norm, split_heads(q_proj(x), self.head_dim))  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
         how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty, **how}
         o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
@@ -65,11 +68,11 @@ class CrossForward(nnx.Module):
 
     def keys_and_values(
         self, memory: Float[Array, "*B S E"]
-    ) -> tuple[Float[Array, "*B S N H"], Float[Array, "*B S N H"]]:
+    ) -> tuple[Float[Array, "*B S K H"], Float[Array, "*B S K H"]]:
         """What the layer makes of each token of a memory."""
         _, k_proj, v_proj, _ = self.projections()
-        k, v = k_proj(memory), v_proj(memory)
-        return split_heads(k, self.head_dim), split_heads(v, self.head_dim)
+        k, v = (split_heads(project(memory), self.head_dim) for project in (k_proj, v_proj))
+        return _normed(self.k_norm, k), v
 
     def remember(
         self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
@@ -92,3 +95,8 @@ class CrossForward(nnx.Module):
         k_proj = self.projections()[1]
         sizes = (k_proj.out_features // self.head_dim, self.head_dim, self.head_dim)
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k_proj), options)
+
+
+def _normed(norm: Norm | None, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
+    """Heads, normed where there is a norm."""
+    return x if norm is None else norm(x)

@@ -10,11 +10,14 @@ from ..masks import FULL, Mask, as_mask
 from ._cached import CrossCall, M
 from ._common import as_attribute
 from ._crossing import CrossForward
+from ._grouped import Norm
 from ._house import House, HouseKeywords, house_signature, keywords_of
 
 
 class CrossAttention(CrossForward):
-    """`out_proj(attend(q_proj(x), k_proj(memory), v_proj(memory)))`, N heads of width D / N.
+    """`out_proj(attend(q_norm(q_proj(x)), k_norm(k_proj(memory)), v_proj(memory)))`.
+
+    There are N heads of width D / N. Query head n reads key/value head n // (N / K).
 
     Without a memory x looks at itself, as in the other half of an encoder-decoder's layers:
     `mask=CAUSAL` then makes a decoder's self attention.
@@ -24,8 +27,13 @@ class CrossAttention(CrossForward):
     Args:
       in_features: width of a token of x, D.
       num_heads: how many heads; must divide in_features.
+      num_kv_heads: key/value heads, K; must divide N; None for N.
       memory_features: width of a token of the memory; None for in_features.
-      key_bias: whether `k_proj` has a bias, as Bart's; Whisper's has none. The others have one.
+      norms: one of queries and one of keys over the last axis of `*B T N H`, such as two of
+        `RMSNorm(head_dim, eps=1e-5)` (Llama 3.2 Vision), kept as `q_norm` and `k_norm`; None for
+        none.
+      use_bias: whether the projections have biases.
+      key_bias: whether `k_proj` has one among them, as Bart's; Whisper's has none.
       mask: what may look at what when a call gives no other; kept as `layer.mask`.
       dropout: share of the weights that is dropped in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
@@ -34,9 +42,9 @@ class CrossAttention(CrossForward):
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide in_features, a share outside [0, 1];
-        in the call, if x, memory, masks or valid do not fit, for a missing memory whose width
-        differs from x's, or another word for `empty`.
+      ValueError: for counts below 1, heads that do not divide in_features, K that does not divide
+        N, a share outside [0, 1]; in the call, if x, memory, masks or valid do not fit, for a
+        missing memory whose width differs from x's, or another word for `empty`.
       TypeError: if x or memory are not floating, or a mask or valid not boolean.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
@@ -54,7 +62,10 @@ class CrossAttention(CrossForward):
         in_features: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
         memory_features: int | None = None,
+        norms: tuple[Norm, Norm] | None = None,
+        use_bias: bool = True,
         key_bias: bool = True,
         mask: Mask | Array = FULL,
         **more: Unpack[HouseKeywords],
@@ -64,11 +75,15 @@ class CrossAttention(CrossForward):
         check_positive(memory_features=memory_features)
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
         self.mask = as_attribute(as_mask(mask))
-        house = House(**more)
-        self.q_proj = house.linear(in_features, in_features)
-        self.k_proj = house.linear(memory_features, in_features, use_bias=key_bias)
-        self.v_proj = house.linear(memory_features, in_features)
-        self.out_proj = house.linear(in_features, in_features)
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_positive(num_kv_heads=kv_heads)
+        check_divides("num_kv_heads", kv_heads, "num_heads", num_heads)
+        self.q_norm, self.k_norm = (None, None) if norms is None else norms
+        house, kv_width = House(**more), kv_heads * self.head_dim
+        self.q_proj = house.linear(in_features, in_features, use_bias)
+        self.k_proj = house.linear(memory_features, kv_width, use_bias and key_bias)
+        self.v_proj = house.linear(memory_features, kv_width, use_bias)
+        self.out_proj = house.linear(in_features, in_features, use_bias)
         self.dropout = house.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:

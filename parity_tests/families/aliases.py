@@ -4,168 +4,52 @@ from .place import Model, Place
 
 # Written by `python -m parity_tests.core.families.aliases`.
 PLACES = {
-    "arcee": Place(
-        folder="arcee", prefix="Arcee", text="", block="DecoderLayer", gives="tensor", whole=True
-    ),
-    "aria_text": Place(
-        folder="aria", prefix="AriaText", text="", block="DecoderLayer", gives="tensor", whole=True
-    ),
+    "arcee": Place("arcee", "Arcee"),
+    "aria_text": Place("aria", "AriaText"),
     "audio-spectrogram-transformer": Place(
-        folder="audio_spectrogram_transformer",
-        prefix="AST",
-        text="",
-        block="Layer",
-        gives="tensor",
-        whole=False,
+        "audio_spectrogram_transformer", "AST", block="Layer", whole=False
     ),
-    "bridgetower_text_model": Place(
-        folder="bridgetower",
-        prefix="BridgeTower",
-        text="Text",
-        block="TextLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "camembert": Place(
-        folder="camembert", prefix="Camembert", text="", block="Layer", gives="tensor", whole=True
-    ),
-    "deit": Place(
-        folder="deit", prefix="DeiT", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "dinov2": Place(
-        folder="dinov2", prefix="Dinov2", text="", block="Layer", gives="tensor", whole=False
-    ),
+    "bridgetower_text_model": Place("bridgetower", "BridgeTower", text="Text", block="TextLayer"),
+    "camembert": Place("camembert", "Camembert", block="Layer"),
+    "deit": Place("deit", "DeiT", block="Layer", whole=False),
+    "dinov2": Place("dinov2", "Dinov2", block="Layer", whole=False),
     "dinov2_with_registers": Place(
-        folder="dinov2_with_registers",
-        prefix="Dinov2WithRegisters",
-        text="",
-        block="Layer",
-        gives="tensor",
-        whole=False,
+        "dinov2_with_registers", "Dinov2WithRegisters", block="Layer", whole=False
     ),
-    "dots1": Place(
-        folder="dots1", prefix="Dots1", text="", block="DecoderLayer", gives="tensor", whole=True
-    ),
-    "electra": Place(
-        folder="electra", prefix="Electra", text="", block="Layer", gives="tensor", whole=True
-    ),
-    "emu3_text_model": Place(
-        folder="emu3", prefix="Emu3", text="Text", block="DecoderLayer", gives="tensor", whole=True
-    ),
-    "eomt": Place(
-        folder="eomt", prefix="Eomt", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "ernie": Place(
-        folder="ernie", prefix="Ernie", text="", block="Layer", gives="tensor", whole=True
-    ),
-    "flex_olmo": Place(
-        folder="flex_olmo",
-        prefix="FlexOlmo",
-        text="",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "glm": Place(
-        folder="glm", prefix="Glm", text="", block="DecoderLayer", gives="tensor", whole=True
-    ),
-    "granite4_vision_text": Place(
-        folder="granite4_vision",
-        prefix="Granite4VisionText",
-        text="",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "granite_docling_text": Place(
-        folder="granite_docling",
-        prefix="GraniteDoclingText",
-        text="",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "ijepa": Place(
-        folder="ijepa", prefix="IJepa", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "jais2": Place(
-        folder="jais2", prefix="Jais2", text="", block="DecoderLayer", gives="tensor", whole=True
-    ),
-    "mixtral": Place(
-        folder="mixtral",
-        prefix="Mixtral",
-        text="",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "pixio": Place(
-        folder="pixio", prefix="Pixio", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "qwen2_vl_text": Place(
-        folder="qwen2_vl",
-        prefix="Qwen2VL",
-        text="Text",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "rf_detr_dinov2": Place(
-        folder="rf_detr", prefix="RfDetrDinov2", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "roberta": Place(
-        folder="roberta", prefix="Roberta", text="", block="Layer", gives="tensor", whole=True
-    ),
-    "roc_bert": Place(
-        folder="roc_bert", prefix="RoCBert", text="", block="Layer", gives="tensor", whole=True
-    ),
+    "dots1": Place("dots1", "Dots1"),
+    "electra": Place("electra", "Electra", block="Layer"),
+    "emu3_text_model": Place("emu3", "Emu3", text="Text"),
+    "eomt": Place("eomt", "Eomt", block="Layer", whole=False),
+    "ernie": Place("ernie", "Ernie", block="Layer"),
+    "flex_olmo": Place("flex_olmo", "FlexOlmo"),
+    "glm": Place("glm", "Glm"),
+    "glm4_moe_lite": Place("glm4_moe_lite", "Glm4MoeLite"),
+    "granite4_vision_text": Place("granite4_vision", "Granite4VisionText"),
+    "granite_docling_text": Place("granite_docling", "GraniteDoclingText"),
+    "granitemoeshared": Place("granitemoeshared", "GraniteMoeShared"),
+    "hy_v3": Place("hy_v3", "HYV3"),
+    "ijepa": Place("ijepa", "IJepa", block="Layer", whole=False),
+    "jais2": Place("jais2", "Jais2"),
+    "mixtral": Place("mixtral", "Mixtral"),
+    "pixio": Place("pixio", "Pixio", block="Layer", whole=False),
+    "qwen2_vl_text": Place("qwen2_vl", "Qwen2VL", text="Text"),
+    "rf_detr_dinov2": Place("rf_detr", "RfDetrDinov2", block="Layer", whole=False),
+    "roberta": Place("roberta", "Roberta", block="Layer"),
+    "roc_bert": Place("roc_bert", "RoCBert", block="Layer"),
     "siglip2_text_model": Place(
-        folder="siglip2",
-        prefix="Siglip2",
-        text="Text",
-        block="EncoderLayer",
-        gives="tensor",
-        whole=False,
+        "siglip2", "Siglip2", text="Text", block="EncoderLayer", whole=False
     ),
     "siglip2_vision_model": Place(
-        folder="siglip2",
-        prefix="Siglip2",
-        text="Vision",
-        block="EncoderLayer",
-        gives="tensor",
-        whole=False,
+        "siglip2", "Siglip2", text="Vision", block="EncoderLayer", whole=False
     ),
-    "tipsv2_vision_model": Place(
-        folder="tipsv2", prefix="Tipsv2Vision", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "videomt": Place(
-        folder="videomt", prefix="Videomt", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "vit_mae": Place(
-        folder="vit_mae", prefix="ViTMAE", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "vit_msn": Place(
-        folder="vit_msn", prefix="ViTMSN", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "vivit": Place(
-        folder="vivit", prefix="Vivit", text="", block="Layer", gives="tensor", whole=False
-    ),
-    "voxtral_realtime_text": Place(
-        folder="voxtral_realtime",
-        prefix="VoxtralRealtimeText",
-        text="",
-        block="DecoderLayer",
-        gives="tensor",
-        whole=True,
-    ),
-    "xlm-roberta": Place(
-        folder="xlm_roberta",
-        prefix="XLMRoberta",
-        text="",
-        block="Layer",
-        gives="tensor",
-        whole=True,
-    ),
+    "tipsv2_vision_model": Place("tipsv2", "Tipsv2Vision", block="Layer", whole=False),
+    "videomt": Place("videomt", "Videomt", block="Layer", whole=False),
+    "vit_mae": Place("vit_mae", "ViTMAE", block="Layer", whole=False),
+    "vit_msn": Place("vit_msn", "ViTMSN", block="Layer", whole=False),
+    "vivit": Place("vivit", "Vivit", block="Layer", whole=False),
+    "voxtral_realtime_text": Place("voxtral_realtime", "VoxtralRealtimeText"),
+    "xlm-roberta": Place("xlm_roberta", "XLMRoberta", block="Layer"),
+    "youtu": Place("youtu", "Youtu"),
 }
 MODELS = {
     "blenderbot": Model(folder="blenderbot", prefix="Blenderbot"),

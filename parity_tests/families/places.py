@@ -78,7 +78,12 @@ PLACES = {
     "mistral": Place("mistral", "Mistral"),
     "mistral4": Place("mistral4", "Mistral4"),
     "mllama_text_model": Place(
-        "mllama", "Mllama", "Text", block="SelfAttentionDecoderLayer", attention="SelfAttention"
+        "mllama",
+        "Mllama",
+        "Text",
+        block="SelfAttentionDecoderLayer",
+        attention="SelfAttention",
+        crossing="cross_attention_layers",
     ),
     "modernbert": Place("modernbert", "ModernBert", block="EncoderLayer"),
     "modernbert-decoder": Place("modernbert_decoder", "ModernBertDecoder", block="Layer"),

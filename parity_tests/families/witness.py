@@ -137,7 +137,7 @@ def attention(config: Any, name: str, index: int) -> Any:
     if place.path:
         return found(name, "Model")(config).get_submodule(place.path.format(index))
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
-    cls = found(name, kind)
+    cls = found(name, "CrossAttention" if crosses(config, name, index) else kind)
     takes = inspect.signature(cls).parameters
     named = [name for name in PLACED if name in takes]
     each = {name: getattr(config, field, None) for name, field in EACH.items()}
@@ -151,6 +151,12 @@ def attention(config: Any, name: str, index: int) -> Any:
     return layer
 
 
+def crosses(config: Any, name: str, index: int) -> bool:
+    """Whether a layer looks at a memory."""
+    field = PLACES[name].crossing
+    return bool(field) and index in getattr(config, field)
+
+
 def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
     """What a module takes by name, or all of it if it takes whatever it is given."""
     names = inspect.signature(layer.forward).parameters
@@ -158,12 +164,17 @@ def taken(layer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def call(config: Any, name: str, index: int) -> Any:
-    """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`."""
+    """`call(attention, x)`, as the layer of the whole model calls it; `more` as of `handed`.
+
+    A layer that looks at a memory looks at x, as ours does without one.
+    """
     other = PLACES[name].called
     if other is not None:
         return lambda layer, **inputs: other.torch(layer, config, index, **inputs)
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
+        if crosses(config, name, index):
+            return layer(x, **{"cross_attention_states": x, **more})[0]
         given = taken(layer, handed(config, name, index, x, present, **more))
         if PLACES[name].output:
             return _output_of(layer, PLACES[name].output, x, given)

@@ -75,15 +75,16 @@ def prefix_of(name: str) -> str:
     return re.sub("(Self)?Attention$", "", name)
 
 
-def known() -> dict[str, str]:
-    """By the bare source of its attention, each family."""
-    found = {}
+def known() -> dict[str, list[str]]:
+    """By the bare source of an attention, the families that have it."""
+    found: dict[str, list[str]] = {}
     for family, place in witness.PLACES.items():
         if family in FAMILIES:
             name = witness.found(family, "Attention").__name__
             inner = f"{place.prefix}SelfAttention"
             name = inner if inner in classes(place.folder) else name
-            found[bare(classes(place.folder)[name], prefix_of(name))] = family
+            source = bare(classes(place.folder)[name], prefix_of(name))
+            found.setdefault(source, []).append(family)
     return found
 
 
@@ -99,8 +100,8 @@ def candidates(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
     for folder in searched:
         for name, node in classes(folder).items():
             prefix = prefix_of(name)
-            family = name.endswith("Attention") and sources.get(bare(node, prefix))
-            if family:
+            like = sources.get(bare(node, prefix), []) if name.endswith("Attention") else []
+            for family in like:
                 yield from ((family, place) for place in places_of(folder, prefix, family))
 
 

@@ -151,6 +151,23 @@ def test_three_positions_a_token_turn_as_in_transformers(transformers):
     )
 
 
+def test_a_layer_that_looks_at_images_reads_a_memory_as_in_transformers(transformers):
+    small = [x for x in CONFIGS if x.name == "mllama_text_model"][-1]
+    config = witness.config_of(small.spelt("new"), small.name)
+    given = config.to_dict()
+    assert_parity(
+        witness.attention(config, small.name, 0),
+        built(given),
+        X,
+        np.random.RandomState(1).standard_normal((2, 9, 48)),
+        rules=families.rules(given, 0),
+        torch_call=lambda layer, x, memory: layer(x, cross_attention_states=memory)[0],
+        dtypes=("float64",),
+        eager=False,
+        taps=False,
+    )
+
+
 def test_every_family_is_proven():
     parts = {small.name for small in PARTS}
     assert {*NAMES} | parts == {*FAMILIES}

@@ -63,7 +63,7 @@ CONFIGS = [
         local=100.0,
     ),
     Small("gemma3n_text", {**SHARING, "head_dim": 10, "sliding_window": 3}, PLAIN, local=100.0),
-    # Llama 3.2 Vision's layers that do not look at images
+    # Llama 3.2 Vision, whose layers look at words or at images
     Small("mllama_text_model", {}, {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16}),
     Small(
         "mllama_text_model",
@@ -71,6 +71,7 @@ CONFIGS = [
         LINEAR,
         index=1,
     ),
+    Small("mllama_text_model", {"cross_attention_layers": [0], "rms_norm_eps": 1e-2}, PLAIN),
     # GLM-4.1V
     Small("glm4v_text", {}, {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}),
     Small("glm4v_text", {**OTHERS, "attention_dropout": 0.25}, {**YARN, **PLAIN, **THREE}, index=1),
