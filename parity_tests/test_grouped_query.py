@@ -17,6 +17,7 @@ from flax_attn import (
     alibi_slopes,
 )
 from flax_attn.layers.grouped_query import GroupedQueryAttention
+from flax_attn.norms import RMSNorm as FlaxRMSNorm
 from flax_attn.parity import Case, Decode
 
 RAGGED = np.random.RandomState(0).rand(2, 6, 7, 7) < 0.6
@@ -60,6 +61,36 @@ def normed(**both):
         return {"rotary": Rotary(), **norms}
 
     return built("rotary,norm_after_rotary", flax, torch, **both)
+
+
+def clipped(bound):
+    """Heads of both sides, of which the bound cuts some; queries and keys are normed before."""
+
+    def flax():
+        return {"q_norm": flax_norm(), "k_norm": flax_norm(), "rotary": Rotary()}
+
+    def torch():
+        from torch.nn import RMSNorm
+
+        from torch_ref.grouped_query import Rotary
+
+        return {"rotary": Rotary(), **{f"{x}_norm": RMSNorm(4, eps=1e-6) for x in "qk"}}
+
+    return built(f"clip_qkv={bound}", flax, torch, clip_qkv=bound)
+
+
+def normed_output():
+    """A norm over all heads of a token before the output projection."""
+
+    def flax():
+        return {"o_norm": FlaxRMSNorm(24, eps=1e-5, over_heads=True)}
+
+    def torch():
+        from torch.nn import RMSNorm
+
+        return {"o_norm": RMSNorm(24, eps=1e-5)}
+
+    return built("o_norm", flax, torch)
 
 
 def masked(name, flax, dense):
@@ -179,6 +210,8 @@ CASES = [
     Case(GroupedQueryAttention, {**sizes(3), "qkv_bias": True}, x=(2, 7, 11)),
     Case(GroupedQueryAttention, {**sizes(3), "out_bias": True}, x=(2, 7, 11)),
     Case(GroupedQueryAttention, {**sizes(3), "sinks": True}, x=(2, 7, 11), mask=RAGGED),
+    Case(GroupedQueryAttention, **clipped(0.4), x=(2, 7, 11)),
+    Case(GroupedQueryAttention, **normed_output(), x=(2, 7, 11)),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11)),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11), mask=DOCUMENTS),
     Case(GroupedQueryAttention, **chunked(), dtypes=("float64",), x=(2, 7, 11)),

@@ -13,8 +13,14 @@ def placed(layer, x, norm, positions):
     x = x.unflatten(-1, (-1, layer.head_dim))  # *B T N H
     if norm and not layer.norm_after_rotary:
         x = norm(x)  # *B T N H
+    x = clamped(x, getattr(layer, "clip_qkv", None))  # *B T N H
     x = layer.rotary(x, positions) if layer.rotary else x  # *B T N H
     return norm(x) if norm and layer.norm_after_rotary else x  # *B T N H
+
+
+def clamped(x, bound):
+    """x, whose components are from -bound to bound."""
+    return x if bound is None else x.clamp(-bound, bound)
 
 
 def seen(mask, valid, scores):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torch_ref._steps import emptied, masked, placed, present, scored, seen, softmax
+from torch_ref._steps import clamped, emptied, masked, placed, present, scored, seen, softmax
 
 
 class Rotary:
@@ -45,6 +45,8 @@ class GroupedQueryAttention(nn.Module):
         num_kv_heads,
         head_dim,
         *,
+        clip_qkv=None,
+        o_norm=None,
         rotary=None,
         q_norm=None,
         k_norm=None,
@@ -65,6 +67,7 @@ class GroupedQueryAttention(nn.Module):
         self.norm_after_rotary, self.mask = norm_after_rotary, mask
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap, self.slopes = softcap, slopes
+        self.clip_qkv, self.o_norm = clip_qkv, o_norm
         self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
@@ -76,11 +79,14 @@ class GroupedQueryAttention(nn.Module):
         x = present(x, valid)  # *B T D
         q = placed(self, self.q_proj(x), self.q_norm, positions).transpose(-3, -2)  # *B N T H
         k = placed(self, self.k_proj(x), self.k_norm, positions).transpose(-3, -2)  # *B K T H
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
+        v = clamped(self.v_proj(x), self.clip_qkv)  # *B T (K H)
+        v = v.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)  # *B K T H
         k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
         scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
         mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
         weights = softmax(masked(scores, mask, empty), self.sinks)  # *B N T T
         weights = emptied(weights, mask, empty)  # *B N T T
         context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
-        return present(self.o_proj(context.flatten(-2)), valid)  # *B T D
+        context = context.flatten(-2)  # *B T (N H)
+        context = self.o_norm(context) if self.o_norm else context  # *B T (N H)
+        return present(self.o_proj(context), valid)  # *B T D

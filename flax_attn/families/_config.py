@@ -13,6 +13,7 @@ Names = Mapping[str, tuple[str, ...]]
 # Kinds of layers as older files call them.
 RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
 NONE: Names = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class As(str):
@@ -30,24 +31,33 @@ class Config:
       fields: the config, as `json.load` or `to_dict()` gives it.
       defaults: of the fields that the family reads, by the names of its class.
       names: all names of a field in files of this family where it has others, its class's first.
+      fixed: fields that are as they are here, whatever the config says, by the families' words.
     """
 
-    def __init__(self, fields: Mapping[str, Any], defaults: Mapping[str, Any], names: Names = NONE):
-        self._entries, self.defaults, self._names = fields, defaults, names
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        names: Names = NONE,
+        fixed: Mapping[str, Any] = NOTHING,
+    ):
+        self._entries, self.defaults, self._names, self._fixed = fields, defaults, names, fixed
 
     def __getitem__(self, name: str) -> Any:
         """A field, or its default."""
+        if name in self._fixed:
+            return self._fixed[name]
         name = self.name(name)
         value = self._entries.get(name, self.defaults.get(name))
         return self[value] if isinstance(value, As) else value
 
     def replaced(self, **fields: Any) -> "Config":
         """The same with these fields."""
-        return Config({**self._entries, **fields}, self.defaults, self._names)
+        return Config(self._entries, self.defaults, self._names, {**self._fixed, **fields})
 
     def entry(self, name: str) -> Any:
         """A field that the config itself has, else None."""
-        return self._entries.get(self.name(name))
+        return self._fixed[name] if name in self._fixed else self._entries.get(self.name(name))
 
     def says_none(self, name: str) -> bool:
         """Whether the config itself has a field, and None there."""
@@ -59,6 +69,8 @@ class Config:
         Raises:
           ValueError: if it has the field under two names that differ.
         """
+        if field in self._fixed:
+            return field
         known = self._names.get(field, (field,))
         names = [name for name in known if self._entries.get(name) is not None]
         for name in names[1:]:
@@ -157,6 +169,9 @@ class Family(NamedTuple):
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
       gguf: the rules for a GGUF file of llama.cpp; None where none are known.
+      path: where the whole model has the attention of a layer, {} for its number, or several where
+        it has some alike; None for that which `_paths.py` has for the model_type.
+      lacks: what a layer has in place of attention, "" for a layer that has one.
       derived: from a config to the one that its class makes of it, where fields say others.
     """
 
@@ -165,17 +180,24 @@ class Family(NamedTuple):
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
+    path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
+    lacks: Callable[[Config, int], str] = lambda config, index: ""
     derived: Callable[[Config], Config] = lambda config: config
 
 
 def check_whole(config: Mapping[str, Any]) -> None:
-    """ValueError for a config of several models or of quantised weights."""
+    """ValueError for a config of several models or of quantised weights.
+
+    BitNet's files say how its layers compute, and hold plain weights.
+    """
     if "text_config" in config:
         raise ValueError(
             "The config has a text_config, so it is of a model with several parts; hand in "
             'config["text_config"] itself, or config["vision_config"] where it is of a family.'
         )
-    if config.get("quantization_config") is not None:
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised is not None and not config.get("model_type") == method == "bitnet":
         raise ValueError(
             "The config has a quantization_config, and quantised weights are not served; "
             "dequantise the checkpoint and leave the field out."

@@ -9,36 +9,42 @@ from ..positions import Layout
 from ..rules import Rules
 from ._config import Config
 from ._decoder import check_causal
-from ._rope import Rope, parameters, rotary_of
+from ._rope import Rope, rope_of, rotary_of
 
 # To all that reads the rotary, heads are as wide as their turned part.
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
 
 
 def latent(config: Config, house: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
-    """The layer of a config's sizes, biases, rotary and dropout.
+    """The layer of a config's sizes, biases, rotary and dropout; arguments as of `arguments`."""
+    rope: Rope = {} if layout is None else rope_of(config)
+    return LatentAttention(**arguments(config, house, layout, rope))
+
+
+def arguments(
+    config: Config, house: Mapping[str, Any], layout: Layout | None, rope: Rope
+) -> dict[str, Any]:
+    """What a layer with latent keys and values is built from.
 
     Args:
       config: of the model.
       house: rngs and dtypes.
       layout: of the pairs that the rotary turns; None for no rotary.
+      rope: the rotary parameters.
 
     Raises:
       ValueError: for num_key_value_heads that are not num_attention_heads, is_causal=False.
     """
     check_causal(config)
     nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    rope: Rope = {}
-    if layout is not None:
-        rope = parameters(config, config.entry("rope_parameters"), config.entry("rope_scaling"))
     bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
-    return LatentAttention(
-        config.count("hidden_size"),
-        _heads(config),
-        config.count("kv_lora_rank"),
-        nope,
-        turned,
-        config.count("v_head_dim"),
+    return dict(
+        in_features=config.count("hidden_size"),
+        num_heads=_heads(config),
+        kv_rank=config.count("kv_lora_rank"),
+        nope_dim=nope,
+        rotary_dim=turned,
+        value_dim=config.count("v_head_dim"),
         q_rank=None if config["q_lora_rank"] is None else config.count("q_lora_rank"),
         rotary=None if layout is None else rotary_of(config, rope, layout=layout),
         rules=Rules(scale=scale),

@@ -30,7 +30,8 @@ from ._config import Config, above_zero
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
-PLAIN = ("rope_theta", SHARE, SECTIONS, TURNS)  # of every rotary, scaled or not
+IN_TURNS = (TURNS, "interleaved")  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
+PLAIN = ("rope_theta", SHARE, SECTIONS, *IN_TURNS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -57,21 +58,17 @@ def rotary(
     Raises:
       ValueError: for mrope_interleaved=False where they do.
     """
-    new = config.entry("rope_parameters")
-    new = config.defaults.get("rope_parameters") if new is None else new
-    old = config.entry("rope_scaling")
-    if old and config.entry("rope_parameters") is None:
-        new = None  # a default of the class, which the older spelling replaces
-    known = KEYS if sections is None else (*KEYS, SECTIONS, *([TURNS] if interleaved else []))
-    rope = parameters(config, new, old, known=known)
-    kind = rope.get("rope_type", "default")
-    rope["rope_type"] = renamed.get(kind, kind)
+    rope = rope_of(
+        config, () if sections is None else (SECTIONS, *(IN_TURNS if interleaved else []))
+    )
+    rope["rope_type"] = renamed.get(rope["rope_type"], rope["rope_type"])
     result = rotary_of(config, rope, layout=layout, partial=partial)
-    if rope.get(TURNS, True) is not True:
-        raise ValueError(
-            f"{TURNS}={rope[TURNS]!r} is not served: transformers ignores it in this model_type, "
-            "whose sections take turns."
-        )
+    for word in IN_TURNS:
+        if rope.get(word, True) is not True:
+            raise ValueError(
+                f"{word}={rope[word]!r} is not served: transformers ignores it in this "
+                "model_type, whose sections take turns."
+            )
     if sections is None:
         return result
     pairs = (config.query_heads()[1] if result.width is None else result.width) // 2
@@ -79,6 +76,14 @@ def rotary(
         pairs = len(result.scaling.values)
     sizes = _sections(rope, pairs, sections)
     return replace(result, axes=Sections(sizes, interleaved))
+
+
+def rope_of(config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The rotary parameters of a config whose layers all have the same; `more` than `KEYS`."""
+    new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
+    if new is None and not old:  # the older spelling replaces a default of the class too
+        new = config.defaults.get("rope_parameters")
+    return {"rope_type": "default", **parameters(config, new, old, known=(*KEYS, *more))}
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
@@ -114,8 +119,10 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
     return rotary_of(config, rope)
 
 
-def rotary_by_kind(config: Config, kind: str) -> Rotary:
+def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
     """The rotary of one kind of layers, in a model_type that has no older spelling.
+
+    `partial` is as of `rotary`.
 
     Raises:
       ValueError: for the older spelling, and unless rope_parameters are by kind.
@@ -132,7 +139,7 @@ def rotary_by_kind(config: Config, kind: str) -> Rotary:
             f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
             f"{', '.join(KINDS)}; got {new!r}."
         )
-    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS))
+    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
 
 
 def parameters(
@@ -266,7 +273,7 @@ def _need(rope: Rope, name: str) -> Any:
     return rope[name]
 
 
-def _original(rope: Rope, config: Config) -> int:
+def original(rope: Rope, config: Config) -> int:
     """The longest sequence of the training, within the dict, beside it, or the longest at all."""
     name = "original_max_position_embeddings"
     beside, within = config[name], rope.get(name)
@@ -282,18 +289,18 @@ def _original(rope: Rope, config: Config) -> int:
 def _factor(rope: Rope, config: Config) -> float:
     """`factor`, or how many times longer the sequences may be than those of the training."""
     longest = config.count("max_position_embeddings")
-    return rope.get("factor", longest / _original(rope, config))
+    return rope.get("factor", longest / original(rope, config))
 
 
 def _llama3(rope: Rope, config: Config) -> Scaling:
     ends = (_need(rope, f"{end}_freq_factor") for end in ("low", "high"))
-    return Llama3Scaling(_need(rope, "factor"), _original(rope, config), *ends)
+    return Llama3Scaling(_need(rope, "factor"), original(rope, config), *ends)
 
 
 def _yarn(rope: Rope, config: Config) -> Scaling:
     return Yarn(
         _factor(rope, config),
-        _original(rope, config),
+        original(rope, config),
         rope.get("beta_fast") or 32.0,
         rope.get("beta_slow") or 1.0,
         rope.get("mscale") or None,
@@ -308,7 +315,7 @@ def _longrope(rope: Rope, config: Config) -> Scaling:
     return LongRope(
         _need(rope, "short_factor"),
         _need(rope, "long_factor"),
-        _original(rope, config),
+        original(rope, config),
         _factor(rope, config) if attention_factor is None else None,
         attention_factor,
     )

@@ -7,7 +7,7 @@ from flax import nnx
 
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query
+from ._decoder import by_kind, decoder_fields, grouped_query
 from ._rope import SHARE, rotary
 from ._state_space import FIELDS, RULES, head_width, mamba2
 
@@ -48,4 +48,4 @@ def _is_listed(config: Config, index: int) -> bool:
     return index in listed
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_listed, "self_attn", "mamba"))

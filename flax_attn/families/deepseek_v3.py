@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import LatentAttention
+from ..positions import Layout
 from ._config import Config, Family
 from ._latent import latent
 
@@ -27,7 +28,12 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
     """`self_attn` of DeepseekV3ForCausalLM."""
-    return latent(config, house, "interleaved" if config.flag("rope_interleave") else "half")
+    return latent(config, house, layout(config))
+
+
+def layout(config: Config) -> Layout:
+    """Of the pairs that turn, by `rope_interleave`."""
+    return "interleaved" if config.flag("rope_interleave") else "half"
 
 
 # The class derives head_dim, and takes a rotary of another width from a file that has it.

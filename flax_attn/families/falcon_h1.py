@@ -9,7 +9,7 @@ from ..rules import Rules
 from ..weights.rule import Rule
 from ._config import Config, Family
 from ._decoder import decoder_fields, grouped_query
-from ._parts import Parts
+from ._parts import Parts, at
 from ._rope import rotary
 from ._state_space import FIELDS, RULES, head_width, mamba2
 
@@ -67,6 +67,6 @@ def _inner_width(config: Config) -> int | None:
 
 
 FAMILY: Parts = {
-    "attention": Family(DEFAULTS, attention),
-    "recurrent": Family(DEFAULTS, recurrent, recurrent_rules),
+    "attention": Family(DEFAULTS, attention, path=at("layers.{}.self_attn")),
+    "recurrent": Family(DEFAULTS, recurrent, recurrent_rules, path=at("layers.{}.mamba")),
 }

@@ -6,7 +6,7 @@ are `CrossLayerAttention`s, called as `layer(x, keys_and_values=pair)`, where th
 `earlier.keys_and_values_of` of the last layer of the same type that makes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..layers import CrossLayerAttention, SharedKeyValueAttention
@@ -52,24 +52,39 @@ def attention(
     """`self_attn` of Gemma4ForCausalLM."""
     kind = kind_of(config, index)
     wide = config.replaced(**_wide(config, index, kind))
-    h, eps, dtype = wide.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
     shared = config.flag("attention_k_eq_v") and kind == "full_attention"
+    parts = {"rotary": rotary_by_kind(wide, kind), "mask": _mask(config, kind)}
+    return sharing(wide, house, reuses(config, index, kind_of), own_values=not shared, **parts)
+
+
+def sharing(
+    config: Config, house: Mapping[str, Any], is_later: bool, *, own_values: bool, **parts: Any
+) -> CrossLayerAttention | SharedKeyValueAttention:
+    """A layer with unscaled logits that makes keys and values, or reads those of an earlier one.
+
+    Args:
+      config: with the sizes of the layer.
+      house: rngs and dtypes.
+      is_later: whether it reads them.
+      own_values: whether its values have a projection of their own.
+      parts: further arguments of the layer.
+    """
+    check_causal(config)
+    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
     bias = config.flag("attention_bias")
-    layer: Any = CrossLayerAttention
+    layer: Any = CrossLayerAttention if is_later else SharedKeyValueAttention
     making: dict[str, Any] = {}
-    if not _reuses(config, index):
-        layer, making = SharedKeyValueAttention, {"own_values": not shared}
-        making["v_norm"] = RMSNorm(None, eps=eps)
+    if not is_later:
+        making = {"own_values": own_values, "v_norm": RMSNorm(None, eps=eps)}
         making["k_norm"] = RMSNorm(h, eps=eps, param_dtype=dtype)
     return layer(
-        *(config.count("hidden_size"), *wide.heads()),
-        rotary=rotary_by_kind(wide, kind),
+        *(config.count("hidden_size"), *config.heads()),
         q_norm=RMSNorm(h, eps=eps, param_dtype=dtype),
-        mask=_mask(config, kind),
         rules=Rules(scale=1.0),
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
+        **parts,
         **making,
         **house,
     )
@@ -81,8 +96,8 @@ def kind_of(config: Config, index: int) -> str:
     return KINDS[0] if index == config["num_hidden_layers"] - 1 else kind
 
 
-def _reuses(config: Config, index: int) -> bool:
-    """Whether a layer reads keys and values of an earlier one.
+def reuses(config: Config, index: int, kind_of: Callable[[Config, int], str]) -> bool:
+    """Whether a layer reads keys and values of an earlier one of its type.
 
     Raises:
       ValueError: unless each type of layers has one that makes them.
@@ -143,7 +158,6 @@ def _per_layer(
 
 def _mask(config: Config, kind: str) -> Mask:
     """Causal; "vision" is of tokens of images, which the model around the text marks."""
-    check_causal(config)
     direction = config["use_bidirectional_attention"]
     if direction not in (None, "vision"):
         raise ValueError(

@@ -7,7 +7,7 @@ from flax import nnx
 
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import decoder_fields
+from ._decoder import by_kind, decoder_fields
 from ._rope import rotary
 from ._state_space import FIELDS, RULES, head_width, is_recurrent, mamba2
 from .granite import scaled
@@ -38,4 +38,4 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 NAMES = {"layer_types": ("layer_types", "layers_block_type")}
-FAMILY = Family(DEFAULTS, attention, rules, names=NAMES)
+FAMILY = Family(DEFAULTS, attention, rules, names=NAMES, path=by_kind(is_recurrent, "mamba"))

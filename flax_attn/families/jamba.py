@@ -7,7 +7,7 @@ from flax import nnx
 
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import by_kind, grouped_query
 from ._state_space import SELECTIVE_RULES, mamba
 
 DEFAULTS = {
@@ -52,4 +52,4 @@ def _is_attention(config: Config, index: int) -> bool:
     return index % period == offset
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_attention, "self_attn", "mamba"))

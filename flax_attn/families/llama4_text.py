@@ -32,7 +32,12 @@ DEFAULTS = {
 
 @frozen
 class Temperature(Score):
-    """`logit * (1 + attn_scale * log(1 + floor((q + 1) / floor_scale)))`, q the query's place.
+    """`logit * (1 + attn_scale * log(1 + floor((q + first) / floor_scale)))`, q the query's place.
+
+    Args:
+      floor_scale: how many places have the same factor.
+      attn_scale: of the logarithm.
+      first: the number of the first place, 1 in Llama 4 and 0 in Ministral 3.
 
     Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, as Llama 4 uses it.
 
@@ -43,11 +48,12 @@ class Temperature(Score):
 
     floor_scale: float
     attn_scale: float
+    first: int = 1
 
     AXES: ClassVar = {}
 
     def __call__(self, logits, b, n, q, k):
-        steps = jnp.floor((jnp.asarray(q).astype(logits.dtype) + 1) / self.floor_scale)
+        steps = jnp.floor((jnp.asarray(q).astype(logits.dtype) + self.first) / self.floor_scale)
         return logits * (1 + self.attn_scale * jnp.log1p(steps))
 
 

@@ -32,7 +32,11 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Lightning attention has query, key and value of each head beside each other."""
+    """Lightning attention has query, key and value of each head beside each other.
+
+    Where a file holds its tables of decays too, which follow from the config, skip them by
+    `Rule.skip`: `slope_rate`, `query_decay`, `key_decay`, `diagonal_decay`.
+    """
     if not _is_lightning(config, index):
         return ()
     n, h = config.query_heads()

@@ -6,7 +6,7 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL
 from ._config import Config, Family
-from ._decoder import causal_window, decoder_fields, grouped_query
+from ._decoder import causal_window, decoder_fields, grouped_query, mask_of
 from ._rope import rotary
 
 DEFAULTS = {
@@ -17,8 +17,31 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of MistralForCausalLM."""
-    mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
+    return windowed(config, house, bias=False, rotary=rotary(config))
+
+
+def biased(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """The same with biases on all four projections or none."""
+    bias = config.flag("attention_bias")
+    return windowed(config, house, bias=bias, rotary=rotary(config))
+
+
+def by_kind(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of MinistralForCausalLM, whose layers may have the window or not."""
+
+    def default(index: int) -> str:
+        return "full_attention" if config["sliding_window"] is None else "sliding_attention"
+
+    mask = mask_of(config, config.layer_type(index, default, "sliding_attention"))
     return grouped_query(config, house, rotary=rotary(config), mask=mask)
+
+
+def windowed(
+    config: Config, house: Mapping[str, Any], *, bias: bool, **parts: Any
+) -> GroupedQueryAttention:
+    """A layer with the window, if the config has one; arguments as of `grouped_query`."""
+    mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
+    return grouped_query(config, house, bias=bias, mask=mask, **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -51,11 +51,6 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
     kind = config["layer_types"][index]
     if kind == "full_attention":
         return grouped_query(config, house, bias=False)
-    if kind != "linear_attention":
-        raise ValueError(
-            f"layers_block_type[{index}] is {kind!r}: this layer has neither attention nor a "
-            "recurrence, and all that it has is served elsewhere."
-        )
     least, width = config["time_step_min"], config.count("mamba_n_heads") * _head(config)
     limits = (least, float("inf")) if least > 0 else None
     return mamba2(config, house, "layer_norm_epsilon", width=width, step_limits=limits)
@@ -64,6 +59,12 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Those of the state space."""
     return RULES if config["layer_types"][index] == "linear_attention" else ()
+
+
+def lacks(config: Config, index: int) -> str:
+    """Which layers mix no tokens: those of experts and of an MLP."""
+    kind = config["layer_types"][index]
+    return "" if kind in ("full_attention", "linear_attention") else f"{kind!r} alone"
 
 
 def derived(config: Config) -> Config:
@@ -79,7 +80,7 @@ def derived(config: Config) -> Config:
             raise ValueError(
                 f"layers_block_type may have {', '.join(KINDS)}; got {kind!r} among {len(kinds)}."
             )
-    return config.replaced(**{config.name("layer_types"): kinds, "num_hidden_layers": len(kinds)})
+    return config.replaced(layer_types=kinds, num_hidden_layers=len(kinds))
 
 
 KINDS_BY_DEFAULT = ("linear_attention", "moe", "full_attention", "mlp")
@@ -97,4 +98,4 @@ def _head(config: Config) -> int:
     return config.count("mamba_d_head")
 
 
-FAMILY = Family(DEFAULTS, attention, rules, names=NAMES, derived=derived)
+FAMILY = Family(DEFAULTS, attention, rules, names=NAMES, derived=derived, lacks=lacks)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GroupedQueryAttention
-from ..norms import RMSNorm
+from ..norms import Cast, RMSNorm
 from ..positions import Rotary
 from ._config import Config, Family
 from ._decoder import decoder_fields, grouped_query
@@ -28,12 +28,12 @@ def normed(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> Gro
     return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
 
 
-def norms(config: Config, house: Mapping[str, Any]) -> dict[str, Any]:
-    """Of queries and keys, over all heads together."""
+def norms(config: Config, house: Mapping[str, Any], cast: Cast = "after") -> dict[str, Any]:
+    """Of queries and keys, over all heads together; `cast` as of the norm."""
     n, k, h = config.heads()
     eps, dtype = config.number("rms_norm_eps"), house["param_dtype"]
     return {
-        name: RMSNorm(heads * h, eps=eps, over_heads=True, param_dtype=dtype)
+        name: RMSNorm(heads * h, eps=eps, over_heads=True, cast=cast, param_dtype=dtype)
         for name, heads in (("q_norm", n), ("k_norm", k))
     }
 

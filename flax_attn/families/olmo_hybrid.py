@@ -8,7 +8,7 @@ from flax import nnx
 from ..weights.rule import Rule
 from . import qwen3_next
 from ._config import Config, Family
-from ._decoder import decoder_fields
+from ._decoder import by_kind, decoder_fields
 from ._rope import rotary
 from .olmo2 import normed
 
@@ -70,4 +70,4 @@ def _is_gated_delta(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "linear_attention") == "linear_attention"
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=by_kind(_is_gated_delta, "linear_attn"))

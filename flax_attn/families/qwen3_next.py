@@ -11,7 +11,7 @@ from ..norms import RMSNorm
 from ..positions import Rotary
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import check_causal, decoder_fields
+from ._decoder import by_kind, check_causal, decoder_fields
 from ._rope import rotary
 
 DEFAULTS = {
@@ -109,4 +109,5 @@ def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryA
     )
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+path = by_kind(is_linear, "linear_attn")
+FAMILY = Family(DEFAULTS, attention, rules, path=path)

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_positive
 from ..masks import CAUSAL, Mask
@@ -47,6 +47,8 @@ class GroupedHeads(Heads):
 
     query_parts: int = 1  # how many times the queries' width `q_proj` has
     kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # which of them there are
+    clip_qkv: float | None = None  # how large a component of a head may be
+    o_norm: Norm | None = None  # of what `o_proj` is given
     k_proj: nnx.Linear
     v_proj: nnx.Linear
 
@@ -108,15 +110,25 @@ class GroupedHeads(Heads):
         """Keys, normed and turned, and values."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         k = self.normed_and_turned(k, self.k_norm, positions)
-        return k, split_heads(self.v_proj(x), self.head_dim)
+        return k, self.clipped(split_heads(self.v_proj(x), self.head_dim))
 
     def normed_and_turned(
         self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
-        x = x if norm is None or self.norm_after_rotary else norm(x)
+        x = self.clipped(x if norm is None or self.norm_after_rotary else norm(x))
         x = x if self.rotary is positions is None else self.turned(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
+
+    def clipped(self, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
+        """Heads whose components are within the layer's bounds."""
+        return x if self.clip_qkv is None else jnp.clip(x, -self.clip_qkv, self.clip_qkv)
+
+    def output(
+        self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
+    ) -> Float[Array, "*B T D"]:
+        """The output projection of the heads, normed where the layer norms them."""
+        return super().output(o if self.o_norm is None else self.o_norm(o), valid)
 
 
 class DecodingHeads(GroupedHeads):

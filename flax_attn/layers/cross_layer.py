@@ -26,7 +26,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
     Args:
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
-      grouped: the keywords of `GroupedQueryAttention`, except `k_norm`.
+      grouped: the keywords of `GroupedQueryAttention`, except `k_norm`, `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError: as of `GroupedQueryAttention`, and for a k_norm; in the call, if keys or values

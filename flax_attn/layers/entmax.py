@@ -22,7 +22,8 @@ class EntmaxAttention(WeightsAttention):
     Args:
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       alpha: 1.5 for entmax, 2 for sparsemax, whose weights are sparser.
-      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
+        `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError: as of `GroupedQueryAttention`, for another alpha, and for sinks.

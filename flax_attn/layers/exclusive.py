@@ -35,7 +35,7 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       learned: whether `alpha` is trained, from zero, one a query head; if not, all is taken away.
       gate: whether `sigmoid(gate_proj(x))` multiplies what `o_proj` is given.
-      grouped: the other arguments of `GroupedQueryAttention`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError, TypeError: as of `GroupedQueryAttention`.

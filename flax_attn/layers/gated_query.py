@@ -31,7 +31,8 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
       fused: whether the gate is part of `q_proj`, which is then twice as wide and holds, head by
         head, a query and its gate (Qwen3-Next); else it is of `g_proj`, without a bias (Laguna).
       activation: "sigmoid" or "softplus" (Laguna), of the gate.
-      grouped: the keywords of `GroupedQueryAttention`. `qkv_bias` is that of a fused gate too.
+      grouped: the keywords of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`;
+        `qkv_bias` is that of a fused gate too.
 
     Raises:
       ValueError: for another gate or activation, a gate of a head that is fused, and as

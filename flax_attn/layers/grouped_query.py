@@ -1,7 +1,10 @@
 """Grouped-query attention: N query heads share K key/value heads (Ainslie et al., 2023)."""
 
+import math
+from typing import Unpack
+
 from ._forward import SelfAttention
-from ._grouped import DecodingHeads
+from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
 
 
 class GroupedQueryAttention(DecodingHeads, SelfAttention):
@@ -25,6 +28,11 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         arguments of the layer or the call.
       sinks: whether each query head has a trained logit `layer.sinks`, from zero, that joins the
         softmax's denominator.
+      clip_qkv: how large a component of a query, key or value may be: they are clamped to
+        [-clip_qkv, clip_qkv] before the rotation, and after norms that come before it (OLMo, MPT);
+        None clamps nothing.
+      o_norm: a norm of what `o_proj` is given, such as
+        `RMSNorm(num_heads * head_dim, eps=1e-5, over_heads=True)` (BitNet); None for none.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
       dropout: share of the weights that is dropped in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
@@ -34,9 +42,9 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
 
     Raises:
       ValueError: for counts below 1, K that does not divide N, a share outside [0, 1], rules with
-        more than score and scale, norm_after_rotary without a rotary and a norm; in the call, if x
-        is not `*B T in_features`, masks, positions or valid do not broadcast, for positions without
-        a rotary, or another word for `empty`.
+        more than score and scale, norm_after_rotary without a rotary and a norm, a clip_qkv that is
+        no finite number above zero; in the call, if x is not `*B T in_features`, masks, positions
+        or valid do not broadcast, for positions without a rotary, or another word for `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names
@@ -48,3 +56,22 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
+
+    @grouped_signature
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        clip_qkv: float | None = None,
+        o_norm: Norm | None = None,
+        **grouped: Unpack[Grouped],
+    ):
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
+        if clip_qkv is not None and not 0 < clip_qkv < math.inf:
+            raise ValueError(
+                f"clip_qkv must be a finite number above zero, or None; got {clip_qkv!r}."
+            )
+        self.clip_qkv, self.o_norm = clip_qkv, o_norm

@@ -36,7 +36,8 @@ class SelectiveAttention(WeightsAttention):
 
     Args:
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
-      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
+        `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError: as of `GroupedQueryAttention`, and for sinks.

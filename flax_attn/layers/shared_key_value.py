@@ -25,7 +25,7 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       v_norm: a norm of the values, such as `RMSNorm(None, eps=1e-6)`; None for none.
       own_values: whether there is a `v_proj`.
-      grouped: the keywords of `GroupedQueryAttention`.
+      grouped: the keywords of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError, TypeError: as `GroupedQueryAttention` does.

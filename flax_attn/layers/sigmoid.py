@@ -24,7 +24,8 @@ class SigmoidAttention(WeightsAttention):
     Args:
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       logit_bias: a number added to the scores; None for -log S, 0.0 for the plain sigmoid.
-      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
+        `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError: as of `GroupedQueryAttention`, and for sinks.

@@ -26,7 +26,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
       in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
       learned_mix: whether `mix_proj`, with a sigmoid, says of each token and key/value head how
         much is its own; if not, the mix is a half.
-      grouped: the other arguments of `GroupedQueryAttention`.
+      grouped: the other arguments of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
 
     Raises:
       ValueError: as of `GroupedQueryAttention`, and if `values` are not `*B T K H`.

@@ -119,14 +119,6 @@ PLACES = {
     "roc_bert": Place(
         folder="roc_bert", prefix="RoCBert", text="", block="Layer", gives="tensor", whole=True
     ),
-    "sam3_lite_text_text_model": Place(
-        folder="sam3_lite_text",
-        prefix="Sam3LiteTextText",
-        text="",
-        block="EncoderLayer",
-        gives="tensor",
-        whole=False,
-    ),
     "siglip2_text_model": Place(
         folder="siglip2",
         prefix="Siglip2",

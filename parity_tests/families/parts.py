@@ -135,8 +135,13 @@ def model_of(config: Any, name: str) -> Any:
 
 def attention(model: Any, small: Part) -> Any:
     """The attention of one layer in a model."""
-    path = (T5_PATHS if small.name in ("t5", "umt5") else PATHS)[small.part].format(small.index)
-    return reduce(lambda held, name: getattr(held, name), path.split("."), model)
+    return reduce(lambda held, name: getattr(held, name), path_of(small).split("."), model)
+
+
+def path_of(small: Part) -> str:
+    """Where the whole model has it."""
+    paths = T5_PATHS if small.name in ("t5", "umt5") else PATHS
+    return paths[small.part].format(small.index)
 
 
 def call(config: Any, small: Part) -> Any:

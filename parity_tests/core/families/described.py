@@ -3,14 +3,11 @@
 import jax
 from flax import nnx
 
-from flax_attn import families
+from flax_attn import Mask, Rotary, Rules, families
 
 
 def described(layer):
-    """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout.
-
-    Of a recurrent layer, which has no mask, its numbers and flags.
-    """
+    """All that a config decides: shapes, norms, rotary, mask and rules, numbers, dropout."""
     params, _ = jax.tree.flatten_with_path(nnx.state(layer, nnx.Param))
     shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in params}
     found = (x for name, x in sorted(vars(layer).items()) if name.endswith("norm"))
@@ -19,11 +16,10 @@ def described(layer):
         for norm in found
         if norm is not None
     ]
-    if not hasattr(layer, "mask"):
-        numbers = bool | int | float | tuple
-        return shapes, norms, {k: v for k, v in vars(layer).items() if isinstance(v, numbers)}
-    dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
-    return shapes, layer.rotary, layer.mask, layer.rules, after, norms, dropout
+    numbers = bool | int | float | tuple | Mask | Rotary | Rules
+    plain = {k: v for k, v in vars(layer).items() if isinstance(v, numbers)}
+    dropout = getattr(layer, "dropout", None)
+    return shapes, norms, plain, dropout and dropout.rate
 
 
 def described_part(given, index, part):

@@ -33,9 +33,10 @@ def test_outputs_and_gradients_are_transformers(small, transformers):
     assert_parity(
         witness.attention(config, name, index),
         built(given, index),
-        X[..., : config.hidden_size],
+        kwargs=witness.inputs(config, name, index),
         rules=families.rules(given, index),
         torch_call=witness.call(config, name, index),
+        flax_call=witness.flax_call(name),
         dtypes=("float64",),
         eager=False,
         taps=False,
@@ -65,14 +66,13 @@ def in_words(given, index):
         return str(refused)
 
 
-DROPOUTS = {"gpt2": "attn_pdrop", "gpt_bigcode": "attn_pdrop"}
-DROPOUTS |= dict.fromkeys(("bert", "vit"), "attention_probs_dropout_prob")
-STILL = ("lfm2",)  # which have no dropout, in transformers neither
-RECURRENT = (
-    "falcon_mamba",
-    "mamba",
-    "mamba2",
-)  # all of whose layers are, so that there are no weights to drop
+# Which have no dropout, in transformers neither.
+STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
+# All of whose layers are recurrent, so that there are no weights to drop.
+RECURRENT = ("falcon_mamba", "mamba", "mamba2")
+REFUSED = ("diffllama",)  # whose class refuses any
+WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
+NEVER = (*STILL, *RECURRENT, *REFUSED)
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -83,17 +83,32 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*STILL, *RECURRENT)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEVER])
 def test_attention_dropout_is_the_layers(name):
-    given = [x for x in CONFIGS if x.name == name][-1].spelt("new")  # Falcon's has alibi
-    field = DROPOUTS.get(name, "attention_dropout")
-    assert built({**given, field: 0.125}).dropout.rate == 0.125
-    assert built({**given, field: 0.0}).dropout is None
+    small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
+    given, index = small.spelt("new"), small.index
+    for rate in (0.125, 0.0):
+        dropout = built(dropping(given, name, rate), index).dropout
+        assert (dropout.rate if dropout else 0.0) == rate
+
+
+def dropping(given, name, rate):
+    """The config with this share of dropout, in the words of its family."""
+    field = FAMILIES[name].names.get("attention_dropout", ("attention_dropout",))[0]
+    outer, field = WITHIN.get(name, (None, field))
+    return {**given, **({outer: {field: rate}} if outer else {field: rate})}
 
 
 @pytest.mark.parametrize("name", STILL)
 def test_a_family_without_dropout_drops_nothing(name):
     assert built(other(name, attention_dropout=0.5)).dropout is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_whose_class_refuses_dropout_refuses_it_too(name):
+    given = next(x for x in CONFIGS if x.name == name).spelt("new")
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.5 is not served"):
+        built({**given, "attention_dropout": 0.5})
 
 
 def test_an_encoder_may_say_that_it_is_not_causal():
@@ -161,11 +176,19 @@ def other(name, **fields):
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
-    "a type of transformers": (llama(model_type="cohere2"), "'cohere2' is known to transformers, "),
-    "a type to come": (llama(model_type="qwen9"), r"one of .* or \d+ others, .* got 'qwen9'.$"),
-    "no model_type": ({"hidden_size": 8}, "model_type must be one of .*; got None"),
+    "a type of transformers": (llama(model_type="swin"), "'swin' is known to transformers, "),
+    "a type to come": (llama(model_type="qwen9"), "must be one of .* others, .* got 'qwen9'.$"),
+    "no model_type": ({"hidden_size": 8}, "model_type must be one of .* others, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
+    "quantised in another way": (
+        other("bitnet", quantization_config={"quant_method": "awq"}),
+        "has a quantization_config",
+    ),
+    "the way of BitNet": (
+        llama(quantization_config={"quant_method": "bitnet"}),
+        "has a quantization_config",
+    ),
     "no decoder": (
         llama(is_causal=False),
         "=False is not served: this model_type is a decoder",

@@ -29,6 +29,9 @@ def built(given, index=0, **how):
     return nnx.eval_shape(lambda: families.attention(given, index, rngs=nnx.Rngs(0), **how))
 
 
+NOT_FIRST = ("sam3_lite_text_text_model",)  # whose layer 0 has no attention
+
+
 def part_of(name):
     parts = families.parts({"model_type": name})
     return {"part": parts[0]} if parts else {}
@@ -108,12 +111,21 @@ def test_published_configs_of_parts_warn_of_nothing(name):
     ]
 
 
+# Whose heads do not divide the width by default, or whose sections do not fill a head.
+REFUSED = {"glm4_moe", "glm4v_moe_text", "glm4v_text", "qwen3_omni_moe_text"}
+
+
 def test_the_defaults_of_every_class_warn_of_nothing(transformers):
     from .published import class_of
 
+    refused = set()
     for name in SERVED:
         given = {**class_of(name)().to_dict(), "model_type": name}
-        assert not said(given, **part_of(name)), name
+        try:
+            assert not said(given, index=int(name in NOT_FIRST), **part_of(name)), name
+        except ValueError:  # which warns of nothing either
+            refused.add(name)
+    assert refused <= REFUSED
 
 
 def test_what_is_written_of_transformers_is_so(transformers):

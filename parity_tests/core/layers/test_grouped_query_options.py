@@ -92,6 +92,9 @@ def test_what_would_be_ignored_is_refused():
     for given in ({"rotary": Rotary()}, {"q_norm": jnp.tanh}, {}):
         with refused(ValueError, "norm_after_rotary=True", "q_norm= and k_norm="):
             build(norm_after_rotary=True, **given)
+    for bound in (0, -1.0, float("inf"), float("nan")):
+        with refused(ValueError, "clip_qkv must be a finite number above zero", f"got {bound}"):
+            build(clip_qkv=bound)
     layer = build()
     with pytest.raises(ValueError, match=r"positions .* rotary=None; build it with rotary="):
         layer(X, positions=np.arange(7))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from . import decoders, encoders, hybrids
+from . import decoders, encoders, hybrids, latents, likenesses, older, partly, texts
 from .small import Small as Small
 
-CONFIGS = [*decoders.CONFIGS, *hybrids.CONFIGS, *encoders.CONFIGS]
+KINDS = (decoders, likenesses, older, partly, latents, texts, hybrids, encoders)
+CONFIGS = [small for kind in KINDS for small in kind.CONFIGS]
 NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
 BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]
 

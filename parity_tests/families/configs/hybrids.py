@@ -4,7 +4,6 @@ from .sizes import (
     DELTA,
     EVERY_SECOND,
     FIRST_FULL,
-    FOUR,
     FULL_AND_LINEAR,
     HALF,
     KIMI,
@@ -35,6 +34,10 @@ CONFIGS = [
     Small("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 4}, PLAIN),
     Small("lfm2", {**OTHERS, **FIRST_FULL, "conv_bias": True}, PLAIN, index=1),
     Small("lfm2", {**OTHERS, **FIRST_FULL, "head_dim": 10}, {**YARN, **PLAIN}),
+    # LFM2-MoE
+    Small("lfm2_moe", {"layer_types": ["conv", "full_attention"], "norm_eps": 1e-2}, PLAIN, 1),
+    Small("lfm2_moe", {**OTHERS, **FIRST_FULL, "conv_bias": True, "conv_L_cache": 4}, PLAIN, 1),
+    Small("lfm2_moe", {**OTHERS, **FIRST_FULL, "head_dim": 10}, {**YARN, **PLAIN}),
     # Qwen3.5, as Qwen3-Next
     Small(
         "qwen3_5_text",
@@ -76,7 +79,7 @@ CONFIGS = [
     Small("minimax", {"attention_dropout": 0.25}, LINEAR),
     # RecurrentGemma 2B: two layers with a recurrence, two with a window
     Small("recurrent_gemma", {"conv1d_width": 3}, PLAIN),
-    Small("recurrent_gemma", {**FOUR, "lru_width": 36}, PLAIN, index=1),
+    Small("recurrent_gemma", {**OTHERS, "lru_width": 36}, PLAIN, index=1),
     Small("recurrent_gemma", {"attention_window_size": 3}, QUARTER, index=2),
     Small(
         "recurrent_gemma",

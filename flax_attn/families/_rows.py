@@ -1,0 +1,143 @@
+"""Model types that have another family's attention, with defaults, names or fixed fields of theirs.
+
+They are no aliases, since their classes in transformers are written in other words.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import (
+    cohere,
+    exaone4,
+    granite,
+    hunyuan_v1_dense,
+    lfm2,
+    mistral,
+    qwen3_5_text,
+    qwen3_moe,
+    qwen3_next,
+    qwen3_vl_text,
+)
+from ._config import Config, Family
+from ._decoder import decoder_fields
+
+Of = Callable[..., Any]
+
+
+def fixed(of: Of, **fields: Any) -> Of:
+    """`attention` or `rules` of a family, with what this class does whatever a file says.
+
+    >>> of = fixed(lambda config, index: config["bias"], bias=True)
+    >>> of(Config({"bias": False}, {}), 0)
+    True
+    """
+
+    def changed(config: Config, *more: Any) -> Any:
+        return of(config.replaced(**fields), *more)
+
+    return changed
+
+
+# ERNIE's drop nothing, and have no norms.
+ERNIE = {"attention_dropout": 0.0, "use_qk_norm": False}
+BIAS = {"attention_bias": ("use_bias",)}
+ROWS: Mapping[str, Family] = {
+    # Apertus: Qwen3 without windows, with a stretched rotary unless its file says another.
+    "apertus": Family(
+        {
+            **decoder_fields(4096, 32, 32, positions=65_536, theta=12_000_000.0),
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "rope_parameters": {
+                **{"rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        fixed(qwen3_moe.attention, use_sliding_window=False),
+    ),
+    # ERNIE 4.5: Cohere without norms and dropout, with biases by another name.
+    "ernie4_5": Family(
+        {
+            **decoder_fields(
+                1024, 18, 16, kv_heads=2, head_dim=128, positions=131_072, theta=500_000.0
+            ),
+            "use_bias": False,
+        },
+        fixed(cohere.attention, **ERNIE),
+        names=BIAS,
+    ),
+    "ernie4_5_moe": Family(
+        {
+            **decoder_fields(2560, 28, 20, kv_heads=4, positions=131_072, theta=500_000.0),
+            "use_bias": False,
+        },
+        fixed(cohere.attention, **ERNIE),
+        names=BIAS,
+    ),
+    # EXAONE-MoE: EXAONE 4.
+    "exaone_moe": Family(exaone4.DEFAULTS, exaone4.attention),
+    # Granite-MoE: Granite with as many keys as queries by default.
+    "granitemoe": Family(granite.DEFAULTS, granite.attention),
+    # Hunyuan-MoE: Hunyuan.
+    "hunyuan_v1_moe": Family(
+        hunyuan_v1_dense.DEFAULTS, hunyuan_v1_dense.attention, hunyuan_v1_dense.rules
+    ),
+    # LFM2-MoE: LFM2, whose layers are named by layer_types alone.
+    "lfm2_moe": Family(
+        {
+            **{key: x for key, x in lfm2.DEFAULTS.items() if key != "full_attn_idxs"},
+            "hidden_size": 2048,
+        },
+        fixed(lfm2.attention, full_attn_idxs=None),
+        fixed(lfm2.rules, full_attn_idxs=None),
+        path=fixed(lfm2.path, full_attn_idxs=None),
+    ),
+    # Ministral: Mistral, of whose layers some may have no window.
+    "ministral": Family(
+        {
+            **decoder_fields(4096, 32, 32, kv_heads=8, positions=131_072, theta=10_000.0),
+            "sliding_window": 4096,
+            "layer_types": None,
+        },
+        mistral.by_kind,
+    ),
+    # Qwen3.5-MoE: the layers of Qwen3.5, narrower.
+    "qwen3_5_moe_text": Family(
+        {
+            **qwen3_5_text.DEFAULTS,
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+        },
+        qwen3_5_text.attention,
+        qwen3_5_text.rules,
+        path=qwen3_next.path,
+    ),
+    # Qwen3-VL-MoE's text: that of Qwen3-VL, narrower.
+    "qwen3_vl_moe_text": Family(
+        {
+            **qwen3_vl_text.DEFAULTS,
+            **decoder_fields(2048, 24, 16, kv_heads=16, positions=128_000, theta=500_000.0),
+        },
+        qwen3_vl_text.attention,
+    ),
+    # Qwen3-Omni's thinker: Qwen3-VL's text with a width of heads that follows from hidden_size.
+    "qwen3_omni_moe_text": Family(
+        {
+            **qwen3_vl_text.DEFAULTS,
+            **decoder_fields(2048, 28, 28, kv_heads=4, positions=32_768, theta=1_000_000.0),
+        },
+        qwen3_vl_text.attention,
+    ),
+    # StarCoder 2: Mistral with biases.
+    "starcoder2": Family(
+        {
+            **decoder_fields(3072, 30, 24, kv_heads=2, positions=4096, theta=10_000.0),
+            "sliding_window": None,
+            "use_bias": True,
+        },
+        mistral.biased,
+        names=BIAS,
+    ),
+}

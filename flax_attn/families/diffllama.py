@@ -1,0 +1,43 @@
+"""DiffLlama: the weights of one head less a share of those of another, and no dropout."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import DifferentialAttention
+from ._config import Config, Family
+from ._decoder import check_causal, decoder_fields
+from ._rope import rotary
+
+DEFAULTS = {
+    **decoder_fields(2048, 16, 32, positions=2048, theta=10_000.0),
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> DifferentialAttention:
+    """`self_attn` of DiffLlamaForCausalLM.
+
+    Raises:
+      ValueError: for dropout of the weights, which its class refuses, and for heads without pairs.
+    """
+    check_causal(config)
+    if config.rate("attention_dropout"):
+        raise ValueError(
+            f"attention_dropout={config['attention_dropout']} is not served: nobody says what of "
+            "the difference is dropped; it must be 0."
+        )
+    (n, k, h), bias = config.heads(), config.flag("attention_bias")
+    if k % 2:
+        raise ValueError(f"num_key_value_heads must be even, since heads are in pairs; got {k}.")
+    return DifferentialAttention(
+        *(config.count("hidden_size"), n, k, h, index),
+        rotary=rotary(config),
+        eps=config.number("rms_norm_eps"),
+        qkv_bias=bias,
+        out_bias=bias,
+        **house,
+    )
+
+
+FAMILY = Family(DEFAULTS, attention)

@@ -1,0 +1,38 @@
+"""EXAONE 4: heads are normed; where some layers have a window, the others have no rotary."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import decoder_fields, grouped_query, mask_of
+from ._rope import rotary
+from .qwen3 import norms
+
+DEFAULTS = {
+    **decoder_fields(4096, 32, 32, kv_heads=32, positions=2048, theta=10_000.0),
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "layer_types": None,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Exaone4ForCausalLM."""
+    kind = config.layer_type(index, lambda i: _default(config, i), "sliding_attention")
+    turned = config["sliding_window"] is None or kind == "sliding_attention"
+    turn = rotary(config)  # what is wrong in it is told of all layers
+    parts = {"rotary": turn if turned else None, **norms(config, house)}
+    return grouped_query(config, house, bias=False, mask=mask_of(config, kind), **parts)
+
+
+def _default(config: Config, index: int) -> str:
+    """A window in all layers but every n-th, n the `sliding_window_pattern`."""
+    if config["sliding_window"] is None:
+        raise ValueError("sliding_window=None needs layer_types beside it, which the config lacks.")
+    every = config.count("sliding_window_pattern")
+    return "sliding_attention" if (index + 1) % every else "full_attention"
+
+
+FAMILY = Family(DEFAULTS, attention)

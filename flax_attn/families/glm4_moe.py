@@ -1,0 +1,45 @@
+"""GLM-4.5: halves of a part of a head are turned, heads are normed if asked, no bias on the output.
+
+GLM-4.5V's text is the same without norms, and its tokens have three positions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import decoder_fields, grouped_query
+from ._rope import rotary
+from .qwen3 import norms
+
+DEFAULTS = {
+    **decoder_fields(4096, 46, 96, kv_heads=8, positions=131_072, theta=10_000.0),
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "use_qk_norm": False,
+    "attention_bias": False,
+}
+VISION_DEFAULTS = {
+    **decoder_fields(4096, 46, 96, kv_heads=8, positions=65_536, theta=10_000.0),
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Glm4MoeForCausalLM."""
+    parts = norms(config, house) if config.flag("use_qk_norm") else {}
+    turn, bias = rotary(config, partial=True), config.flag("attention_bias")
+    return grouped_query(config, house, qkv_bias=bias, rotary=turn, **parts)
+
+
+def in_three_positions(
+    config: Config, index: int, house: Mapping[str, Any]
+) -> GroupedQueryAttention:
+    """`self_attn` of Glm4vMoeTextModel."""
+    turn = rotary(config, partial=True, sections=(8, 12, 12))
+    return grouped_query(config, house, qkv_bias=config.flag("attention_bias"), rotary=turn)
+
+
+FAMILY = Family(DEFAULTS, attention)
+VISION = Family(VISION_DEFAULTS, in_three_positions)

@@ -1,0 +1,94 @@
+"""LongCat-Flash: DeepSeek-V2's attention, whose latents are magnified after their norms.
+
+A layer has two of them, of the same sizes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from ..layers import LatentAttention
+from ..norms import RMSNorm
+from ..rules import Rules
+from ..weights.rule import Rule
+from ._config import Config, Family
+from ._latent import arguments
+from ._rope import rope_of
+
+DEFAULTS = {
+    "hidden_size": 6144,
+    "num_layers": 28,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "qk_head_dim": None,
+    "v_head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 10_000_000.0,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+}
+# Its rotary is as wide as head_dim says, which is no other width than that of the turned part.
+NAMES = {
+    "num_hidden_layers": ("num_layers",),
+    "head_dim": ("qk_rope_head_dim", "head_dim"),
+}
+
+
+class Magnified(RMSNorm):
+    """A norm whose outputs are multiplied by a number.
+
+    Args:
+      features: as of `RMSNorm`.
+      factor: the number.
+      more: keywords of `RMSNorm`.
+    """
+
+    def __init__(self, features: int, factor: float, **more: Any):
+        super().__init__(features, **more)
+        self.factor = factor
+
+    def __call__(self, x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
+        """x, normed and multiplied."""
+        return super().__call__(x) * self.factor
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+    """Either of `self_attn` of a layer of LongcatFlashForCausalLM.
+
+    The factor of the queries' latent is one of the logits.
+
+    Raises:
+      ValueError: for a qk_head_dim that is not the sum of its parts.
+    """
+    parts = [config.count(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if config["qk_head_dim"] not in (None, sum(parts)):
+        raise ValueError(
+            f"qk_head_dim must be qk_nope_head_dim + qk_rope_head_dim, {sum(parts)}, or None; got "
+            f"{config['qk_head_dim']!r}."
+        )
+    return _magnified(config, house)
+
+
+def _magnified(config: Config, house: Mapping[str, Any]) -> LatentAttention:
+    parts = arguments(config, house, "interleaved", rope_of(config))
+    width, rank = config.count("hidden_size"), config.count("kv_lora_rank")
+    magnified = (width / config.count("q_lora_rank")) ** 0.5
+    parts["rules"] = Rules(scale=parts["rules"].scale * magnified)
+    layer = LatentAttention(**parts)
+    how: dict[str, Any] = {"eps": 1e-6, "cast": "before", "param_dtype": house["param_dtype"]}
+    layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **how)
+    return layer
+
+
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """The gain of the magnified norm."""
+    return (Rule("kv_a_layernorm.weight -> kv_a_layernorm.scale"),)
+
+
+PLACES = ("layers.{}.self_attn.0", "layers.{}.self_attn.1")
+FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=lambda config, index: PLACES)

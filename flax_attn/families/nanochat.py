@@ -1,0 +1,28 @@
+"""NanoChat: pairs are turned backwards, then heads are normed without a gain."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..norms import RMSNorm
+from ._config import Config, Family
+from ._decoder import decoder_fields, grouped_query
+from ._rope import rotary
+
+DEFAULTS = {
+    **decoder_fields(768, 12, 6, positions=2048, theta=10_000.0),
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of NanoChatForCausalLM."""
+    norm, bias = RMSNorm(None, eps=config.number("rms_norm_eps")), config.flag("attention_bias")
+    parts = {"q_norm": norm, "k_norm": norm, "norm_after_rotary": True}
+    turn = replace(rotary(config), reverse=True)
+    return grouped_query(config, house, bias=bias, rotary=turn, **parts)
+
+
+FAMILY = Family(DEFAULTS, attention)

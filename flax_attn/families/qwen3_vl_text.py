@@ -1,0 +1,26 @@
+"""Qwen3-VL's text: Qwen3 without windows, with three positions a token, whose pairs take turns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ._config import Config, Family
+from ._decoder import decoder_fields, grouped_query
+from ._rope import rotary
+from .qwen3 import norms
+
+DEFAULTS = {
+    **decoder_fields(4096, 32, 32, kv_heads=32, head_dim=128, positions=128_000, theta=500_000.0),
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of Qwen3VLTextModel."""
+    turn, bias = rotary(config, sections=(24, 20, 20), interleaved=True), "attention_bias"
+    parts = norms(config, house)
+    return grouped_query(config, house, bias=config.flag(bias), rotary=turn, **parts)
+
+
+FAMILY = Family(DEFAULTS, attention)
