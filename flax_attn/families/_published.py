@@ -32,22 +32,21 @@ KNOWN = frozenset(
         "fun_asr_nano_encoder funnel fuyu gemma3 gemma3n gemma3n_audio gemma3n_vision gemma4 "
         "gemma4_assistant gemma4_audio gemma4_unified gemma4_unified_assistant "
         "gemma4_unified_audio gemma4_unified_text gemma4_unified_vision gemma4_vision git "
-        "git_vision_model glm46v glm4_moe_lite glm4v glm4v_moe glm5_next glm5_next_text "
-        "glm5_next_vision glm_image glm_image_text glm_image_vision glm_image_vqmodel glm_ocr "
-        "glm_ocr_text glm_ocr_vision glmasr glmasr_encoder glmga glpn got_ocr2 got_ocr2_vision "
-        "gpt-sw3 gpt_neox_japanese gradium_phonon_tts granite4_vision granite_docling "
+        "git_vision_model glm46v glm4v glm4v_moe glm5_next glm5_next_text glm5_next_vision "
+        "glm_image glm_image_text glm_image_vision glm_image_vqmodel glm_ocr glm_ocr_text "
+        "glm_ocr_vision glmasr glmasr_encoder glmga glpn got_ocr2 got_ocr2_vision gpt-sw3 "
+        "gpt_neox_japanese gradium_phonon_tts granite4_vision granite_docling "
         "granite_docling_vision granite_speech granite_speech5_ctc granite_speech5_encoder "
         "granite_speech_encoder granite_speech_plus granite_speech_plus_encoder granite_swa "
-        "granitemoe_swa granitemoeshared grounding-dino groupvit groupvit_text_model "
-        "groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 higgs_audio_v2_tokenizer "
-        "hrm_text hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 hy_v4 hyperclovax "
-        "hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver idefics2_vision idefics3 "
-        "idefics_perciever idefics_vision imagegpt informer inkling2 inkling2_text "
-        "inkling2_vision inkling_audio inkling_mm_model inkling_text inkling_vision instructblip "
-        "instructblip_qformer instructblip_vision_model instructblipvideo "
-        "instructblipvideo_qformer instructblipvideo_vision_model internlm3 internvl iquestcoder "
-        "janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 kimi_k25 "
-        "kimi_k25_vision kolibri1 kosmos-2 kosmos-2.5 kosmos_2_5_text_model "
+        "granitemoe_swa grounding-dino groupvit groupvit_text_model groupvit_vision_model gte "
+        "hgnet_v2 hiera higgs_audio_v2 higgs_audio_v2_tokenizer hrm_text hunyuan_vl "
+        "hunyuan_vl_text hunyuan_vl_vision hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics "
+        "idefics2 idefics2_perceiver idefics2_vision idefics3 idefics_perciever idefics_vision "
+        "imagegpt informer inkling2 inkling2_text inkling2_vision inkling_audio inkling_mm_model "
+        "inkling_text inkling_vision instructblip instructblip_qformer instructblip_vision_model "
+        "instructblipvideo instructblipvideo_qformer instructblipvideo_vision_model internlm3 "
+        "internvl iquestcoder janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 "
+        "kimi_k25 kimi_k25_vision kolibri1 kosmos-2 kosmos-2.5 kosmos_2_5_text_model "
         "kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text "
         "lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl lfm3 "
         "lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llava llava_next "
@@ -114,7 +113,7 @@ KNOWN = frozenset(
         "visual_bert vitdet vitmatte vitpose vitpose_backbone vits vjepa2 voxtral voxtral_encoder "
         "voxtral_realtime voxtral_realtime_encoder wav2vec2-bert wav2vec2-conformer wavlm xclip "
         "xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl xlnet xlstm "
-        "xmod yolos yoso youtu zamba zamba2 zaya zoedepth"
+        "xmod yolos yoso zamba zamba2 zaya zoedepth"
     ).split()
 )
 # Fields of their classes that their attention does not read, and that of others does.
@@ -133,6 +132,7 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "gemma3_text": ("attn_logit_softcapping", "hidden_activation"),
     "gemma3n_text": ("hidden_activation",),
     "gemma4_text": ("hidden_activation",),
+    "glm4_moe_lite": ("qk_head_dim",),
     "glm_moe_dsa": ("qk_head_dim",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
@@ -170,4 +170,5 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "umt5": ("is_decoder",),
     "wav2vec2": ("conv_bias", "conv_kernel"),
     "whisper": ("dropout", "num_key_value_heads"),
+    "youtu": ("qk_head_dim",),
 }
