@@ -33,6 +33,7 @@ from ._house import keywords_of
 from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
+Norm = Callable[[jax.Array], jax.Array]
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -45,6 +46,7 @@ class Heads(nnx.Module):
     rotary: Turn | None
     mask: Mask
     rules: Rules
+    o_norm: Norm | None = None  # of what `o_proj` is given
     o_proj: nnx.Linear
     dropout: AttentionDropout | None = None
     sinks: nnx.Param | None = None
@@ -113,7 +115,8 @@ class Heads(nnx.Module):
     def output(
         self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
     ) -> Float[Array, "*B T D"]:
-        """The output projection, and zeros for the tokens that are not there."""
+        """The output projection of heads, normed if the layer norms them; zeros for no tokens."""
+        o = o if self.o_norm is None else self.o_norm(o)
         y = self.o_proj(merge_heads(o))  # *B T D
         return y if valid is None else zero_absent(y, valid)
 

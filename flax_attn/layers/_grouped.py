@@ -3,23 +3,19 @@
 N query heads read K key/value heads, head n the head n // (N / K).
 """
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._checks import check_divides, check_positive
 from ..masks import CAUSAL, Mask
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
-from ._forward import Heads, Turn
+from ._forward import Heads, Norm, Turn
 from ._house import House, HouseKeywords, house_signature, keywords_of
-
-Norm = Callable[[jax.Array], jax.Array]
 
 
 class Grouped(HouseKeywords, total=False):
@@ -48,7 +44,6 @@ class GroupedHeads(Heads):
     query_parts: int = 1  # how many times the queries' width `q_proj` has
     kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # which of them there are
     clip_qkv: float | None = None  # how large a component of a head may be
-    o_norm: Norm | None = None  # of what `o_proj` is given
     k_proj: nnx.Linear
     v_proj: nnx.Linear
 
@@ -110,25 +105,21 @@ class GroupedHeads(Heads):
         """Keys, normed and turned, and values."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         k = self.normed_and_turned(k, self.k_norm, positions)
-        return k, self.clipped(split_heads(self.v_proj(x), self.head_dim))
+        v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
+        return k, v if self.clip_qkv is None else self.clipped(v, self.clip_qkv)
 
     def normed_and_turned(
         self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
-        x = self.clipped(x if norm is None or self.norm_after_rotary else norm(x))
+        x = x if norm is None or self.norm_after_rotary else norm(x)
+        x = x if self.clip_qkv is None else self.clipped(x, self.clip_qkv)
         x = x if self.rotary is positions is None else self.turned(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
 
-    def clipped(self, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
-        """Heads whose components are within the layer's bounds."""
-        return x if self.clip_qkv is None else jnp.clip(x, -self.clip_qkv, self.clip_qkv)
-
-    def output(
-        self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
-    ) -> Float[Array, "*B T D"]:
-        """The output projection of the heads, normed where the layer norms them."""
-        return super().output(o if self.o_norm is None else self.o_norm(o), valid)
+    def clipped(self, x: Float[Array, "*B T N H"], most: float) -> Float[Array, "*B T N H"]:
+        """Heads whose components are no further from zero than `most`."""
+        return jnp.clip(x, -most, most)
 
 
 class DecodingHeads(GroupedHeads):
