@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .layers import LinearAttention as LinearAttention
     from .layers import LongformerAttention as LongformerAttention
     from .layers import LuongAttention as LuongAttention
+    from .layers import Mamba as Mamba
     from .layers import Mamba2 as Mamba2
     from .layers import MultiHeadAttention as MultiHeadAttention
     from .layers import MultiHeadAttentionCombined as MultiHeadAttentionCombined
@@ -166,6 +167,7 @@ _HOMES = {
     "LinearAttention": ".layers",
     "LongformerAttention": ".layers",
     "LuongAttention": ".layers",
+    "Mamba": ".layers",
     "Mamba2": ".layers",
     "MultiHeadAttention": ".layers",
     "MultiHeadAttentionCombined": ".layers",

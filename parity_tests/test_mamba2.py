@@ -28,6 +28,19 @@ CASES = [
         segments=IDS,
         **FLOAT64,
     ),
+    Case(  # what hybrids leave out: the norm, the convolution's bias; and steps within limits
+        Mamba2,
+        {**SIZES, "groups": 2, "norm": None, "conv_bias": False, "step_limits": (0.5, 0.8)},
+        x=(2, 7, 11),
+        **FLOAT64,
+    ),
+    Case(
+        Mamba2,
+        {**SIZES, "groups": 2, "norm": "before", "use_bias": True, "out_bias": False}
+        | {"multipliers": (0.5, 0.5, 1.5, 2.0, 0.25, 3.0)},
+        x=(2, 7, 11),
+        **FLOAT64,
+    ),
     Case(
         Mamba2,
         {"in_features": 18, "num_heads": 6, "key_dim": 4, "value_dim": 6, "groups": 2}

@@ -7,4 +7,6 @@ attention under another name are found by `python -m parity_tests.core.families.
 
 from ._aliases import ALIASES as ALIASES
 from ._choose import attention as attention
-from ._choose import rules as rules
+from ._choose import parts as parts
+from ._naming import rules as rules
+from ._table import TYPES as TYPES

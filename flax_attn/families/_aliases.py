@@ -40,7 +40,6 @@ ALIASES: dict[str, str] = {
     "rf_detr_dinov2": "vit",
     "roberta": "bert",
     "roc_bert": "bert",
-    "sam3_lite_text_text_model": "siglip_vision_model",
     "siglip2_text_model": "siglip_vision_model",
     "siglip2_vision_model": "siglip_vision_model",
     "switch_transformers": "t5",
@@ -125,7 +124,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "encoder_attention_heads": 12,
         "encoder_layers": 6,
     },
-    "sam3_lite_text_text_model": {"hidden_size": 512, "num_attention_heads": 8},
     "switch_transformers": {
         "d_model": 768,
         "num_decoder_layers": 12,

@@ -6,8 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from .._checks import check_choice
-from ..weights.rule import Rule
 from ._aliases import ALIASES, DEFAULTS, FIXED
 from ._config import Config, Family, check_whole
 from ._parts import Parts
@@ -50,13 +48,15 @@ def attention(
     Args:
       config: the contents of a config.json, or `to_dict()` of a config in transformers.
       index: which layer of the model, from 0.
-      part: "encoder", "decoder" or "cross" of a model that has these, None for others.
+      part: one of `parts(config)`: "encoder", "decoder" or "cross", or where both stand in every
+        layer "attention" or "recurrent"; None for a model without parts.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for an unknown model_type, an index beyond the model, a part, heads that do not
+      ValueError: for an unknown model_type, an index beyond the model or of a layer without
+        attention, a part, heads that do not
         divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
         value is not served or that has two values under two names, a config with a text_config or a
         quantization_config.
@@ -70,61 +70,50 @@ def attention(
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-    family, read = _family(config, part)
+    family, read = family_of(config, part)
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
-    layer = family.attention(read, read.index(index), house)
+    if what := family.lacks(read, read.index(index)):
+        raise ValueError(
+            f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
+        )
+    layer = family.attention(read, index, house)
     warn_of_unread(config, config["model_type"], family, _READ_BY_ANY)
     return layer
 
 
-def rules(
-    config: Mapping[str, Any],
-    index: int,
-    *,
-    part: str | None = None,
-    source: str = "transformers",
-) -> tuple[Rule, ...]:
-    """How the weights of that layer are named and laid out where names and types do not say it.
-
-    Names are those inside the attention module, without a prefix. The same tuple serves
-    `parity.compare`, `parity.port`, `parity.plan` and `weights.load`.
-
-    Args:
-      config: as of `attention`.
-      index: as of `attention`.
-      part: as of `attention`.
-      source: whose names: "transformers", or "gguf" for a file of llama.cpp, where a layer's names
-        begin with `blk.3`, its MLP's too, so that the rules skip what is not the attention's.
-
-    Returns:
-      Rules from torch to Flax, `()` where nothing has to be said.
+def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
+    """The family of a config's model_type, or of one of its parts, and the config as it reads it.
 
     Raises:
-      ValueError: as of `attention`, for another source, and for a model_type of which the names in
-        GGUF files are not known here.
+      ValueError: for a model_type that is not served, a part, a config of several models.
+      TypeError: if the config is no dict.
+    """
+    entry, name = entry_of(config), config["model_type"]
+    family = _of_part(name, entry, part)
+    fields = {**config, **FIXED.get(name, {})}
+    known = {**family.defaults, **DEFAULTS.get(name, {})}
+    return family, family.derived(Config(fields, known, family.names))
+
+
+def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `part` may be for a config; `()` for a model that has one attention in each layer.
+
+    Args:
+      config: as of `attention`, of which only the model_type is read.
+
+    Raises:
+      ValueError: for an unknown model_type, a config with a text_config or a quantization_config.
       TypeError: if the config is no dict.
 
-    >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
-    >>> print(*rules({"model_type": "phi3", **sizes}, 0))
-    Rule("qkv_proj.weight -> {q_proj,k_proj,v_proj}.kernel", "(n o) i -> n i o", o=(12, 4, 4))
-    >>> rules({"model_type": "llama", **sizes}, 0)
-    ()
-    >>> print(rules({"model_type": "llama", **sizes}, 0, source="gguf")[0])
-    Rule("attn_q.weight -> q_proj.kernel", "(n h r) i -> i (n r h)", n=3, r=2)
+    >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})
+    (('encoder', 'decoder', 'cross'), ())
     """
-    check_choice("source", source, "transformers", "gguf")
-    family, read = _family(config, part)
-    if source == "transformers":
-        return family.rules(read, read.index(index))
-    if family.gguf is None:
-        known = ", ".join(name for name, other in FAMILIES.items() if getattr(other, "gguf", None))
-        raise ValueError(
-            f'source="gguf" is known for {known}; got a config of {config["model_type"]}.'
-        )
-    return family.gguf(read, read.index(index))
+    entry = entry_of(config)
+    return () if isinstance(entry, Family) else tuple(entry)
 
 
-def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
+def entry_of(config: Mapping[str, Any]) -> Family | Parts:
+    """The family of a config's model_type, or those of its parts; errors as of `family_of`."""
     if not isinstance(config, Mapping):
         raise TypeError(
             "config must be a dict, the contents of a config.json or to_dict() of a config; got "
@@ -135,9 +124,7 @@ def _family(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config
     families = {**{family: family for family in FAMILIES}, **ALIASES}
     if not isinstance(name, str) or name not in families:
         raise ValueError(_not_served(name, list(families)))
-    family = _of_part(name, FAMILIES[families[name]], part)
-    fields = {**config, **FIXED.get(name, {})}
-    return family, Config(fields, {**family.defaults, **DEFAULTS.get(name, {})}, family.names)
+    return FAMILIES[families[name]]
 
 
 def _not_served(name: Any, names: list[str]) -> str:

@@ -10,6 +10,8 @@ from .._checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
 Names = Mapping[str, tuple[str, ...]]
+# Kinds of layers as older files call them.
+RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
 NONE: Names = MappingProxyType({})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -56,6 +58,10 @@ class Config:
     def entry(self, name: str) -> Any:
         """A field that the config itself has, else None."""
         return self._fixed[name] if name in self._fixed else self._entries.get(self.name(name))
+
+    def says_none(self, name: str) -> bool:
+        """Whether the config itself has a field, and None there."""
+        return self.name(name) in self._entries and self.entry(name) is None
 
     def name(self, field: str) -> str:
         """What this config calls a field, or what its class does where the config lacks it.
@@ -148,8 +154,10 @@ class Config:
                 "layer_types must have one entry for each of num_hidden_layers; got "
                 f"{len(kinds)} entries and num_hidden_layers={layers}."
             )
-        check_choice(f"layer_types[{index}]", kinds[index], "full_attention", other)
-        return kinds[index]
+        kind: Any = kinds[index]
+        kind = RENAMED.get(kind, kind)
+        check_choice(f"layer_types[{index}]", kind, "full_attention", other)
+        return kind
 
 
 class Family(NamedTuple):
@@ -161,6 +169,10 @@ class Family(NamedTuple):
       rules: from a config and an index to the rules of the layer's weights.
       names: what its files call a field, see `Config`.
       gguf: the rules for a GGUF file of llama.cpp; None where none are known.
+      path: where the whole model has the attention of a layer, {} for its number, or several where
+        it has some alike; None for that which `_paths.py` has for the model_type.
+      lacks: what a layer has in place of attention, "" for a layer that has one.
+      derived: from a config to the one that its class makes of it, where fields say others.
     """
 
     defaults: Mapping[str, Any]
@@ -168,6 +180,9 @@ class Family(NamedTuple):
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
+    path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
+    lacks: Callable[[Config, int], str] = lambda config, index: ""
+    derived: Callable[[Config], Config] = lambda config: config
 
 
 def check_whole(config: Mapping[str, Any]) -> None:

@@ -123,6 +123,13 @@ def window_if_used(config: Config, index: int, chosen: Callable[[int], bool]) ->
     return kind
 
 
+def by_kind(
+    is_first: Callable[[Config, int], bool], first: str, second: str = "self_attn"
+) -> Callable[[Config, int], str]:
+    """The `path` of a family of which some layers have a module `first`, the rest `second`."""
+    return lambda config, index: f"layers.{{}}.{first if is_first(config, index) else second}"
+
+
 def turns(config: Config, index: int) -> bool:
     """Whether a layer has a rotary: `no_rope_layers[index]`, else all but every n-th.
 

@@ -27,4 +27,5 @@ def multi_head(
         check_causal(config)
     n, h = config.query_heads()
     how = {"mask": CAUSAL if is_decoder else FULL, "dropout": config.rate("attention_dropout")}
-    return GroupedQueryAttention(config.count("hidden_size"), n, n, h, **how, **parts, **house)
+    sizes = (config.count("hidden_size"), n, n, h)
+    return GroupedQueryAttention(*sizes, **{**how, **parts}, **house)

@@ -15,20 +15,21 @@ from ._rope import Rope, rope_of, rotary_of
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
 
 
-def latent(config: Config, house: Mapping[str, Any], layout: Layout) -> LatentAttention:
+def latent(config: Config, house: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
     """The layer of a config's sizes, biases, rotary and dropout; arguments as of `arguments`."""
-    return LatentAttention(**arguments(config, house, layout, rope_of(config)))
+    rope: Rope = {} if layout is None else rope_of(config)
+    return LatentAttention(**arguments(config, house, layout, rope))
 
 
 def arguments(
-    config: Config, house: Mapping[str, Any], layout: Layout, rope: Rope
+    config: Config, house: Mapping[str, Any], layout: Layout | None, rope: Rope
 ) -> dict[str, Any]:
     """What a layer with latent keys and values is built from.
 
     Args:
       config: of the model.
       house: rngs and dtypes.
-      layout: of the pairs that the rotary turns.
+      layout: of the pairs that the rotary turns; None for no rotary.
       rope: the rotary parameters.
 
     Raises:
@@ -45,7 +46,7 @@ def arguments(
         rotary_dim=turned,
         value_dim=config.count("v_head_dim"),
         q_rank=None if config["q_lora_rank"] is None else config.count("q_lora_rank"),
-        rotary=rotary_of(config, rope, layout=layout),
+        rotary=None if layout is None else rotary_of(config, rope, layout=layout),
         rules=Rules(scale=scale),
         qkv_bias=bias,
         out_bias=bias,

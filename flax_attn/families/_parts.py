@@ -1,6 +1,6 @@
 """What the families of encoders with decoders share: three attentions, each with its fields."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..layers import CrossAttention
@@ -43,7 +43,18 @@ def encoder_decoder(defaults: Mapping[str, Any], *, key_bias: bool) -> Parts:
         return layer(config, house, CAUSAL)
 
     return {
-        "encoder": Family(defaults, look_at_all, names=ENCODER),
-        "decoder": Family(defaults, look_back, names=DECODER),
-        "cross": Family(defaults, look_at_all, names=DECODER),
+        "encoder": Family(
+            defaults, look_at_all, names=ENCODER, path=at("encoder.layers.{}.self_attn")
+        ),
+        "decoder": Family(
+            defaults, look_back, names=DECODER, path=at("decoder.layers.{}.self_attn")
+        ),
+        "cross": Family(
+            defaults, look_at_all, names=DECODER, path=at("decoder.layers.{}.encoder_attn")
+        ),
     }
+
+
+def at(path: str) -> Callable[[Config, int], str]:
+    """The `path` of a family whose layers all have it."""
+    return lambda config, index: path

@@ -3,31 +3,29 @@
 # Written by `python -m parity_tests.core.families.published`.
 KNOWN = frozenset(
     (
-        "EvollaModel aimv2 aimv2_text_model aimv2_vision_model albert align align_text_model "
+        "EvollaModel aimv2 aimv2_text_model aimv2_vision_model align align_text_model "
         "align_vision_model altclip altclip_text_model altclip_vision_model aria audioflamingo3 "
-        "audioflamingo3_encoder autoformer axk1 axk2 aya_vision bailing_hybrid bamba bark beam "
-        "beit bert-generation big_bird bigbird_pegasus biogpt bit blip blip-2 blip_2_qformer "
+        "audioflamingo3_encoder autoformer axk1 axk2 aya_vision bailing_hybrid bark beam beit "
+        "bert-generation big_bird bigbird_pegasus biogpt bit blip blip-2 blip_2_qformer "
         "blip_2_vision_model blip_text_model blip_vision_model blt blt_global_transformer "
         "blt_local_decoder blt_local_encoder blt_patcher bridgetower bridgetower_vision_model "
         "bros canary canary_decoder canine chameleon chameleon_vqgan chinese_clip "
         "chinese_clip_text_model chinese_clip_vision_model chmv2 clap clap_audio_model "
-        "clap_text_model clip clip_text_model clip_vision_model clipseg clipseg_text_model "
-        "clipseg_vision_model clvp clvp_decoder clvp_encoder cohere2_moe cohere2_vision "
-        "cohere_asr cohere_compass cohere_compass_text cohere_compass_vision colmodernvbert "
-        "colpali colqwen2 conditional_detr convbert convnext convnextv2 cosmos3_edge "
-        "cosmos3_edge_text cosmos3_edge_vision cosmos3_omni cpmant csm csm_depth_decoder_model "
-        "ctrl cvt cwm d_fine dab-detr dac data2vec-audio data2vec-text data2vec-vision dbrx "
-        "deberta deberta-v2 decision_transformer deepseek_ocr2 deepseek_ocr2_encoder "
+        "clap_text_model clip clipseg clipseg_text_model clipseg_vision_model clvp clvp_decoder "
+        "clvp_encoder cohere2_moe cohere2_vision cohere_asr cohere_compass cohere_compass_text "
+        "cohere_compass_vision colmodernvbert colpali colqwen2 conditional_detr convbert convnext "
+        "convnextv2 cosmos3_edge cosmos3_edge_text cosmos3_edge_vision cosmos3_omni cpmant csm "
+        "csm_depth_decoder_model ctrl cvt cwm d_fine dab-detr dac data2vec-audio data2vec-text "
+        "data2vec-vision dbrx deberta decision_transformer deepseek_ocr2 deepseek_ocr2_encoder "
         "deepseek_ocr2_sam_vision_model deepseek_ocr2_text deepseek_ocr2_vision deepseek_v4 "
         "deepseek_vl deepseek_vl_hybrid deformable_detr deimv2 depth_anything depth_pro detr dia "
         "dia_decoder dia_encoder diffusion_gemma diffusion_gemma_text dinat dinov3_convnext "
-        "dinov3_vit distilbert doge donut-swin dots3_note dots3_note_audio_encoder "
-        "dots3_note_text dots3_note_vision_encoder dpr dpt edgetam edgetam_mask_decoder "
-        "edgetam_prompt_encoder edgetam_video edgetam_video_mask_decoder "
-        "edgetam_video_prompt_encoder edgetam_vision_model efficientloftr efficientnet "
-        "embedding_gemma2 embedding_gemma2_text emu3 emu3_vqgan encodec encoder-decoder "
-        "eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text ernie4_5_vl_moe_vision esm esmc "
-        "esmfold2 eurobert evolla exaone4_5 exaone4_5_vision falcon_h1 falcon_mamba fast_vlm "
+        "dinov3_vit doge donut-swin dots3_note dots3_note_audio_encoder dots3_note_text "
+        "dots3_note_vision_encoder dpr dpt edgetam edgetam_mask_decoder edgetam_prompt_encoder "
+        "edgetam_video edgetam_video_mask_decoder edgetam_video_prompt_encoder "
+        "edgetam_vision_model efficientloftr efficientnet embedding_gemma2 embedding_gemma2_text "
+        "emu3 emu3_vqgan encodec encoder-decoder eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text "
+        "ernie4_5_vl_moe_vision esm esmc esmfold2 evolla exaone4_5 exaone4_5_vision fast_vlm "
         "fastspeech2_conformer fastspeech2_conformer_hifigan fastspeech2_conformer_with_hifigan "
         "flaubert flava flava_image_codebook flava_image_model flava_multimodal_model "
         "flava_text_model flint florence2 florence_vision fnet focalnet fsmt fun_asr_nano "
@@ -40,45 +38,43 @@ KNOWN = frozenset(
         "got_ocr2 got_ocr2_vision gpt-sw3 gpt_neox_japanese gradium_phonon_tts granite4_vision "
         "granite_docling granite_docling_vision granite_speech granite_speech5_ctc "
         "granite_speech5_encoder granite_speech_encoder granite_speech_plus "
-        "granite_speech_plus_encoder granite_swa granitemoe_swa granitemoehybrid grounding-dino "
-        "groupvit groupvit_text_model groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 "
-        "higgs_audio_v2_tokenizer hrm_text hubert hunyuan_vl hunyuan_vl_text hunyuan_vl_vision "
-        "hy_v4 hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver "
-        "idefics2_vision idefics3 idefics3_vision idefics_perciever idefics_vision imagegpt "
-        "informer inkling2 inkling2_text inkling2_vision inkling_audio inkling_mm_model "
-        "inkling_text inkling_vision instructblip instructblip_qformer instructblip_vision_model "
-        "instructblipvideo instructblipvideo_qformer instructblipvideo_vision_model internlm3 "
-        "internvl internvl_vision iquestcoder jamba janus janus_vision_model janus_vqgan jetmoe "
-        "jev jina_embeddings_v3 kimi_k25 kimi_k25_vision kimi_linear kolibri1 kosmos-2 kosmos-2.5 "
-        "kosmos_2_5_text_model kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model "
-        "kyutai_speech_to_text lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led "
-        "levit lfm2_vl lfm3 lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 "
-        "llama4_vision_model llava llava_next llava_next_video llava_onevision longformer longt5 "
-        "luke lw_detr lw_detr_vit lxmert mamba mamba2 markuplm mask2former maskformer "
-        "maskformer-swin megatron-bert mellum metaclip_2 metaclip_2_text_model "
-        "metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder mimo_v2_flash minicpm_ocr "
-        "minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision minicpmv4_7 minicpmv4_7_vision minimax "
-        "minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision mistral3 mistral_large4 "
-        "mistral_large4_text mlcd mlcd_vision_model mllama mllama_vision_model mm-grounding-dino "
-        "mobilebert mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 modernbert modernbert-decoder "
-        "modernvbert molmo2 molmo2_adapter molmo2_text molmo2_vision moonshine "
-        "moonshine_streaming moonshine_streaming_encoder moshi moshi_depth "
-        "moss_transcribe_diarize moss_transcribe_diarize_audio mpnet mra muse_glimmer "
-        "muse_glimmer_assistant muse_glimmer_text muse_glimmer_vision muse_spark muse_spark_audio "
-        "muse_spark_text muse_spark_vision musicflamingo musicgen musicgen_decoder "
-        "musicgen_melody musicgen_melody_decoder mvp nemo_speechlm nemotron3_5_asr "
+        "granite_speech_plus_encoder granite_swa granitemoe_swa grounding-dino groupvit "
+        "groupvit_text_model groupvit_vision_model gte hgnet_v2 hiera higgs_audio_v2 "
+        "higgs_audio_v2_tokenizer hrm_text hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v4 "
+        "hyperclovax hyperclovax_vision_v2 ibert idefics idefics2 idefics2_perceiver "
+        "idefics2_vision idefics3 idefics_perciever idefics_vision imagegpt informer inkling2 "
+        "inkling2_text inkling2_vision inkling_audio inkling_mm_model inkling_text inkling_vision "
+        "instructblip instructblip_qformer instructblip_vision_model instructblipvideo "
+        "instructblipvideo_qformer instructblipvideo_vision_model internlm3 internvl iquestcoder "
+        "janus janus_vision_model janus_vqgan jetmoe jev jina_embeddings_v3 kimi_k25 "
+        "kimi_k25_vision kolibri1 kosmos-2 kosmos-2.5 kosmos_2_5_text_model "
+        "kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text "
+        "lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl lfm3 "
+        "lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llama4_vision_model llava "
+        "llava_next llava_next_video llava_onevision longformer longt5 luke lw_detr lw_detr_vit "
+        "lxmert markuplm mask2former maskformer maskformer-swin megatron-bert mellum metaclip_2 "
+        "metaclip_2_text_model metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder "
+        "mimo_v2_flash minicpm_ocr minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision minicpmv4_7 "
+        "minicpmv4_7_vision minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision mistral3 "
+        "mistral_large4 mistral_large4_text mlcd mlcd_vision_model mllama mllama_vision_model "
+        "mm-grounding-dino mobilebert mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 modernvbert "
+        "molmo2 molmo2_adapter molmo2_text molmo2_vision moonshine moonshine_streaming "
+        "moonshine_streaming_encoder moshi moshi_depth moss_transcribe_diarize "
+        "moss_transcribe_diarize_audio mpnet mra muse_glimmer muse_glimmer_assistant "
+        "muse_glimmer_text muse_glimmer_vision muse_spark muse_spark_audio muse_spark_text "
+        "muse_spark_vision musicflamingo musicgen musicgen_decoder musicgen_melody "
+        "musicgen_melody_decoder mvp nemo_speechlm nemotron3_5_asr "
         "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio "
         "nemotron3_5_transcribe_word_timestamp nemotron3_diarization nemotron3_diarization_audio "
-        "nemotron_asr_streaming nemotron_asr_streaming_encoder nemotron_h nemotron_h_omni neomme "
-        "neucodec nllb-moe nomic_bert nougat nystromformer olmo_hybrid omdet-turbo oneformer "
-        "openai-gpt openai_privacy_filter ovis2 ovis2_vision owlv2 owlv2_text_model "
-        "owlv2_vision_model owlvit owlvit_text_model owlvit_vision_model paddleocr_vl "
-        "paddleocr_vl_text paddleocr_vl_vision paligemma parakeet_ctc parakeet_encoder "
-        "parakeet_rnnt parakeet_tdt patchtsmixer patchtst pe_audio pe_audio_encoder "
-        "pe_audio_video pe_audio_video_encoder pe_video pe_video_encoder pegasus_x perceiver "
-        "perception_lm phi4_multimodal phi4_multimodal_audio phi4_multimodal_vision pi0 "
-        "pix2struct pix2struct_text_model pix2struct_vision_model pixtral pocket_tts "
-        "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
+        "nemotron_asr_streaming nemotron_asr_streaming_encoder nemotron_h_omni neomme neucodec "
+        "nllb-moe nougat nystromformer omdet-turbo oneformer openai-gpt openai_privacy_filter "
+        "ovis2 ovis2_vision owlv2 owlv2_text_model owlv2_vision_model owlvit owlvit_text_model "
+        "owlvit_vision_model paddleocr_vl paddleocr_vl_text paddleocr_vl_vision paligemma "
+        "parakeet_ctc parakeet_encoder parakeet_rnnt parakeet_tdt patchtsmixer patchtst pe_audio "
+        "pe_audio_encoder pe_audio_video pe_audio_video_encoder pe_video pe_video_encoder "
+        "pegasus_x perceiver perception_lm phi4_multimodal phi4_multimodal_audio "
+        "phi4_multimodal_vision pi0 pix2struct pix2struct_text_model pix2struct_vision_model "
+        "pixtral pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
         "pocket_tts_audio_tokenizer_encoder poolformer pop2piano pp_chart2table "
         "pp_chart2table_vision pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_formulanet "
         "pp_formulanet_text pp_formulanet_vision pp_lcnet pp_lcnet_v3 pp_lcnet_v4 "
@@ -92,9 +88,9 @@ KNOWN = frozenset(
         "qwen3_asr_encoder qwen3_omni_moe qwen3_omni_moe_audio_encoder "
         "qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text qwen3_omni_moe_thinker "
         "qwen3_omni_moe_vision_encoder qwen3_vl qwen3_vl_moe qwen3_vl_moe_vision qwen3_vl_vision "
-        "qwen4_exp qwen4_exp_text qwen4_exp_vision radio rag recurrent_gemma reformer regnet "
-        "rembert resnet rf_detr roberta-prelayernorm roformer rt_detr rt_detr_resnet rt_detr_v2 "
-        "rwkv sam sam2 sam2_hiera_det_model sam2_mask_decoder sam2_prompt_encoder sam2_video "
+        "qwen4_exp qwen4_exp_text qwen4_exp_vision radio rag reformer regnet rembert resnet "
+        "rf_detr roberta-prelayernorm roformer rt_detr rt_detr_resnet rt_detr_v2 rwkv sam sam2 "
+        "sam2_hiera_det_model sam2_mask_decoder sam2_prompt_encoder sam2_video "
         "sam2_video_mask_decoder sam2_video_prompt_encoder sam2_vision_model sam3 "
         "sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder sam3_lite_text "
         "sam3_lite_text_detr_decoder sam3_lite_text_detr_encoder sam3_lite_text_geometry_encoder "
@@ -117,38 +113,62 @@ KNOWN = frozenset(
         "video_llama_3_vision video_llava videomae videoprism videoprism_text_model "
         "videoprism_vision_model vilt vipllava vision-encoder-decoder vision-text-dual-encoder "
         "visual_bert vitdet vitmatte vitpose vitpose_backbone vits vjepa2 voxtral voxtral_encoder "
-        "voxtral_realtime voxtral_realtime_encoder wav2vec2 wav2vec2-bert wav2vec2-conformer "
-        "wavlm xclip xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl "
-        "xlnet xlstm xmod yolos yoso zamba zamba2 zaya zoedepth"
+        "voxtral_realtime voxtral_realtime_encoder wav2vec2-bert wav2vec2-conformer wavlm xclip "
+        "xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl xlnet xlstm "
+        "xmod yolos yoso zamba zamba2 zaya zoedepth"
     ).split()
 )
 # Fields of their classes that their attention does not read, and that of others does.
 CLASS_FIELDS: dict[str, tuple[str, ...]] = {
+    "bamba": ("layer_types",),
     "bart": ("dropout", "is_decoder"),
     "blenderbot": ("dropout", "is_decoder"),
     "blenderbot-small": ("dropout", "is_decoder"),
     "deepseek_v2": ("qk_head_dim",),
     "deepseek_v3": ("qk_head_dim",),
     "deepseek_v32": ("qk_head_dim",),
-    "gemma3_text": ("attn_logit_softcapping",),
+    "distilbert": ("dropout",),
+    "falcon_h1": ("layer_types",),
+    "falcon_mamba": ("time_step_min",),
+    "gemma2": ("hidden_activation",),
+    "gemma3_text": ("attn_logit_softcapping", "hidden_activation"),
+    "gemma3n_text": ("hidden_activation",),
+    "gemma4_text": ("hidden_activation",),
     "glm4_moe_lite": ("qk_head_dim",),
     "glm_moe_dsa": ("qk_head_dim",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
+    "hubert": ("conv_bias", "conv_kernel"),
+    "kimi_linear": ("qk_head_dim",),
     "m2m_100": ("dropout",),
+    "mamba": ("time_step_min",),
+    "mamba2": ("time_step_min", "time_step_rank"),
     "marian": ("dropout", "is_decoder"),
     "mbart": ("dropout", "is_decoder"),
     "minicpm3": ("qk_head_dim",),
     "mistral4": ("qk_head_dim",),
+    "modernbert": ("hidden_activation",),
+    "modernbert-decoder": ("hidden_activation",),
     "mt5": ("is_decoder",),
+    "nemotron_h": (
+        "attention_bias",
+        "expand",
+        "mamba_proj_bias",
+        "n_group",
+        "sliding_window",
+        "time_step_limit",
+        "time_step_max",
+    ),
     "opt": ("dropout",),
     "pegasus": ("dropout", "is_decoder"),
     "plbart": ("dropout", "is_decoder"),
     "qwen3_omni_moe_text": ("sliding_window",),
     "qwen3_vl_moe_text": ("sliding_window",),
+    "recurrent_gemma": ("layer_types",),
     "switch_transformers": ("is_decoder",),
     "t5": ("is_decoder",),
     "umt5": ("is_decoder",),
+    "wav2vec2": ("conv_bias", "conv_kernel"),
     "whisper": ("dropout", "num_key_value_heads"),
     "youtu": ("qk_head_dim",),
 }

@@ -15,6 +15,7 @@ from . import (
     mistral,
     qwen3_5_text,
     qwen3_moe,
+    qwen3_next,
     qwen3_vl_text,
 )
 from ._config import Config, Family
@@ -90,6 +91,7 @@ ROWS: Mapping[str, Family] = {
         },
         fixed(lfm2.attention, full_attn_idxs=None),
         fixed(lfm2.rules, full_attn_idxs=None),
+        path=fixed(lfm2.path, full_attn_idxs=None),
     ),
     # Ministral: Mistral, of whose layers some may have no window.
     "ministral": Family(
@@ -110,6 +112,7 @@ ROWS: Mapping[str, Family] = {
         },
         qwen3_5_text.attention,
         qwen3_5_text.rules,
+        path=qwen3_next.path,
     ),
     # Qwen3-VL-MoE's text: that of Qwen3-VL, narrower.
     "qwen3_vl_moe_text": Family(

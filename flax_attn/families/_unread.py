@@ -17,8 +17,9 @@ ALWAYS = ("head_dim", "is_causal")  # which a family reads or refuses
 # The last is the first layer with a window, which says nothing where there is none.
 GENERAL = {
     *("n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"),
-    *("num_hidden_layers", "max_position_embeddings", "hidden_act"),
-    *("rms_norm_eps", "layer_norm_eps", "norm_eps", "max_window_layers"),
+    *("num_hidden_layers", "max_position_embeddings", "hidden_act", "intermediate_size"),
+    "position_embedding_type",
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "max_window_layers"),
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GroupedQueryAttention
+from ..positions import Rotary
 from ..rules import Rules
 from ._config import Config, Family
 from ._decoder import decoder_fields, grouped_query
@@ -18,8 +19,13 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of GraniteForCausalLM."""
+    return scaled(config, house, rotary(config))
+
+
+def scaled(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> GroupedQueryAttention:
+    """The layer with this rotary."""
     how, bias = Rules(scale=config.number("attention_multiplier")), config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), rules=how)
+    return grouped_query(config, house, bias=bias, rotary=turn, rules=how)
 
 
 FAMILY = Family(DEFAULTS, attention)

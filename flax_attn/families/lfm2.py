@@ -9,7 +9,7 @@ from ..layers import GatedShortConvolution
 from ..norms import RMSNorm
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query
+from ._decoder import by_kind, decoder_fields, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
@@ -52,4 +52,5 @@ def _is_convolution(config: Config, index: int) -> bool:
     return config.layer_type(index, default, "conv") == "conv"
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+path = by_kind(_is_convolution, "conv")
+FAMILY = Family(DEFAULTS, attention, rules, path=path)

@@ -90,4 +90,5 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (Rule("kv_a_layernorm.weight -> kv_a_layernorm.scale"),)
 
 
-FAMILY = Family(DEFAULTS, attention, rules, NAMES)
+PLACES = ("layers.{}.self_attn.0", "layers.{}.self_attn.1")
+FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=lambda config, index: PLACES)

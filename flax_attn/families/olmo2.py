@@ -5,6 +5,7 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ..norms import Cast, RMSNorm
+from ..positions import Rotary
 from ._config import Config, Family
 from ._decoder import decoder_fields, grouped_query
 from ._rope import rotary
@@ -18,7 +19,12 @@ DEFAULTS = {
 
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Olmo2ForCausalLM."""
-    parts = {"rotary": rotary(config), **norms(config, house)}
+    return normed(config, house, rotary(config))
+
+
+def normed(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> GroupedQueryAttention:
+    """The layer with this rotary."""
+    parts = {"rotary": turn, **norms(config, house)}
     return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
 
 

@@ -41,4 +41,4 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     )
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+FAMILY = Family(DEFAULTS, attention, rules, path=qwen3_next.path)

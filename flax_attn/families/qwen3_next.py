@@ -11,7 +11,7 @@ from ..norms import RMSNorm
 from ..positions import Rotary
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import check_causal, decoder_fields
+from ._decoder import by_kind, check_causal, decoder_fields
 from ._rope import rotary
 
 DEFAULTS = {
@@ -70,14 +70,15 @@ def sizes(config: Config) -> tuple[int, int, int, int]:
     return n, k, config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
 
 
-def delta(config: Config, house: Mapping[str, Any]) -> GatedDeltaAttention:
-    """The layer of linear attention.
+def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaAttention:
+    """The layer of linear attention; `parts` are further arguments.
 
     Raises:
       ValueError: for a hidden_act that is not silu, which the convolution would apply.
     """
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     n, k, key, value = sizes(config)
+    how: dict[str, Any] = {"eps": config.number("rms_norm_eps"), **parts, **house}
     return GatedDeltaAttention(
         config.count("hidden_size"),
         n,
@@ -85,8 +86,7 @@ def delta(config: Config, house: Mapping[str, Any]) -> GatedDeltaAttention:
         value,
         num_key_heads=k,
         conv_size=config.count("linear_conv_kernel_dim"),
-        eps=config.number("rms_norm_eps"),
-        **house,
+        **how,
     )
 
 
@@ -109,4 +109,5 @@ def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryA
     )
 
 
-FAMILY = Family(DEFAULTS, attention, rules)
+path = by_kind(is_linear, "linear_attn")
+FAMILY = Family(DEFAULTS, attention, rules, path=path)

@@ -11,6 +11,7 @@ from ..layers import T5Attention
 from ..masks import CAUSAL
 from ._config import As, Config, Family
 from ._decoder import check_causal
+from ._parts import at
 
 DEFAULTS = {
     "d_model": 512,
@@ -70,8 +71,11 @@ def cross(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
     return layer(config, house, has_bias=False)
 
 
+IN_ENCODER = at("encoder.block.{}.layer.0.SelfAttention")
+IN_DECODER = at("decoder.block.{}.layer.0.SelfAttention")
+ACROSS = at("decoder.block.{}.layer.1.EncDecAttention")
 FAMILY = {
-    "encoder": Family(DEFAULTS, encoder, names=ENCODER),
-    "decoder": Family(DEFAULTS, decoder, names=DECODER),
-    "cross": Family(DEFAULTS, cross, names=DECODER),
+    "encoder": Family(DEFAULTS, encoder, names=ENCODER, path=IN_ENCODER),
+    "decoder": Family(DEFAULTS, decoder, names=DECODER, path=IN_DECODER),
+    "cross": Family(DEFAULTS, cross, names=DECODER, path=ACROSS),
 }

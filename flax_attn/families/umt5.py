@@ -24,7 +24,7 @@ def decoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention
 
 
 FAMILY = {
-    "encoder": Family(DEFAULTS, encoder, names=t5.ENCODER),
-    "decoder": Family(DEFAULTS, decoder, names=t5.DECODER),
-    "cross": Family(DEFAULTS, t5.cross, names=t5.DECODER),
+    "encoder": Family(DEFAULTS, encoder, names=t5.ENCODER, path=t5.IN_ENCODER),
+    "decoder": Family(DEFAULTS, decoder, names=t5.DECODER, path=t5.IN_DECODER),
+    "cross": Family(DEFAULTS, t5.cross, names=t5.DECODER, path=t5.ACROSS),
 }

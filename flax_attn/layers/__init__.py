@@ -24,6 +24,7 @@ from .lightning import LightningAttention as LightningAttention
 from .linear import LinearAttention as LinearAttention
 from .longformer import LongformerAttention as LongformerAttention
 from .luong import LuongAttention as LuongAttention
+from .mamba import Mamba as Mamba
 from .mamba2 import Mamba2 as Mamba2
 from .multi_head import MultiHeadAttention as MultiHeadAttention
 from .multi_head_combined import MultiHeadAttentionCombined as MultiHeadAttentionCombined

@@ -25,6 +25,7 @@ from ..cache import attend_cached
 from ..cache.asked import check_kind, check_no_mean
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
+from ..positions import Rotary
 from ..rules import Rules
 from ._cached import AnyCache, C, Call
 from ._common import as_attribute, merge_heads, tokens_of
@@ -76,7 +77,8 @@ class Heads(nnx.Module):
         """What the rotary is given: the positions, or without any the places in the cache."""
         if positions is not None or cache is None or self.rotary is None:
             return positions
-        return jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
+        places = jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
+        return self.rotary.of_places(places) if isinstance(self.rotary, Rotary) else places
 
     def turned(
         self, x: Float[Array, "*B T N H"], positions: Int[Array, "... T"] | None

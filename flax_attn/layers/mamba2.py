@@ -1,14 +1,16 @@
 """Mamba 2: a state space whose decay is a number of each head, or linear attention with a decay."""
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from .._arrays import aligned
-from .._checks import check_divides, check_positive
+from .._checks import check_choice, check_divides, check_positive
 from .._types import wide
 from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
@@ -42,15 +44,23 @@ class Mamba2(Recurrent):
       key_dim: width of B and C, which Mamba calls the size of the state.
       value_dim: width of a head's x.
       groups: how many B and C there are, each for as many heads beside each other.
-      conv_size: how many tokens the convolution sees; it has a bias.
+      conv_size: how many tokens the convolution sees.
+      conv_bias: whether the convolution has a bias.
       use_bias: whether the projections have one.
+      out_bias: whether `out_proj` has one; None for use_bias.
+      norm: whether the norm stands "after" the gate or "before" it, as Falcon-H1 may have it; None
+        for no norm.
       eps: of the norm.
+      step_limits: least and greatest dt; None for none.
+      multipliers: of what enters `in_proj`, and of z, x, B, C and dt as they leave it (Falcon-H1);
+        None for none.
       kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
         `dt_bias`, `A_log` and `D` start as Mamba's.
       chunk, rngs, dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:
-      ValueError: for counts below 1, or if groups does not divide num_heads.
+      ValueError: for counts below 1, groups that do not divide num_heads, another place of the
+        norm, limits that are not two numbers in order, or multipliers that are not six.
       TypeError: in the call, if x is not floating.
 
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
@@ -71,31 +81,38 @@ class Mamba2(Recurrent):
         *,
         groups: int = 1,
         conv_size: int = 4,
+        conv_bias: bool = True,
         use_bias: bool = False,
+        out_bias: bool | None = None,
+        norm: Literal["after", "before"] | None = "after",
         eps: float = 1e-5,
+        step_limits: tuple[float, float] | None = None,
+        multipliers: Sequence[float] | None = None,
         chunk: int = 64,
         **more: Unpack[StartKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, groups=groups, chunk=chunk)
         check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size)
         check_divides("groups", groups, "num_heads", num_heads)
+        check_choice("norm", norm, "after", "before", None)
         house = Start(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
-        self.groups, self.chunk = groups, chunk
+        self.groups, self.chunk, self.norm_comes_first = groups, chunk, norm == "before"
         width = num_heads * value_dim
         mixed = width + 2 * groups * key_dim
+        self.step_limits, self.multipliers = _limits(step_limits), _multipliers(multipliers)
         self.in_proj = house.linear(in_features, width + mixed + num_heads, use_bias=use_bias)
-        self.conv1d = short_convolution(mixed, conv_size, True, house)
+        self.conv1d = short_convolution(mixed, conv_size, conv_bias, house)
         self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
         self.D = nnx.Param(jnp.ones(num_heads, house.param_dtype))
-        self.norm = RMSNorm(width, eps=eps, param_dtype=house.param_dtype)
-        self.out_proj = house.linear(width, in_features, use_bias=use_bias)
+        gains = None if norm is None else RMSNorm(width, eps=eps, param_dtype=house.param_dtype)
+        self.norm = gains
+        out_bias = use_bias if out_bias is None else out_bias
+        self.out_proj = house.linear(width, in_features, use_bias=out_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""
-        width = self.out_proj.in_features
-        ends = [width, width + self.conv1d.out_features]
-        z, mixed, dt = jnp.split(self.in_proj(x), ends, axis=-1)
+        z, mixed, dt = self.projected(x)  # *B T E, *B T E, *B T N
         mixed, near = tokens.convolved(self.conv1d, mixed)  # *B T E
         v, k, q = self.heads(mixed)  # *B T N h, *B T N H, *B T N H
         step = self.steps(dt)  # *B T N
@@ -103,7 +120,20 @@ class Mamba2(Recurrent):
         how = {"chunk": self.chunk, **tokens.how()}
         y, far = linear_recurrence(q, k, v, log_decay=decay, beta=step, **how)
         y = tap("context", y + aligned(self.D[...][:, None], y) * v)  # *B T N h
-        return self.normed(gated(merge_heads(y), z)), far, near
+        return self.normed_and_gated(merge_heads(y), z), far, near
+
+    def projected(
+        self, x: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T F"], Float[Array, "*B T N"]]:
+        """The gate, what is convolved and the steps, each by its multiplier."""
+        width, shared = self.out_proj.in_features, self.groups * self.key_dim
+        first, *rest = self.multipliers or (1.0,)
+        y = self.in_proj(x * first if rest else x)
+        if rest:
+            sizes = (width, width, shared, shared, self.num_heads)
+            y = y * aligned(jnp.asarray(np.repeat(rest, sizes)), y)
+        z, mixed, dt = jnp.split(y, [width, 2 * width + 2 * shared], axis=-1)
+        return z, mixed, dt
 
     def heads(
         self, mixed: Float[Array, "*B T E"]
@@ -118,11 +148,20 @@ class Mamba2(Recurrent):
     def steps(self, dt: Float[Array, "*B T N"]) -> Float[Array, "*B T N"]:
         """The time steps, in float32 or wider."""
         dt = dt.astype(wide(dt.dtype))
-        return jax.nn.softplus(dt + aligned(self.dt_bias[...], dt))
+        dt = jax.nn.softplus(dt + aligned(self.dt_bias[...], dt))
+        return dt if self.step_limits is None else jnp.clip(dt, *self.step_limits)
+
+    def normed_and_gated(
+        self, y: Float[Array, "*B T E"], z: Float[Array, "*B T E"]
+    ) -> Float[Array, "*B T E"]:
+        """y times `silu(z)`, normed before or after it."""
+        if self.norm_comes_first:
+            return gated(self.normed(y), z)
+        return gated(y, z) if self.norm is None else self.normed(gated(y, z))
 
     def normed(self, y: Float[Array, "*B T E"]) -> Float[Array, "*B T E"]:
         """y, normed in groups of heads."""
-        assert self.norm.scale is not None
+        assert self.norm is not None and self.norm.scale is not None
         whole = y.astype(wide(y.dtype))
         parts = rms_norm(split_heads(whole, y.shape[-1] // self.groups), eps=self.norm.eps)
         return (merge_heads(parts) * aligned(self.norm.scale[...], whole)).astype(y.dtype)
@@ -130,3 +169,20 @@ class Mamba2(Recurrent):
     def state_shapes(self) -> tuple[Shape, Shape]:
         """As of `GatedDeltaAttention`."""
         return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)
+
+
+def _limits(limits: tuple[float, float] | None) -> tuple[float, float] | None:
+    if limits is not None and (len(limits) != 2 or not limits[0] <= limits[1]):
+        raise ValueError(
+            f"step_limits must be the least and the greatest step, in order; got {limits!r}."
+        )
+    return None if limits is None else (limits[0], limits[1])
+
+
+def _multipliers(multipliers: Sequence[float] | None) -> tuple[float, ...] | None:
+    if multipliers is not None and len(multipliers) != 6:
+        raise ValueError(
+            "multipliers must be six numbers, of what enters in_proj and of z, x, B, C and dt; "
+            f"got {multipliers!r}."
+        )
+    return None if multipliers is None else tuple(multipliers)

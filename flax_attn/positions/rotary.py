@@ -151,12 +151,22 @@ class Rotary:
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return rotate(x, angles, self.layout, magnitude=magnitude)
 
+    def of_places(self, places: Any) -> Any:
+        """The positions of tokens whose place is all that is known: one on all axes, as in text.
+
+        None for `Axial`, whose rows and columns no place tells.
+        """
+        if self.axes is None:
+            return places
+        if isinstance(self.axes, Axial):
+            return None
+        arrays = np if isinstance(places, np.ndarray) else jnp  # known numbers stay known
+        return arrays.broadcast_to(places, (self.axes.count, *places.shape))
+
     def _where_placed(self, x: Array) -> Any:
         """The positions of tokens that a layout has put in another order."""
         positions = positions_of(x, -3)
-        if positions is None or self.axes is None:
-            return positions
-        return np.broadcast_to(positions, (self.axes.count, len(positions)))
+        return None if positions is None else self.of_places(positions)
 
     def _width(self, head_dim: int) -> int:
         """How many of the components of a head are turned."""

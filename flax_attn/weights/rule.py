@@ -143,6 +143,20 @@ class Rule:
                 )
         return list(groups.items())
 
+    def inside(self, source: str, target: str) -> "Rule":
+        """The same of a module that torch has at `source` and Flax at `target`.
+
+        >>> print(Rule.skip("norm").inside("h.*", "blocks.*"))
+        Rule.skip("h.*.norm")
+        """
+        first, second = self.sides
+        ends = (source, target if self.kind == "move" else source)
+        sides = [f"{end}.{side}" for end, side in zip(ends, (first, second), strict=True) if side]
+        moved = object.__new__(type(self))
+        moved._set(" -> ".join(sides), self.layout, dict(self.sizes), self.kind)
+        object.__setattr__(moved, "shift", self.shift)
+        return moved
+
     def __str__(self) -> str:
         if self.shift:
             return f'Rule.shifted("{self.names}", by={self.shift})'

@@ -48,7 +48,7 @@ def prove(small: Small, **options: Any) -> Proof:
       small: the config.
       options: of `compare`.
     """
-    name, index = small.name, small.index
+    name, index = small.model_type, small.index
     config = witness.config_of(small.spelt("new"), name)
     given = config.to_dict()
     theirs = witness.attention(config, name, index)
@@ -56,25 +56,28 @@ def prove(small: Small, **options: Any) -> Proof:
     how = {
         "rules": families.rules(given, index),
         "torch_call": witness.call(config, name, index),
+        "flax_call": witness.flax_call(name),
+        "kwargs": witness.inputs(config, name, index),
         "title": f"{name}, layer {index}: {small.fields} {small.rope}",
     }
-    report = compare(theirs, mine, drawn(7, config), **{**ONCE, **how, **options})
+    report = compare(theirs, mine, **{**ONCE, **how, **options})
     return Proof(name, type(theirs).__name__, type(mine).__name__, report)
 
 
 def prove_part(small: Part, **options: Any) -> Proof:
     """One attention of an encoder-decoder model; `options` as of `prove`."""
-    config = parts.config_of(small.given, small.name)
+    name = small.model_type
+    config = parts.config_of(small.given, name)
     given = config.to_dict()
-    theirs = parts.attention(parts.model_of(config, small.name), small)
+    theirs = parts.attention(parts.model_of(config, name), small)
     mine = families.attention(given, small.index, part=small.part, rngs=nnx.Rngs(0))
     how = {
         "rules": families.rules(given, small.index, part=small.part),
         "torch_call": parts.call(config, small),
-        "title": f"{small.name}, {small.part} {small.index}: {small.fields}",
+        "title": f"{name}, {small.part} {small.index}: {small.fields}",
     }
     report = compare(theirs, mine, **{**ONCE, **how, "kwargs": inputs(small, config), **options})
-    return Proof(small.name, type(theirs).__name__, type(mine).__name__, report)
+    return Proof(name, type(theirs).__name__, type(mine).__name__, report)
 
 
 def inputs(small: Part, config: Any) -> dict[str, np.ndarray]:
@@ -96,5 +99,11 @@ def run(progress: Progress | None = None) -> list[Proof]:
     task, done = progress.add_task("families", total=TOTAL), []
     for proof in rows(lambda text: progress.update(task, description=text)):
         done.append(proof)
+        verdict = "equal" if proof.report.ok else "DIFFERENT"
+        error = proof.report.worst("float64", "output")
+        progress.console.out(
+            f"{len(done)} of {TOTAL}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}",
+            highlight=False,
+        )
         progress.advance(task)
     return done

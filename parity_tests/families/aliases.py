@@ -36,9 +36,6 @@ PLACES = {
     "rf_detr_dinov2": Place("rf_detr", "RfDetrDinov2", block="Layer", whole=False),
     "roberta": Place("roberta", "Roberta", block="Layer"),
     "roc_bert": Place("roc_bert", "RoCBert", block="Layer"),
-    "sam3_lite_text_text_model": Place(
-        "sam3_lite_text", "Sam3LiteTextText", block="EncoderLayer", whole=False
-    ),
     "siglip2_text_model": Place(
         "siglip2", "Siglip2", text="Text", block="EncoderLayer", whole=False
     ),

@@ -37,7 +37,7 @@ def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray 
             for path, tensor in layer.named_parameters():
                 tensor.copy_(torch.tensor(normal(0, path, tuple(tensor.shape)) / 4))
             with lifted():
-                given = _inputs(
+                given = _of_place(config, small) or _inputs(
                     small, config.hidden_size, getattr(config, "num_attention_heads", 0)
                 )
                 y = call(layer, **{name: torch.tensor(value) for name, value in given.items()})
@@ -77,7 +77,25 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
     except ValueError as refused:
         return refused
     port(layer, mine, rules).eval()
-    last = next(x for x in ("o_proj", "out_proj", "o") if hasattr(mine, x))
+    if isinstance(small, Small) and (other := witness.PLACES[small.model_type].called):
+        inputs = _of_place(_config_or_first(given, small), small)
+        return np.asarray(other.flax(mine, **{k: jnp.asarray(x) for k, x in inputs.items()}))
+    last = next(x for x in ("o_proj", "out_proj", "linear_out", "o") if hasattr(mine, x))
     inner, width = getattr(mine, last).in_features, getattr(mine, last).out_features
     given = _inputs(small, width, inner // getattr(mine, "head_dim", inner))
     return np.asarray(mine(**{name: jnp.asarray(value) for name, value in given.items()}))
+
+
+def _of_place(config: Any, small: Small | Part) -> dict[str, np.ndarray]:
+    """What a place gives in place of tokens; empty if it gives these."""
+    if isinstance(small, Part) or witness.PLACES[small.model_type].called is None:
+        return {}
+    return witness.inputs(config, small.model_type, small.index)
+
+
+def _config_or_first(given: dict[str, Any], small: Small) -> Any:
+    """The config, or where transformers refuses it that of the small one as it is."""
+    try:
+        return config_of(given, small)
+    except Exception:  # by whatever class: then the layer is called as before
+        return config_of(small.spelt("new"), small)

@@ -1,4 +1,4 @@
-"""The attentions of models with an encoder and a decoder, and small configs of them."""
+"""The attentions of models that have several in a layer, and small configs of them."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,10 +20,18 @@ T5 = {
     **{"d_ff": 9, "vocab_size": 5, "relative_attention_num_buckets": 8},
     **{"relative_attention_max_distance": 6},
 }
+FALCON = {
+    **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 5},
+    **{"num_hidden_layers": 2, "intermediate_size": 9, "max_position_embeddings": 64},
+    **{"mamba_d_ssm": 40, "mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 7},
+    **{"mamba_d_conv": 3, "rms_norm_eps": 1e-2, "pad_token_id": None},
+    **{"bos_token_id": None, "eos_token_id": None},
+}
 HEARD = {"num_mel_bins": 3, "max_source_positions": 9, "max_target_positions": 8}
-SIZES = {"bart": BART, "t5": T5, "umt5": T5, "whisper": {**BART, **HEARD}}
+SIZES = {"bart": BART, "falcon_h1": FALCON, "t5": T5, "umt5": T5, "whisper": {**BART, **HEARD}}
 MODELS = {
     "bart": Model("bart", "Bart"),
+    "falcon_h1": Model("falcon_h1", "FalconH1"),
     "t5": Model("t5", "T5"),
     "umt5": Model("umt5", "UMT5"),
     "whisper": Model("whisper", "Whisper"),
@@ -33,6 +41,8 @@ PATHS = {
     "encoder": "encoder.layers.{}.self_attn",
     "decoder": "decoder.layers.{}.self_attn",
     "cross": "decoder.layers.{}.encoder_attn",
+    "attention": "layers.{}.self_attn",
+    "recurrent": "layers.{}.mamba",
 }
 T5_PATHS = {
     "encoder": "encoder.block.{}.layer.0.SelfAttention",
@@ -76,6 +86,28 @@ PARTS = [
     Part("whisper", "encoder"),
     Part("whisper", "decoder", index=2),
     Part("whisper", "cross", {"d_model": 24, "attention_dropout": 0.25}, index=1),
+    Part("falcon_h1", "attention", {"head_dim": 10, "key_multiplier": 0.5}),
+    Part(
+        "falcon_h1",
+        "attention",
+        {"attention_bias": True, "attention_dropout": 0.25, "mamba_d_ssm": None}
+        | {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+        index=1,
+    ),
+    Part("falcon_h1", "recurrent", {"hidden_act": "swish", "time_step_limit": [0.5, 0.8]}),
+    Part(
+        "falcon_h1",
+        "recurrent",
+        {"mamba_rms_norm": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"ssm_multipliers": [0.5, 1.5, 2.0, 0.25, 3.0], "ssm_in_multiplier": 0.5},
+        index=1,
+    ),
+    Part(
+        "falcon_h1",
+        "recurrent",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
+        | {"mamba_d_ssm": None, "mamba_expand": 3, "mamba_d_head": 18, "mamba_n_groups": 2},
+    ),
     Part("t5", "encoder"),
     Part("t5", "encoder", {"num_heads": 4, "dropout_rate": 0.0}, index=1),
     Part("t5", "decoder"),
@@ -103,8 +135,13 @@ def model_of(config: Any, name: str) -> Any:
 
 def attention(model: Any, small: Part) -> Any:
     """The attention of one layer in a model."""
-    path = (T5_PATHS if small.name in ("t5", "umt5") else PATHS)[small.part].format(small.index)
-    return reduce(lambda held, name: getattr(held, name), path.split("."), model)
+    return reduce(lambda held, name: getattr(held, name), path_of(small).split("."), model)
+
+
+def path_of(small: Part) -> str:
+    """Where the whole model has it."""
+    paths = T5_PATHS if small.name in ("t5", "umt5") else PATHS
+    return paths[small.part].format(small.index)
 
 
 def call(config: Any, small: Part) -> Any:
@@ -119,12 +156,17 @@ def call(config: Any, small: Part) -> Any:
         layer: Any, x: Any, memory: Any = None, present: Any = None, bias: Any = None
     ) -> Any:
         more = {} if memory is None else {of_memory: memory}
-        mask = handed(config, small, x).get(of_mask)
-        if present is not None:
+        given = handed(config, small, x)
+        mask, angles = given.get(of_mask), given.get("position_embeddings")
+        if small.part == "recurrent":
+            mask = present
+        elif present is not None:
             mask = _joined(mask, present, x.dtype)
         if bias is not None:  # which has the mask in it when it is handed on
             more["position_bias"] = bias[None] if mask is None else bias[None] + mask
-        return layer(x, **{of_mask: mask}, **more)[0]
+        more |= {} if angles is None else {"position_embeddings": angles}
+        y = layer(x, **{of_mask: mask}, **more)
+        return y[0] if isinstance(y, tuple) else y
 
     return called
 
@@ -159,6 +201,8 @@ def handed(config: Any, small: Part, x: Any) -> dict[str, Any]:
         if small.name == "whisper":
             heard = torch.zeros(len(x), config.num_mel_bins, 2 * config.max_source_positions)
             model(input_features=heard.to(x.dtype), decoder_inputs_embeds=x, use_cache=False)
+        elif small.part in ("attention", "recurrent"):
+            model(inputs_embeds=x, use_cache=False)
         else:
             model(inputs_embeds=x, decoder_inputs_embeds=x, use_cache=False)
     return {} if small.part == "cross" else kept

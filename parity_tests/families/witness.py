@@ -2,11 +2,14 @@
 
 import copy
 import inspect
+from contextlib import ExitStack
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+import numpy as np
 
 from flax_attn.parity.sides.torch_float64 import lifted
 
@@ -34,10 +37,8 @@ def found(name: str, kind: str) -> Any:
     if kind == "Config":
         return getattr(module, f"{place.config or place.prefix}{place.text}Config")
     kind = place.attention if kind == "Attention" else kind
-    name = f"{place.prefix}{place.text}{kind}"
-    if hasattr(module, name):
-        return getattr(module, name)
-    return getattr(module, f"{place.prefix}{kind}")
+    names = (f"{place.prefix}{place.text}{kind}", f"{place.prefix}{kind}", kind)
+    return getattr(module, next(name for name in names if hasattr(module, name)))
 
 
 def config_of(given: dict[str, Any], name: str) -> Any:
@@ -62,21 +63,44 @@ def handed(
       more: that the model is given, such as position_ids.
     """
     if not PLACES[name].whole:
-        return {} if present is None else {"attention_mask": _additive(present, x)}
+        seen = _seen(present, x, PLACES[name].causal)
+        return {} if seen is None else {"attention_mask": seen}
     import torch
 
-    place = PLACES[name]
-    block, kept = found(name, place.block), []
+    place, kept, places = PLACES[name], [], count()
     width = getattr(config, place.width)  # of the embedded tokens, whose values are not looked at
     embedded = x.new_zeros(*x.shape[:-1], width)
-    places = count()
+    with torch.no_grad():
+        with ExitStack() as patched:
+            for block in (found(name, kind) for kind in place.block.split()):
+                module = import_module(block.__module__)
+                layer = _stand_in(block, config, place.gives, index, places, kept)
+                patched.enter_context(patch.object(module, block.__name__, layer))
+                for table in _tables_of(module, block):
+                    known = {key: layer for key, value in table.items() if value is block}
+                    patched.enter_context(patch.dict(table, known))
+            model = found(name, "Model")(config).eval()
+        for param in model.parameters():
+            param.data = param.data.to(x.dtype)
+        model(inputs_embeds=embedded, attention_mask=present, use_cache=False, **more)
+    return {key: kept[0][key] for key in (*HANDED, *place.hands) if key in kept[0]}
+
+
+def _stand_in(block: Any, config: Any, gives: str, index: int, places: Any, kept: list) -> Any:
+    """A class in place of a block, that keeps what the block at `index` is given."""
+    import torch
+
+    kinds = getattr(config, "layer_types", None) or [None]
 
     class Layer(torch.nn.Module):
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__()
             given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
-            self.place = given.get("layer_idx", next(places))
-            # The whole model of Gemma 4 looks at these when it is built.
+            place: int | None = given.get("layer_idx")
+            self.place = next(places) if place is None else place
+            # By which the whole models of ModernBERT and Nemotron-H pick a mask.
+            self.attention_type = self.block_type = kinds[self.place % len(kinds)]
+            # That of Gemma 4 looks at these when it is built.
             self.self_attn = SimpleNamespace(is_kv_shared_layer=False)
             self.layer_scalar = torch.nn.Buffer(torch.ones(1))
 
@@ -84,34 +108,48 @@ def handed(
             bound = inspect.signature(block.forward).bind(self, *args, **kwargs).arguments
             if self.place == index:
                 kept.append({**bound.pop("kwargs", {}), **bound})
-            return args[0] if place.gives == "tensor" else (args[0], None)
+            return args[0] if gives == "tensor" else (args[0], None)
 
-    with torch.no_grad():
-        with patch.object(import_module(block.__module__), block.__name__, Layer):
-            model = found(name, "Model")(config).eval()
-        for param in model.parameters():
-            param.data = param.data.to(x.dtype)
-        model(inputs_embeds=embedded, attention_mask=present, use_cache=False, **more)
-    return {key: kept[0][key] for key in HANDED if key in kept[0]}
+    return Layer
 
 
-def _additive(present: Any, x: Any) -> Any:
+def _tables_of(module: Any, block: Any) -> list[dict[Any, Any]]:
+    """The dicts of a module that have a class among their values."""
+    tables = [x for x in vars(module).values() if type(x) is dict]
+    return [x for x in tables if any(value is block for value in x.values())]
+
+
+def _seen(present: Any, x: Any, causal: bool) -> Any:
+    """An additive mask of the tokens that are there, and of those before if `causal`; or None."""
     import torch
 
+    if present is None and not causal:
+        return None
+    present = torch.ones(x.shape[:2]) if present is None else present
     blocked = present[:, None, None, :].expand(-1, 1, x.shape[1], -1) == 0
+    if causal:
+        blocked = blocked | torch.ones(2 * x.shape[1:2], dtype=torch.bool).triu(1)
     return torch.zeros(blocked.shape, dtype=x.dtype).masked_fill(blocked, torch.finfo(x.dtype).min)
 
 
 def attention(config: Any, name: str, index: int) -> Any:
     """The attention of one layer, or what it has in its place; its tables are in float64."""
-    mixers = MIXERS.get(name, {})
-    kind = mixers.get(config.layer_types[index], "Attention") if mixers else "Attention"
+    mixers, place = MIXERS.get(name, {}), PLACES[name]
+    if place.path:
+        return found(name, "Model")(config).get_submodule(place.path.format(index))
+    kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, "CrossAttention" if crosses(config, name, index) else kind)
-    named = [name for name in PLACED if name in inspect.signature(cls).parameters]
+    takes = inspect.signature(cls).parameters
+    named = [name for name in PLACED if name in takes]
     each = {name: getattr(config, field, None) for name, field in EACH.items()}
     more = {name: values[index] for name, values in each.items() if values}
+    if "initialize_mixer_weights" in takes:
+        more["initialize_mixer_weights"] = False  # which the whole model draws
     with lifted():
-        return cls(config, **dict.fromkeys(named, index), **more)
+        layer = cls(config, **dict.fromkeys(named, index), **more)
+    for param in layer.parameters():
+        param.data = param.data.float()
+    return layer
 
 
 def crosses(config: Any, name: str, index: int) -> bool:
@@ -131,11 +169,16 @@ def call(config: Any, name: str, index: int) -> Any:
 
     A layer that looks at a memory looks at x, as ours does without one.
     """
+    other = PLACES[name].called
+    if other is not None:
+        return lambda layer, **inputs: other.torch(layer, config, index, **inputs)
 
     def called(layer: Any, x: Any, present: Any = None, **more: Any) -> Any:
         if crosses(config, name, index):
             return layer(x, **{"cross_attention_states": x, **more})[0]
         given = taken(layer, handed(config, name, index, x, present, **more))
+        if PLACES[name].output:
+            return _output_of(layer, PLACES[name].output, x, given)
         if "residual" in inspect.signature(layer.forward).parameters:  # Bloom's adds it
             return layer(x, residual=x, **given)[0] - x
         if hasattr(layer, "output"):  # BERT's has the sum with the residual and a norm in there
@@ -144,3 +187,27 @@ def call(config: Any, name: str, index: int) -> Any:
         return y[0] if isinstance(y, tuple) else y
 
     return called
+
+
+def _output_of(layer: Any, path: str, x: Any, given: dict[str, Any]) -> Any:
+    """What a module in an attention gives when the attention is called."""
+    kept: list[Any] = []
+    inner = layer.get_submodule(path)
+    hook = inner.register_forward_hook(lambda module, args, y: kept.append(y))
+    layer(x, **given)
+    hook.remove()
+    return kept[0]
+
+
+def inputs(config: Any, name: str, index: int) -> dict[str, np.ndarray]:
+    """What both sides are given: two sequences of seven tokens, unless the place says otherwise."""
+    other = PLACES[name].called
+    if other is not None:
+        return other.inputs(config, index)
+    return {"x": np.random.RandomState(7).standard_normal((2, 7, config.hidden_size))}
+
+
+def flax_call(name: str) -> Any:
+    """How the layer of Flax is called by these inputs."""
+    other = PLACES[name].called
+    return None if other is None else other.flax

@@ -46,6 +46,7 @@ FIXED = (
     "selective",
     "linear",
     "lightning",
+    "mamba",
     "mamba2",
     "luong",
     "causal_renormalised",

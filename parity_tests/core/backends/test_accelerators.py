@@ -14,7 +14,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 # Each way of computing of which a layer is made: `attend`, steps of its own, and recurrences.
 KINDS = ("grouped_query", "latent", "differential", "longformer", "t5", "window", "gated_delta")
-KINDS += ("mamba2", "rg_lru")
+KINDS += ("mamba", "mamba2", "rg_lru")
 SMALLEST = smallest(collect("parity_tests"))
 FIRST = [next(case for case in SMALLEST if case.variant == kind) for kind in KINDS]
 

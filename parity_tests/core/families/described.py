@@ -3,14 +3,11 @@
 import jax
 from flax import nnx
 
-from flax_attn import families
+from flax_attn import Mask, Rotary, Rules, families
 
 
 def described(layer):
-    """All that a config decides: shapes, the rotary, the mask, the rules, norms and dropout.
-
-    Of a recurrent layer, which has no mask, its numbers and flags.
-    """
+    """All that a config decides: shapes, norms, rotary, mask and rules, numbers, dropout."""
     params, _ = jax.tree.flatten_with_path(nnx.state(layer, nnx.Param))
     shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in params}
     found = (x for name, x in sorted(vars(layer).items()) if name.endswith("norm"))
@@ -19,17 +16,17 @@ def described(layer):
         for norm in found
         if norm is not None
     ]
-    if not hasattr(layer, "mask"):
-        plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
-        return shapes, norms, plain
-    dropout, after = layer.dropout and layer.dropout.rate, getattr(layer, "norm_after_rotary", None)
-    more = (getattr(layer, name, None) for name in ("rotary", "rules", "clip_qkv"))
-    return shapes, layer.mask, after, norms, dropout, *more
+    numbers = bool | int | float | tuple | Mask | Rotary | Rules
+    plain = {k: v for k, v in vars(layer).items() if isinstance(v, numbers)}
+    dropout = getattr(layer, "dropout", None)
+    return shapes, norms, plain, dropout and dropout.rate
 
 
 def described_part(given, index, part):
     """The same of an attention of an encoder with a decoder."""
     layer = nnx.eval_shape(lambda: families.attention(given, index, part=part, rngs=nnx.Rngs(0)))
+    if not hasattr(layer, "mask"):
+        return described(layer)
     shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
     plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
     return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate

@@ -33,9 +33,10 @@ def test_outputs_and_gradients_are_transformers(small, transformers):
     assert_parity(
         witness.attention(config, name, index),
         built(given, index),
-        X[..., : config.hidden_size],
+        kwargs=witness.inputs(config, name, index),
         rules=families.rules(given, index),
         torch_call=witness.call(config, name, index),
+        flax_call=witness.flax_call(name),
         dtypes=("float64",),
         eager=False,
         taps=False,
@@ -67,8 +68,11 @@ def in_words(given, index):
 
 # Which have no dropout, in transformers neither.
 STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
+# All of whose layers are recurrent, so that there are no weights to drop.
+RECURRENT = ("falcon_mamba", "mamba", "mamba2")
 REFUSED = ("diffllama",)  # whose class refuses any
 WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
+NEVER = (*STILL, *RECURRENT, *REFUSED)
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -79,12 +83,13 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*STILL, *REFUSED)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEVER])
 def test_attention_dropout_is_the_layers(name):
     small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
     given, index = small.spelt("new"), small.index
-    assert built(dropping(given, name, 0.125), index).dropout.rate == 0.125
-    assert built(dropping(given, name, 0.0), index).dropout is None
+    for rate in (0.125, 0.0):
+        dropout = built(dropping(given, name, rate), index).dropout
+        assert (dropout.rate if dropout else 0.0) == rate
 
 
 def dropping(given, name, rate):
@@ -188,12 +193,9 @@ def other(name, **fields):
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
-    "a type of transformers": (
-        llama(model_type="modernbert"),
-        "'modernbert' is known to transformers, ",
-    ),
+    "a type of transformers": (llama(model_type="swin"), "'swin' is known to transformers, "),
     "a type to come": (llama(model_type="qwen9"), "must be one of .* others, .* got 'qwen9'.$"),
-    "no model_type": ({"hidden_size": 8}, "model_type must be one of .*; got None"),
+    "no model_type": ({"hidden_size": 8}, "model_type must be one of .* others, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
     "quantised in another way": (
@@ -359,6 +361,58 @@ WRONG = {
             layer_types=["full_attention"] * 32,
         ),
         "type='yarn', which transformers ignores in this model_type",
+    ),
+    "a layer without attention": (
+        other("nemotron_h", layers_block_type=["mlp", "mamba"]),
+        r"layers_block_type.0. is 'mlp': this layer has neither attention nor a recurrence",
+    ),
+    "letters of layers": (
+        other("nemotron_h", hybrid_override_pattern="M-X"),
+        r"hybrid_override_pattern must be made of M, ., E, -; got 'M-X'",
+    ),
+    "a kind of layer of Nemotron": (
+        other("nemotron_h", layers_block_type=["conv"]),
+        "layers_block_type may have linear_attention, full_attention, moe, mlp; got 'conv'",
+    ),
+    "heads of a state space": (
+        other("mamba2", num_attention_heads=None),
+        r"num_heads . head_dim must be expand . hidden_size = 96; got 128 . 64",
+    ),
+    "limits of steps": (
+        other("mamba2", expand=2, num_heads=8, head_dim=12, time_step_limit=[0.5]),
+        r"time_step_limit must be two numbers, the lesser one first; got \[0.5\]",
+    ),
+    "groups of a state space": (
+        other("mamba2", num_heads=12, head_dim=8),
+        "n_groups must divide num_heads; got",
+    ),
+    "layers that the delta rule lacks": (
+        other("kimi_linear", linear_attn_config={"kda_layers": [2], "full_attn_layers": [3]}),
+        "kda_layers and full_attn_layers of linear_attn_config lack layer 1 of 27, counted from 1",
+    ),
+    "half a rotary": (
+        other("bamba", attn_layer_indices=[0], partial_rotary_factor=0.25, mamba_n_heads=8),
+        "partial_rotary_factor=0.25 is not served: transformers takes 0.5",
+    ),
+    "places of attention": (
+        other("bamba", attn_layer_indices="all"),
+        "attn_layer_indices must list places of layers; got 'all'",
+    ),
+    "kinds of blocks": (
+        other("recurrent_gemma", block_types=[]),
+        r"block_types must list kinds of layers; got \[\]",
+    ),
+    "a scaled rotary of Griffin": (
+        other(
+            "recurrent_gemma",
+            block_types=["attention"],
+            rope_scaling={"rope_type": "linear", "factor": 2.0},
+        ),
+        "rope_type must be 'default' in this model_type",
+    ),
+    "an offset": (
+        other("jamba", attn_layer_period=2),
+        "attn_layer_offset must be from 0 to attn_layer_period - 1 = 1; got 4",
     ),
     "no chunks": (other("llama4_text", attention_chunk_size=None), "attention_chunk_size must be"),
 }

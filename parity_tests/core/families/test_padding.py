@@ -5,6 +5,7 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
+from flax_attn.layers._recurrent import Recurrent
 from flax_attn.masks import Dense
 from flax_attn.parity import compare
 from parity_tests.families import inputs, parts, prove_part, witness
@@ -17,7 +18,9 @@ PRESENT = np.asarray([[0, 0, 0, 1, 1, 1, 1], [0] * 7, [1] * 7])
 X = np.random.RandomState(0).standard_normal((*PRESENT.shape, 48))
 # Whole models of Llama 4 let the chunks begin behind the padding; here is a layer without chunks.
 PADDED = {x.name: x for x in reversed(CONFIGS)} | {
-    "llama4_text": next(x for x in CONFIGS if x.name == "llama4_text" and x.index == 1)
+    "llama4_text": next(x for x in CONFIGS if x.name == "llama4_text" and x.index == 1),
+    # Its recurrence takes padding for tokens; here is a layer with attention.
+    "recurrent_gemma": next(x for x in CONFIGS if x.name == "recurrent_gemma" and x.index == 2),
 }
 
 
@@ -27,25 +30,36 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 
 
 def padded(layer, x, present, **more):
+    if isinstance(layer, Recurrent):
+        return layer(x, **more, valid=present != 0)
     mask = layer.mask & Dense(present[:, None, None, :] != 0)
     return layer(x, **more, mask=mask, empty="mean")
 
 
 def seeing(call):
     """The outputs of tokens that are there, zeros for the others."""
-    return lambda layer, x, present: call(layer, x, present) * present[..., None]
+
+    def called(layer, x, present, **more):
+        return call(layer, x, present=present, **more) * present[..., None]
+
+    return called
 
 
-@pytest.mark.parametrize("name", with_nightly(NAMES, commit=18))
+OF_TOKENS = [name for name in NAMES if witness.PLACES[name].called is None]
+
+
+@pytest.mark.parametrize("name", with_nightly(OF_TOKENS, commit=18))
 def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
     small = PADDED[name]
     config = witness.config_of(small.spelt("new"), name)
     given = config.to_dict()
-    call = witness.call(config, name, small.index)
-    calls = [seeing(each) if name in OWN_MEAN else each for each in (call, padded)]
+    layer = families.attention(given, small.index, rngs=nnx.Rngs(0))
+    calls = [witness.call(config, name, small.index), padded]
+    if name in OWN_MEAN or isinstance(layer, Recurrent):
+        calls = list(map(seeing, calls))
     report = compare(
         witness.attention(config, name, small.index),
-        families.attention(given, small.index, rngs=nnx.Rngs(0)),
+        layer,
         X[..., : config.hidden_size],
         PRESENT,
         rules=families.rules(given, small.index),
@@ -60,8 +74,13 @@ def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
 
 @pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=6), ids=map("-".join, EACH))
 def test_all_rows_of_a_part_are_transformers(small, transformers):
-    given = inputs(small, parts.config_of(small.given, small.name))
+    config = parts.config_of(small.given, small.name)
+    layer = families.attention(config.to_dict(), small.index, part=small.part, rngs=nnx.Rngs(0))
+    calls, given = [parts.call(config, small), padded], inputs(small, config)
+    if isinstance(layer, Recurrent):
+        calls = list(map(seeing, calls))
     length = given.get("memory", given["x"]).shape[1]
     present = np.asarray([[0] * 3 + [1] * (length - 3), [0] * length])
-    report = prove_part(small, kwargs={**given, "present": present}, flax_call=padded).report
+    how = {"kwargs": {**given, "present": present}, "torch_call": calls[0]}
+    report = prove_part(small, **how, flax_call=calls[1]).report
     assert report.certain, report

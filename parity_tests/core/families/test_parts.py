@@ -1,4 +1,4 @@
-"""Encoder, decoder and cross attention of one config, each against its class."""
+"""Encoder, decoder and cross attention of one config, or what else it has, against its class."""
 
 import pytest
 from flax import nnx
@@ -24,7 +24,7 @@ def test_each_part_is_transformers(small, transformers):
 @pytest.mark.parametrize("name", {small.name: None for small in PARTS})
 def test_defaults_are_those_of_the_class(name, transformers):
     whole = parts.config_of({}, name).to_dict()
-    for part in ("encoder", "decoder", "cross"):
+    for part in families.parts({"model_type": name}):
         for index in (0, 3):
             plain, full = (described_part(x, index, part) for x in ({"model_type": name}, whole))
             assert plain == full
@@ -43,6 +43,16 @@ def test_a_part_is_asked_for_by_its_name():
     with pytest.raises(ValueError, match="from 0 to 1, since encoder_layers=2; got 2"):
         built(given, 2, "encoder")
     assert built(given, 2, "decoder").q_proj.in_features == 48
+
+
+def test_the_parts_of_a_config_are_told():
+    assert families.parts(PARTS[0].given) == ("encoder", "decoder", "cross")
+    assert families.parts({"model_type": "falcon_h1"}) == ("attention", "recurrent")
+    assert families.parts({"model_type": "llama"}) == families.parts({"model_type": "glm"}) == ()
+    with pytest.raises(ValueError, match=r"model_type must be one of .* got 'bort'"):
+        families.parts({"model_type": "bort"})
+    with pytest.raises(TypeError, match="config must be a dict"):
+        families.parts("bart")
 
 
 def test_a_decoder_without_a_depth_of_its_own_is_as_deep_as_the_encoder():

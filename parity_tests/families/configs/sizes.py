@@ -6,6 +6,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 # What else the class of an alias needs so that its model can be built.
 MORE = {
+    "dots1": {"n_routed_experts": 2, "n_shared_experts": 1, "moe_intermediate_size": 7},
     "electra": {"embedding_size": 48},
     "emu3_text_model": {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
 }
@@ -42,46 +43,100 @@ IMAGES = {
     **{"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2},
     **{"intermediate_size": 9, "image_size": 4, "patch_size": 2},
 }
+HEARD = {
+    **WITHOUT_GROUPS,
+    **{"conv_dim": [4], "conv_stride": [2], "conv_kernel": [3], "num_feat_extract_layers": 1},
+    **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
+}
+SELECTIVE = {
+    **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "state_size": 5},
+    **{"time_step_rank": 7, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+SELECTED = {
+    **{"expand": 3, "use_bias": True, "use_conv_bias": False, "hidden_act": "swish"},
+    "time_step_rank": "auto",
+}
+STATE_SPACE = {
+    **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
+    **{"rms_norm_eps": 1e-2},
+}
 SIZES = {
+    "albert": {**WITHOUT_GROUPS, "num_hidden_layers": 4, "embedding_size": 7},
+    "bamba": {**LLAMA_SIZES, **STATE_SPACE},
+    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
+    "bloom": BLOOM_SIZES,
+    "clip_text_model": WITHOUT_GROUPS,
+    "clip_vision_model": IMAGES,
     "codegen": {**GPT2_SIZES, "rotary_dim": 4},
-    "gptj": {**GPT2_SIZES, "rotary_dim": 4},
+    "deberta-v2": {**WITHOUT_GROUPS, "pad_token_id": 0, "relative_attention": True},
+    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
+    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "deepseek_v32": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
+    "distilbert": {
+        **{"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 9, "vocab_size": 5},
+        **{"max_position_embeddings": 64, "pad_token_id": 0},
+    },
+    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
+    "falcon_mamba": SELECTIVE,
+    "gemma3n_text": {
+        **{**LLAMA_SIZES, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 5},
+        **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
+    },
+    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
+    "gpt2": GPT2_SIZES,
+    "gpt_bigcode": GPT2_SIZES,
     "gpt_neo": {
         **{"hidden_size": 48, "num_heads": 6, "num_layers": 2, "max_position_embeddings": 64},
         **{"vocab_size": 5, "intermediate_size": 9, "attention_types": [[["local", "global"], 1]]},
         **{"bos_token_id": None, "eos_token_id": None},
     },
-    "mpt": {"d_model": 48, "n_heads": 6, "n_layers": 2, "vocab_size": 5, "max_seq_len": 64},
-    "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
-    "bert": {**WITHOUT_GROUPS, "pad_token_id": 0},  # RoBERTa counts its places from there
-    "bloom": BLOOM_SIZES,
-    "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
-    "deepseek_v32": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
-    "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
-    "minicpm3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
-    "mistral4": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "gpt_neox": WITHOUT_GROUPS,
+    "gptj": {**GPT2_SIZES, "rotary_dim": 4},
+    "granitemoehybrid": {**LLAMA_SIZES, **STATE_SPACE, "num_local_experts": 0},
+    "hubert": HEARD,
+    "idefics3_vision": IMAGES,
+    "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
+    "jamba": {**LLAMA_SIZES, "mamba_d_state": 5, "num_experts": 1, "num_experts_per_tok": 1},
+    "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
     "longcat_flash": {
         **{key: x for key, x in WITHOUT_GROUPS.items() if key != "num_hidden_layers"},
         **{**LATENT, "head_dim": 4, "num_layers": 2, "zero_expert_num": 1, "n_routed_experts": 1},
         **{"ffn_hidden_size": 9, "expert_ffn_hidden_size": 9, "moe_topk": 1},
     },
-    "gemma3n_text": {
-        **{**LLAMA_SIZES, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 5},
-        **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
+    "mamba": SELECTIVE,
+    "mamba2": {
+        **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
+        **{"head_dim": 12, "n_groups": 4, "state_size": 5, "conv_kernel": 3},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
     },
+    "minicpm3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
+    "mistral4": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
     "mllama_text_model": {
         **{**LLAMA_SIZES, "cross_attention_layers": [1]},
         **{"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
     },
-    "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
-    "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
-    "falcon": {**WITHOUT_GROUPS, "ffn_hidden_size": 9},
-    "gpt2": GPT2_SIZES,
-    "gpt_bigcode": GPT2_SIZES,
-    "gpt_neox": WITHOUT_GROUPS,
+    "modernbert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "modernbert-decoder": {
+        **WITHOUT_GROUPS,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    },
+    "mpt": {"d_model": 48, "n_heads": 6, "n_layers": 2, "vocab_size": 5, "max_seq_len": 64},
+    "nemotron_h": {
+        **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+        **{"mamba_num_heads": 8, "mamba_head_dim": 7, "n_groups": 4, "ssm_state_size": 5},
+        **{"conv_kernel": 3, "vocab_size": 5, "intermediate_size": 9},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    },
+    "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
+    "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
     "persimmon": WITHOUT_GROUPS,
+    "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
+    "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
+    "wav2vec2": HEARD,
 }
 OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 FOUR = {"num_attention_heads": 4, "hidden_size": 32}
@@ -94,6 +149,14 @@ DELTA = {
     **{"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3},
 }
 ONE_KEY = {**DELTA, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "num_hidden_layers": 3}
+FULL_AND_LINEAR = {"layer_types": ["full_attention", "linear_attention"]}
+KIMI = {"linear_num_heads": 3, "linear_head_dim": 7, "linear_conv_kernel_dim": 3}
+PUBLISHED_KIMI = {
+    "linear_attn_config": {
+        **{"kda_layers": [2], "full_attn_layers": [1], "num_heads": 4, "head_dim": 10},
+        "short_conv_kernel_size": 2,
+    }
+}
 FIRST_FULL = {"layer_types": ["full_attention", "conv"]}
 THREE = {"mrope_section": [1, 1, 2]}
 QUARTERS = {"rope_type": "proportional", "partial_rotary_factor": 0.25}

@@ -7,6 +7,12 @@ from .sizes import LLAMA_SIZES, MORE, SIZES
 
 LATEST = ("gemma4_text", "laguna", "mistral4")  # which never had the older spelling
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
+MODERN = ("modernbert", "modernbert-decoder")  # whose older files name both bases
+GEMMAS = ("gemma3_text", "gemma3n_text")
+LOCAL = {
+    **dict.fromkeys(GEMMAS, "rope_local_base_freq"),
+    **dict.fromkeys(MODERN, "local_rope_theta"),
+}
 OLD_NAMES = {
     ("gpt_neox", "rope_theta"): "rotary_emb_base",
     ("gpt_neox", "partial_rotary_factor"): "rotary_pct",
@@ -48,5 +54,7 @@ class Small:
         beside = {"rope_theta": self.rope["rope_theta"], "rope_scaling": scaling or None}
         beside |= {key: self.rope[key] for key in BESIDE if key in self.rope}
         beside = {OLD_NAMES.get((self.name, key), key): x for key, x in beside.items()}
-        local = {"rope_local_base_freq": self.local} if self.name.startswith("gemma3") else {}
+        if self.name in MODERN:
+            beside["global_rope_theta"] = beside.pop("rope_theta")
+        local = {LOCAL[self.name]: self.local} if self.name in LOCAL else {}
         return {**first, **beside, **local}

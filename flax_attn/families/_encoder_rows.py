@@ -1,0 +1,108 @@
+"""Model types of encoders that have another family's attention, in words of their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..masks import FULL
+from ..weights.rule import Rule
+from . import llama, siglip
+from ._config import Config, Family
+from ._decoder import grouped_query
+from ._encoder import multi_head
+from ._rope import rotary
+
+FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
+BY_PROBABILITY = {"attention_dropout": ("attention_probs_dropout_prob",)}
+
+
+def called(*names: str, skipped: str | None = None) -> Any:
+    """The `rules` of a layer whose query, key, value and output projections are called so.
+
+    >>> print(*called("query", "key", "value", "dense")(Config({}, {}), 0)[:1])
+    Rule("query -> q_proj")
+    """
+    renamed = [Rule(f"{x} -> {y}") for x, y in zip(names, FOUR, strict=True) if x != y]
+    skips = [Rule.skip(skipped)] if skipped else []
+    return lambda config, index: (*renamed, *skips)
+
+
+def causal(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of CLIPTextModel, whose tokens look back."""
+    return multi_head(config, house, is_decoder=True, qkv_bias=True, out_bias=True)
+
+
+def turned(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of EuroBertModel: Llama's that looks at all."""
+    parts = {"rotary": rotary(config), "mask": FULL}
+    looks_ahead = config.replaced(is_causal=None)  # True and False are the same for its class
+    return grouped_query(looks_ahead, house, bias=config.flag("attention_bias"), **parts)
+
+
+def turned_alone(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of NomicBertModel, which has no biases."""
+    return multi_head(config, house, qkv_bias=False, out_bias=False, rotary=rotary(config))
+
+
+def group(config: Config, index: int) -> str:
+    """Where ALBERT has the attention that a layer shares with the others of its group."""
+    each = config.count("num_hidden_layers") / config.count("num_hidden_groups")
+    return f"encoder.albert_layer_groups.{int(index / each)}.albert_layers.0.attention"
+
+
+ROWS: Mapping[str, Family] = {
+    # ALBERT: BERT's, with the output projection beside the others; a norm is applied behind it.
+    "albert": Family(
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 12,
+            "num_hidden_groups": 1,
+            "num_attention_heads": 64,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        siglip.attention,
+        called("query", "key", "value", "dense", skipped="LayerNorm"),
+        BY_PROBABILITY,
+        path=group,
+    ),
+    "clip_text_model": Family(
+        {**siglip.DEFAULTS, "hidden_size": 512, "num_attention_heads": 8}, causal, siglip.rules
+    ),
+    "clip_vision_model": Family(siglip.DEFAULTS, siglip.attention, siglip.rules),
+    "distilbert": Family(
+        {"dim": 768, "n_layers": 6, "n_heads": 12, "attention_dropout": 0.1},
+        siglip.attention,
+        called("q_lin", "k_lin", "v_lin", "out_lin"),
+        {
+            "hidden_size": ("dim", "hidden_size"),
+            "num_hidden_layers": ("n_layers", "num_hidden_layers"),
+            "num_attention_heads": ("n_heads", "num_attention_heads"),
+        },
+    ),
+    "eurobert": Family(
+        {
+            **llama.DEFAULTS,
+            **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+            "max_position_embeddings": 8192,
+        },
+        turned,
+    ),
+    "hubert": Family({**siglip.DEFAULTS, "attention_dropout": 0.1}, siglip.attention, siglip.rules),
+    "idefics3_vision": Family(
+        {**siglip.DEFAULTS, "hidden_size": 1152, "num_attention_heads": 16},
+        siglip.attention,
+        siglip.rules,
+    ),
+    "nomic_bert": Family(
+        {
+            **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+            **{"head_dim": None, "attention_probs_dropout_prob": 0.0},
+            **{"max_position_embeddings": 2048, "rope_theta": 1000.0},
+        },
+        turned_alone,
+        names=BY_PROBABILITY,
+    ),
+    "wav2vec2": Family(
+        {**siglip.DEFAULTS, "attention_dropout": 0.1}, siglip.attention, siglip.rules
+    ),
+}

@@ -1,0 +1,143 @@
+"""From a config to the rules of its weights, of one layer or of all."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from .._checks import check_choice
+from ..weights.rule import Rule
+from ._choose import entry_of, family_of
+from ._config import Config, Family
+from ._paths import PATHS
+from ._table import FAMILIES
+from ._whole import Named, leaves_some, of_all
+
+USUAL = "layers.{}.self_attn"  # where most models have the attention of a layer
+
+
+def rules(
+    config: Mapping[str, Any],
+    index: int | None = None,
+    *,
+    part: str | None = None,
+    source: str = "transformers",
+    prefix: str = "",
+    to: str | None = None,
+) -> tuple[Rule, ...]:
+    """How the weights of that layer, or of all, are named where names and types do not say it.
+
+    With an index, names are those inside the attention module, without a prefix. The same tuple
+    serves `parity.compare`, `parity.port`, `parity.plan` and `weights.load`.
+
+    Without one they are those of a whole model, so that one call of `weights.load` fills a model of
+    your own whose modules are called as in transformers: `layers.0.self_attn.qkv_proj.weight`.
+
+    Args:
+      config: as of `attention`.
+      index: as of `attention`; None for all layers.
+      part: as of `attention`; with index=None it may be None, for all parts.
+      source: whose names: "transformers", or "gguf" for a file of llama.cpp, where a layer's names
+        begin with `blk.3`, its MLP's too, so that the rules skip what is not the attention's. Those
+        of a whole model skip nothing, since what else is there is the model's.
+      prefix: of all names on both sides, with index=None: "model" where the file and your model
+        hold the layers in a module of that name, beside an `lm_head`. A GGUF file has none.
+      to: where your model has a layer's attention, with index=None: "blocks.{}.attn", {} for the
+        number; None where the file has it, and "layers.{}.self_attn" for GGUF.
+
+    Returns:
+      Rules from torch to Flax, `()` where nothing has to be said.
+
+    Raises:
+      ValueError: as of `attention`, for another source, for a model_type of which the names in
+        GGUF files are not known here, for prefix or to with an index, and for a `to` without {} or
+        for several parts at once.
+      TypeError: if the config is no dict.
+
+    >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
+    >>> print(*rules({"model_type": "phi3", **sizes}, 0))
+    Rule("qkv_proj.weight -> {q_proj,k_proj,v_proj}.kernel", "(n o) i -> n i o", o=(12, 4, 4))
+    >>> rules({"model_type": "llama", **sizes})
+    ()
+    >>> print(*rules({"model_type": "llama", **sizes}, prefix="model", to="blocks.{}.attn"))
+    Rule("model.layers.*.self_attn -> model.blocks.*.attn")
+    >>> print(rules({"model_type": "llama", **sizes}, 0, source="gguf")[0])
+    Rule("attn_q.weight -> q_proj.kernel", "(n h r) i -> i (n r h)", n=3, r=2)
+    """
+    check_choice("source", source, "transformers", "gguf")
+    if index is None:
+        return of_all(_layers(config, part, source, (f"{prefix}." if prefix else "", to)))
+    if prefix or to is not None:
+        raise ValueError(
+            "prefix and to are of a whole model's rules, and those of one layer name what is in "
+            f"its attention: leave out the index; got {index!r} and prefix={prefix!r}, to={to!r}."
+        )
+    family, read = family_of(config, part)
+    return _of_layer(family, read, read.index(index), source)
+
+
+def _of_layer(family: Family, config: Config, index: int, source: str) -> tuple[Rule, ...]:
+    if source == "transformers":
+        return family.rules(config, index)
+    if family.gguf is None:
+        known = ", ".join(name for name, other in FAMILIES.items() if getattr(other, "gguf", None))
+        name = config.entry("model_type")
+        raise ValueError(f'source="gguf" is known for {known}; got a config of {name}.')
+    return family.gguf(config, index)
+
+
+def _layers(
+    config: Mapping[str, Any], part: str | None, source: str, where: tuple[str, str | None]
+) -> Iterator[tuple[int, Named]]:
+    """Each layer of each part that has attention: its number, its places, and its rules.
+
+    `where` is the prefix with its dot, and `to`.
+    """
+    entry, to = entry_of(config), where[1]
+    every = (part,) if part is not None or isinstance(entry, Family) else tuple(entry)
+    if to is not None and ("{}" not in to or len(every) > 1):
+        raise ValueError(
+            "to is where your model has the attention of one part, {} for the number of a layer, "
+            f'as in "blocks.{{}}.attn"; got {to!r} for {" and ".join(map(str, every))}.'
+        )
+    for each in every:
+        family, read = family_of(config, each)
+        others: dict[Named, bool] = {}  # whether a layer has weights that its rules do not name
+        for index in range(read.count("num_hidden_layers")):
+            if family.lacks(read, index):
+                continue
+            for named in _named(family, read, index, source, where):
+                if source == "transformers" and named.source != named.target:
+                    if named not in others:
+                        others[named] = leaves_some(_shapes(family, read, index), named.rules)
+                    named = named._replace(rest=others[named])
+                yield index, named
+
+
+def _named(
+    family: Family, config: Config, index: int, source: str, where: tuple[str, str | None]
+) -> list[Named]:
+    """The attentions of a layer: one, or several alike."""
+    each, (prefix, to) = _of_layer(family, config, index, source), where
+    moved = tuple(rule for rule in each if rule.kind == "move")
+    if source == "gguf":
+        return [Named("blk.{}", prefix + (to or USUAL), moved)]
+    places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
+    places = (places,) if isinstance(places, str) else places
+    if to is not None and len(places) > 1:
+        raise ValueError(
+            f"to={to!r} is one place, and a layer of this model_type has attentions at "
+            f"{' and '.join(places)}; leave it out."
+        )
+    return [Named(prefix + here, prefix + (to or here), moved) for here in places]
+
+
+def _shapes(family: Family, config: Config, index: int) -> nnx.Module:
+    """A layer without the numbers of its weights."""
+
+    def built() -> nnx.Module:
+        house = {"rngs": nnx.Rngs(0), "dtype": None, "param_dtype": jnp.float32}
+        return family.attention(config, index, house)
+
+    return nnx.eval_shape(built)

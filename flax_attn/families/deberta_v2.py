@@ -1,0 +1,76 @@
+"""DeBERTa-v2 and v3: a text's tokens and their distances, whose embeddings a layer is handed.
+
+The layer is `attention.self`: the projection of its output, the sum with the residual and a norm
+stand in `attention.output`. It is called `layer(x, rel_embeddings)` with the encoder's rows, normed
+where `norm_rel_ebd` says so.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import DisentangledAttention
+from ._config import Config, Family
+from ._parts import at
+
+DEFAULTS = {
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "attention_head_size": None,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_buckets": -1,
+    "pos_att_type": None,
+    "share_att_key": False,
+}
+NAMES = {"attention_dropout": ("attention_probs_dropout_prob",)}
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> DisentangledAttention:
+    """`attention.self` of DebertaV2Model.
+
+    Raises:
+      ValueError: without relative_attention, and for heads of another width than the class' own.
+    """
+    if not config.flag("relative_attention"):
+        raise ValueError(
+            "relative_attention=False is not served: without distances it is the attention of BERT."
+        )
+    n, h = config.query_heads()
+    if config["attention_head_size"] not in (None, h):
+        raise ValueError(
+            f"attention_head_size={config['attention_head_size']!r} is not served: heads have "
+            f"hidden_size / num_attention_heads = {h} components."
+        )
+    return DisentangledAttention(
+        config.count("hidden_size"),
+        n,
+        terms=_terms(config),
+        buckets=_above_none(config["position_buckets"]),
+        max_positions=_above_none(config["max_relative_positions"])
+        or config.count("max_position_embeddings"),
+        share=config.flag("share_att_key"),
+        dropout=config.rate("attention_dropout"),
+        **house,
+    )
+
+
+def _terms(config: Config) -> tuple[str, ...]:
+    """Which of the two terms the logits have, as a list or with bars between."""
+    named = config["pos_att_type"]
+    named = named.lower().split("|") if isinstance(named, str) else named
+    if not isinstance(named, list | tuple) or not {*map(str.strip, named)} <= {"c2p", "p2c"}:
+        raise ValueError(
+            f"pos_att_type must list c2p, p2c or both; got {config['pos_att_type']!r}."
+        )
+    return tuple(word for word in ("c2p", "p2c") if word in map(str.strip, named))
+
+
+def _above_none(count: Any) -> int | None:
+    """A count; None for one that is not above zero, which says that there is none."""
+    return count if count is not None and count > 0 else None
+
+
+FAMILY = Family(DEFAULTS, attention, names=NAMES, path=at("encoder.layer.{}.attention.self"))

@@ -1,0 +1,19 @@
+"""Falcon Mamba: Mamba whose steps, B and C are normed without gains."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from ._config import Config, Family
+from ._state_space import mamba
+from .mamba import DEFAULTS, NAMES, rules
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+    """`mixer` of a layer of FalconMambaForCausalLM."""
+    eps, width = config.number("mixer_rms_eps"), config["intermediate_size"]
+    return mamba(config, house, "plain", eps, width)
+
+
+FAMILY = Family({**DEFAULTS, "mixer_rms_eps": 1e-6}, attention, rules, names=NAMES)

@@ -1,0 +1,40 @@
+"""InternVL's encoder of images: norms of queries and keys over all heads, if it asks for them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import GroupedQueryAttention
+from ..norms import RMSNorm
+from ..weights.rule import Rule
+from ._config import Config, Family
+from ._encoder import multi_head
+
+DEFAULTS = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "use_qk_norm": False,
+}
+EPS = 1e-6  # which the class has and no field says
+
+
+def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`attention` of InternVLVisionModel as far as its dropout of the output."""
+    parts: dict[str, Any] = {"qkv_bias": config.flag("attention_bias"), "out_bias": True}
+    if config.flag("use_qk_norm"):
+        how = {"eps": EPS, "cast": "before", "over_heads": True}
+        for name in ("q_norm", "k_norm"):
+            parts[name] = RMSNorm(
+                config.count("hidden_size"), param_dtype=house["param_dtype"], **how
+            )
+    return multi_head(config, house, **parts)
+
+
+def rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """The output projection has another name."""
+    return (Rule("projection_layer -> o_proj"),)
+
+
+FAMILY = Family(DEFAULTS, attention, rules)

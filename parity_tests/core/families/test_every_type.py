@@ -1,0 +1,49 @@
+"""Every model type of transformers, with the config that its class makes: a layer, or a reason."""
+
+import re
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.families._aliases import ALIASES
+from flax_attn.families._published import KNOWN
+from flax_attn.families._table import FAMILIES
+from parity_tests.tables import with_nightly
+
+SERVED = sorted({*FAMILIES, *ALIASES})
+# Whose classes make a config that no layer fits, or whose first layer is none.
+FAULTY = {
+    "glm4_moe": "num_attention_heads must divide hidden_size",
+    "glm4v_moe_text": "num_attention_heads must divide hidden_size",
+    "glm4v_text": "mrope_section must be 3 whole numbers",
+    "qwen3_omni_moe_text": "num_attention_heads must divide hidden_size",
+    "sam3_lite_text_text_model": "has a convolution",
+}
+
+
+def asked(name):
+    """What `families` says of the config of a class: no error, or a sentence."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        given = CONFIG_MAPPING[name]().to_dict()
+    except Exception:  # of two classes, which cannot be made without arguments
+        given = {}
+    given["model_type"] = name
+    try:
+        part = next(iter(families.parts(given)), None)
+        nnx.eval_shape(lambda: families.attention(given, 0, part=part, rngs=nnx.Rngs(0)))
+    except ValueError as refused:
+        return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize("name", with_nightly(sorted({*KNOWN, *SERVED}), commit=9))
+def test_a_type_has_a_layer_or_a_reason(name, transformers):
+    sentence = asked(name)
+    if name in SERVED:
+        assert FAULTY[name] in sentence if name in FAULTY else sentence == ""
+    else:
+        assert len(sentence.splitlines()) == 1 and sentence.endswith(".")
+        assert name in sentence or re.search("text_config|quantization_config", sentence)
