@@ -92,6 +92,7 @@ from ._config import Family
 from ._encoder_rows import ROWS as ENCODER_ROWS
 from ._parts import Parts
 from ._rows import ROWS
+from ._towers import TOWERS
 
 FAMILIES: Mapping[str, Family | Parts] = {
     "afmoe": afmoe.FAMILY,
@@ -186,6 +187,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "whisper": whisper.FAMILY,
     **ROWS,
     **ENCODER_ROWS,
+    **TOWERS,
 }
 # All model types that are served, by their own names and by those of aliases.
 TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))

@@ -40,7 +40,9 @@ PLACES = {
     "glm4": Place("glm4", "Glm4"),
     "glm4_moe": Place("glm4_moe", "Glm4Moe"),
     "glm4v_moe_text": Place("glm4v_moe", "Glm4vMoe", "Text"),
+    "glm4v_moe_vision": Place("glm4v_moe", "Glm4vMoe", "Vision", called=calls.TOWER),
     "glm4v_text": Place("glm4v", "Glm4v", "Text"),
+    "glm4v_vision": Place("glm4v", "Glm4v", "Vision", called=calls.TOWER),
     "glm_moe_dsa": Place("glm_moe_dsa", "GlmMoeDsa", gives="tuple"),
     "gpt2": Place("gpt2", "GPT2", block="Block"),
     "gpt_bigcode": Place("gpt_bigcode", "GPTBigCode", block="Block"),
@@ -64,6 +66,7 @@ PLACES = {
     "lfm2_moe": Place("lfm2_moe", "Lfm2Moe"),
     "llama": Place("llama", "Llama"),
     "llama4_text": Place("llama4", "Llama4", "Text"),
+    "llama4_vision_model": Place("llama4", "Llama4", "Vision", called=calls.LLAMA4),
     "longcat_flash": Place("longcat_flash", "LongcatFlash", attention="MLA"),
     "mamba": Place("mamba", "Mamba", block="Block"),
     "mamba2": Place("mamba2", "Mamba2", block="Block"),
@@ -101,19 +104,28 @@ PLACES = {
     "phi": Place("phi", "Phi"),
     "phi3": Place("phi3", "Phi3"),
     "phimoe": Place("phimoe", "Phimoe"),
+    "pixtral": Place("pixtral", "Pixtral", config="PixtralVision", called=calls.PIXTRAL),
     "qwen2": Place("qwen2", "Qwen2"),
     "qwen2_5_vl_text": Place("qwen2_5_vl", "Qwen2_5_VL", "Text"),
+    "qwen2_5_vl_vision": Place("qwen2_5_vl", "Qwen2_5_VL", "Vision", called=calls.TOWER),
     "qwen2_moe": Place("qwen2_moe", "Qwen2Moe"),
+    "qwen2_vl_vision": Place(
+        "qwen2_vl", "Qwen2VL", "Vision", attention="VisionAttention", called=calls.TOWER
+    ),
     "qwen3": Place("qwen3", "Qwen3"),
     "qwen3_5_moe_text": Place("qwen3_5_moe", "Qwen3_5Moe", "Text"),
+    "qwen3_5_moe_vision": Place("qwen3_5_moe", "Qwen3_5Moe", "Vision", called=calls.TOWER),
     "qwen3_5_text": Place("qwen3_5", "Qwen3_5", "Text"),
+    "qwen3_5_vision": Place("qwen3_5", "Qwen3_5", "Vision", called=calls.TOWER),
     "qwen3_moe": Place("qwen3_moe", "Qwen3Moe"),
     "qwen3_next": Place("qwen3_next", "Qwen3Next"),
     "qwen3_omni_moe_text": Place(
         "qwen3_omni_moe", "Qwen3OmniMoeThinker", "Text", config="Qwen3OmniMoe"
     ),
     "qwen3_vl_moe_text": Place("qwen3_vl_moe", "Qwen3VLMoe", "Text"),
+    "qwen3_vl_moe_vision": Place("qwen3_vl_moe", "Qwen3VLMoe", "Vision", called=calls.TOWER),
     "qwen3_vl_text": Place("qwen3_vl", "Qwen3VL", "Text"),
+    "qwen3_vl_vision": Place("qwen3_vl", "Qwen3VL", "Vision", called=calls.TOWER),
     "recurrent_gemma": Place(
         "recurrent_gemma", "RecurrentGemma", hands=("position_ids", "use_cache")
     ),

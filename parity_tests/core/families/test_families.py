@@ -8,7 +8,7 @@ from flax_attn import FULL, families
 from flax_attn.families._table import FAMILIES
 from flax_attn.parity import assert_parity
 from parity_tests.families import witness
-from parity_tests.families.configs import CONFIGS, NAMES, Small, titled
+from parity_tests.families.configs import CONFIGS, NAMES, Small, titled, towers
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
@@ -72,7 +72,8 @@ STILL = ("lfm2", "lfm2_moe", "ernie4_5", "ernie4_5_moe")
 RECURRENT = ("falcon_mamba", "mamba", "mamba2")
 REFUSED = ("diffllama",)  # whose class refuses any
 WITHIN = {"mpt": ("attn_config", "attn_pdrop")}  # which say it in a dict
-NEVER = (*STILL, *RECURRENT, *REFUSED)
+TOWERS = (*towers.QWEN, "qwen2_vl_vision")  # which have none either
+NEVER = (*STILL, *RECURRENT, *REFUSED, *TOWERS)
 TRAINED = {
     "llama": next(x for x in CONFIGS if "attention_dropout" in x.fields),
     "gpt2": Small("gpt2", {"attn_pdrop": 0.25, "resid_pdrop": 0.0}),
@@ -361,58 +362,6 @@ WRONG = {
             layer_types=["full_attention"] * 32,
         ),
         "type='yarn', which transformers ignores in this model_type",
-    ),
-    "a layer without attention": (
-        other("nemotron_h", layers_block_type=["mlp", "mamba"]),
-        r"layers_block_type.0. is 'mlp': this layer has neither attention nor a recurrence",
-    ),
-    "letters of layers": (
-        other("nemotron_h", hybrid_override_pattern="M-X"),
-        r"hybrid_override_pattern must be made of M, ., E, -; got 'M-X'",
-    ),
-    "a kind of layer of Nemotron": (
-        other("nemotron_h", layers_block_type=["conv"]),
-        "layers_block_type may have linear_attention, full_attention, moe, mlp; got 'conv'",
-    ),
-    "heads of a state space": (
-        other("mamba2", num_attention_heads=None),
-        r"num_heads . head_dim must be expand . hidden_size = 96; got 128 . 64",
-    ),
-    "limits of steps": (
-        other("mamba2", expand=2, num_heads=8, head_dim=12, time_step_limit=[0.5]),
-        r"time_step_limit must be two numbers, the lesser one first; got \[0.5\]",
-    ),
-    "groups of a state space": (
-        other("mamba2", num_heads=12, head_dim=8),
-        "n_groups must divide num_heads; got",
-    ),
-    "layers that the delta rule lacks": (
-        other("kimi_linear", linear_attn_config={"kda_layers": [2], "full_attn_layers": [3]}),
-        "kda_layers and full_attn_layers of linear_attn_config lack layer 1 of 27, counted from 1",
-    ),
-    "half a rotary": (
-        other("bamba", attn_layer_indices=[0], partial_rotary_factor=0.25, mamba_n_heads=8),
-        "partial_rotary_factor=0.25 is not served: transformers takes 0.5",
-    ),
-    "places of attention": (
-        other("bamba", attn_layer_indices="all"),
-        "attn_layer_indices must list places of layers; got 'all'",
-    ),
-    "kinds of blocks": (
-        other("recurrent_gemma", block_types=[]),
-        r"block_types must list kinds of layers; got \[\]",
-    ),
-    "a scaled rotary of Griffin": (
-        other(
-            "recurrent_gemma",
-            block_types=["attention"],
-            rope_scaling={"rope_type": "linear", "factor": 2.0},
-        ),
-        "rope_type must be 'default' in this model_type",
-    ),
-    "an offset": (
-        other("jamba", attn_layer_period=2),
-        "attn_layer_offset must be from 0 to attn_layer_period - 1 = 1; got 4",
     ),
     "no chunks": (other("llama4_text", attention_chunk_size=None), "attention_chunk_size must be"),
 }

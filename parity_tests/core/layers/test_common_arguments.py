@@ -44,9 +44,13 @@ def recorded(made):
 
 
 def is_kernel(name, value):
-    """Whether a parameter is a matrix, of heads or a convolution; N x 1 x 1 starts from ones."""
+    """Whether a parameter is a matrix, of heads or a convolution; N x 1 x 1 starts from ones.
+
+    Mamba's A_log is a matrix that starts from its own numbers.
+    """
     whole = value.ndim in (2, 4) or name.endswith(("conv1d.kernel", "conv_1d.kernel"))
-    return not is_bias(name) and (whole or name.endswith(("conv.kernel", "gate_weight")))
+    kept = is_bias(name) or name.endswith("A_log")
+    return not kept and (whole or name.endswith(("conv.kernel", "gate_weight")))
 
 
 def is_bias(name):

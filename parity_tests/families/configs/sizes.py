@@ -60,6 +60,14 @@ STATE_SPACE = {
     **{"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_d_conv": 3},
     **{"rms_norm_eps": 1e-2},
 }
+TOWER = {
+    "hidden_size": 48,
+    "depth": 2,
+    "num_heads": 6,
+    "intermediate_size": 9,
+    "out_hidden_size": 11,
+    "patch_size": 2,
+}
 SIZES = {
     "albert": {**WITHOUT_GROUPS, "num_hidden_layers": 4, "embedding_size": 7},
     "bamba": {**LLAMA_SIZES, **STATE_SPACE},
@@ -83,6 +91,8 @@ SIZES = {
         **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
     },
     "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "glm4v_moe_vision": TOWER,
+    "glm4v_vision": TOWER,
     "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
     "gpt2": GPT2_SIZES,
     "gpt_bigcode": GPT2_SIZES,
@@ -99,6 +109,7 @@ SIZES = {
     "internvl_vision": {**IMAGES, "image_size": [4, 4], "patch_size": [2, 2]},
     "jamba": {**LLAMA_SIZES, "mamba_d_state": 5, "num_experts": 1, "num_experts_per_tok": 1},
     "kimi_linear": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6, "q_lora_rank": None},
+    "llama4_vision_model": {**IMAGES, "image_size": 6},
     "longcat_flash": {
         **{key: x for key, x in WITHOUT_GROUPS.items() if key != "num_hidden_layers"},
         **{**LATENT, "head_dim": 4, "num_layers": 2, "zero_expert_num": 1, "n_routed_experts": 1},
@@ -131,6 +142,19 @@ SIZES = {
     "nomic_bert": {**WITHOUT_GROUPS, "pad_token_id": 0},
     "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
     "persimmon": WITHOUT_GROUPS,
+    "pixtral": IMAGES,
+    "qwen2_5_vl_vision": TOWER,
+    "qwen2_vl_vision": {
+        "embed_dim": 48,
+        "hidden_size": 13,
+        "depth": 2,
+        "num_heads": 6,
+        "patch_size": 2,
+    },
+    "qwen3_5_moe_vision": TOWER,
+    "qwen3_5_vision": TOWER,
+    "qwen3_vl_moe_vision": TOWER,
+    "qwen3_vl_vision": TOWER,
     "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
     "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
