@@ -96,7 +96,8 @@ def _stand_in(block: Any, config: Any, gives: str, index: int, places: Any, kept
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__()
             given = inspect.signature(block.__init__).bind(self, *args, **kwargs).arguments
-            self.place = given.get("layer_idx", next(places))
+            place: int | None = given.get("layer_idx")
+            self.place = next(places) if place is None else place
             # By which the whole models of ModernBERT and Nemotron-H pick a mask.
             self.attention_type = self.block_type = kinds[self.place % len(kinds)]
             # That of Gemma 4 looks at these when it is built.
