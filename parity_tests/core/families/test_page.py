@@ -1,0 +1,28 @@
+"""The table of docs/models.md has every model type that is served, with the layers that it has."""
+
+import pytest
+
+from flax_attn import families
+from flax_attn._markdown import cells
+from parity_tests.core.pages.pages import text_of
+from parity_tests.tables import with_nightly
+
+from .page import HEAD, MARKS, layer_of, sight, smalls
+
+found = MARKS.search(text_of("docs/models.md"))
+assert found is not None
+FIRST, *ROWS = cells(found["table"])
+SERVED = {row[0]: row for row in ROWS}
+
+
+def test_the_table_has_every_type():
+    assert tuple(FIRST) == HEAD and tuple(SERVED) == families.TYPES
+    assert all(float(error) < 1e-11 for _, _, _, error, _ in ROWS)
+
+
+@pytest.mark.parametrize("name", with_nightly(SERVED, commit=24))
+def test_a_row_says_which_layers_there_are_and_what_they_see(name):
+    made = [layer_of(small) for small in smalls(name)]
+    layers = dict.fromkeys(type(layer).__name__ for layer in made)
+    seen = dict.fromkeys(sight(layer) for layer in made)
+    assert SERVED[name][1:3] == [", ".join(layers), ", ".join(seen)]
