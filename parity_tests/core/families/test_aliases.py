@@ -8,6 +8,7 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
+from flax_attn.families._choose import WHY_NOT
 from flax_attn.families._config import Family
 from flax_attn.families._published import KNOWN
 from flax_attn.families._slips import distance
@@ -87,9 +88,10 @@ def test_a_slip_of_typing_is_named():
 
 def test_what_is_no_slip_is_not_named():
     for name in KNOWN:
-        assert refused(name) == (
-            f"model_type {name!r} is known to transformers, and its attention is not served."
-        )
+        why = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
+        known = f"model_type {name!r} is known to transformers, and its attention is not served"
+        assert refused(name) == known + why
+    assert {*WHY_NOT} <= {*KNOWN}
     for name in (*SERVED, *KNOWN):
         assert "Did you mean" not in refused(f"{name}9") and "mean" not in refused(f"z{name}")
 

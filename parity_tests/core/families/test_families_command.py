@@ -1,5 +1,6 @@
 """`flax-attn parity --families`: the table, its options, and what it says without transformers."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +32,7 @@ def test_a_row_names_the_class_the_layer_and_the_aliases(capsys, monkeypatch, tr
     assert "equal" in rows["mistral"] and "mixtral" in rows["mistral"]
     assert "ViTAttention" in rows["vit"] and "deit" in rows["vit"]
     assert "2 families, 2 cases, 0 different" in out
+    assert re.search(r"^2 of \d+: vit, GroupedQueryAttention: equal, \S+e-1\d$", out, re.MULTILINE)
 
 
 def test_every_config_is_proven(monkeypatch):

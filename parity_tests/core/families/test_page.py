@@ -17,6 +17,7 @@ SERVED = {row[0]: row for row in ROWS}
 
 def test_the_table_has_every_type():
     assert tuple(FIRST) == HEAD and tuple(SERVED) == families.TYPES
+    assert f"[{len(ROWS)} model types](docs/models.md#served-model-types)" in text_of("README.md")
     assert all(float(error) < 1e-11 for _, _, _, error, _ in ROWS)
 
 

@@ -6,7 +6,7 @@ import pytest
 from flax_attn import families
 from flax_attn.weights import CheckpointError, Rule, gguf_config
 from parity_tests.core.weights.test_gguf_load import LAYERS, V, model
-from parity_tests.real import smollm2
+from parity_tests.real import decoding, smollm2
 
 IDS = np.random.RandomState(0).randint(0, V, (2, 7))
 
@@ -35,6 +35,15 @@ def test_a_layer_on_its_own_hidden_states(both):
 def test_the_whole_model_by_its_logits_and_next_tokens(both):
     report = smollm2.compare_logits(*both[2:], IDS)
     assert report.ok and [row.name for row in report.rows] == ["logits"] * 2 + ["next tokens"] * 2
+
+
+def test_the_whole_model_word_after_word(both):
+    """However the prompt is cut, by two programs."""
+    ids = np.random.RandomState(1).randint(0, V, (2, 21))
+    report = smollm2.compare_decoding(*both[2:], ids)
+    assert report.ok, report
+    assert [row.name for row in report.rows][-2:] == ["64 tokens", "programs"]
+    assert len({*decoding.cuts(21)}) == 5 and all(sum(cut) == 21 for cut in decoding.cuts(21))
 
 
 def test_rows_that_were_left_in_pairs_are_seen(both, monkeypatch):
