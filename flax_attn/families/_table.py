@@ -92,6 +92,7 @@ from ._config import Family
 from ._encoder_rows import ROWS as ENCODER_ROWS
 from ._parts import Parts
 from ._rows import ROWS
+from ._stages import STAGES
 from ._towers import TOWERS
 
 FAMILIES: Mapping[str, Family | Parts] = {
@@ -188,6 +189,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     **ROWS,
     **ENCODER_ROWS,
     **TOWERS,
+    **STAGES,
 }
 # All model types that are served, by their own names and by those of aliases.
 TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))
