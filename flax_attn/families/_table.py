@@ -94,6 +94,7 @@ from ._parts import Parts
 from ._rows import ROWS
 from ._stages import STAGES
 from ._towers import TOWERS
+from ._windows import WINDOWS
 
 FAMILIES: Mapping[str, Family | Parts] = {
     "afmoe": afmoe.FAMILY,
@@ -190,6 +191,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     **ENCODER_ROWS,
     **TOWERS,
     **STAGES,
+    **WINDOWS,
 }
 # All model types that are served, by their own names and by those of aliases.
 TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))

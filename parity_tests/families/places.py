@@ -132,6 +132,9 @@ PLACES = {
     ),
     "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
     "seed_oss": Place("seed_oss", "SeedOss"),
+    "sam_vision_model": Place(
+        "sam", "Sam", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
+    ),
     "segformer": Place(
         "segformer",
         "Segformer",
@@ -143,6 +146,8 @@ PLACES = {
     "smollm3": Place("smollm3", "SmolLM3"),
     "stablelm": Place("stablelm", "StableLm"),
     "starcoder2": Place("starcoder2", "Starcoder2"),
+    "swin": Place("swin", "Swin", path=image_calls.swin_path, called=image_calls.SWIN),
+    "swinv2": Place("swinv2", "Swinv2", path=image_calls.swin_path, called=image_calls.SWIN2),
     "vit": Place("vit", "ViT", whole=False),
     "wav2vec2": Place("wav2vec2", "Wav2Vec2", whole=False, path="encoder.layers.{}.attention"),
     **OTHERS,
