@@ -92,7 +92,9 @@ from ._config import Family
 from ._encoder_rows import ROWS as ENCODER_ROWS
 from ._parts import Parts
 from ._rows import ROWS
+from ._stages import STAGES
 from ._towers import TOWERS
+from ._windows import WINDOWS
 
 FAMILIES: Mapping[str, Family | Parts] = {
     "afmoe": afmoe.FAMILY,
@@ -188,6 +190,8 @@ FAMILIES: Mapping[str, Family | Parts] = {
     **ROWS,
     **ENCODER_ROWS,
     **TOWERS,
+    **STAGES,
+    **WINDOWS,
 }
 # All model types that are served, by their own names and by those of aliases.
 TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))

@@ -39,9 +39,10 @@ def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
     for number, layer in layers:
         by_place.setdefault((layer.source, layer.target), {})[number] = layer
     result = list[Rule]()
-    for alike in by_place.values():
+    for places, alike in by_place.items():
         first = next(iter(alike.values()))
-        is_one = all(layer == first for layer in alike.values())
+        numbered = {"{}" in place for place in places}  # both, unless a stage counts its blocks
+        is_one = len(numbered) == 1 and all(layer == first for layer in alike.values())
         for number, layer in [("*", first)] if is_one else alike.items():
             source, target = (place.format(number) for place in (layer.source, layer.target))
             result += [rule.inside(source, target) for rule in layer.rules]

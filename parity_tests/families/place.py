@@ -47,7 +47,8 @@ class Place(NamedTuple):
       config: the beginning of the name of the config's class, where it is not that of the others.
       causal: whether the attention is given a causal mask where the model takes no tokens.
       output: a module in the attention whose output is meant, where a norm or a sum follows.
-      path: where a whole model has the attention, {} for the layer, if no config makes it alone.
+      path: where a whole model has the attention, {} for the layer, if no config makes it alone;
+        or `path(config, index)` where it stands in a stage.
       hands: what a block is given beside `witness.HANDED` that its attention takes.
       called: how it is called, where it takes other inputs than tokens.
     """
@@ -64,7 +65,7 @@ class Place(NamedTuple):
     config: str = ""
     causal: bool = False
     output: str = ""
-    path: str = ""
+    path: str | Callable[[Any, int], str] = ""
     hands: tuple[str, ...] = ()
     called: Called | None = None
 

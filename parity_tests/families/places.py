@@ -1,6 +1,6 @@
 """Where the classes of each model_type are, and what a layer may have in place of attention."""
 
-from . import calls
+from . import calls, image_calls
 from .aliases import PLACES as OTHERS
 from .place import Place
 
@@ -105,6 +105,7 @@ PLACES = {
     "phi3": Place("phi3", "Phi3"),
     "phimoe": Place("phimoe", "Phimoe"),
     "pixtral": Place("pixtral", "Pixtral", config="PixtralVision", called=calls.PIXTRAL),
+    "pvt": Place("pvt", "Pvt", path=image_calls.pvt_path, called=image_calls.PVT),
     "qwen2": Place("qwen2", "Qwen2"),
     "qwen2_5_vl_text": Place("qwen2_5_vl", "Qwen2_5_VL", "Text"),
     "qwen2_5_vl_vision": Place("qwen2_5_vl", "Qwen2_5_VL", "Vision", called=calls.TOWER),
@@ -131,11 +132,22 @@ PLACES = {
     ),
     "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
     "seed_oss": Place("seed_oss", "SeedOss"),
+    "sam_vision_model": Place(
+        "sam", "Sam", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
+    ),
+    "segformer": Place(
+        "segformer",
+        "Segformer",
+        path=image_calls.segformer_path,
+        called=image_calls.SEGFORMER,
+    ),
     "siglip_text_model": Place("siglip", "Siglip", "Text", whole=False),
     "siglip_vision_model": Place("siglip", "Siglip", "Vision", whole=False),
     "smollm3": Place("smollm3", "SmolLM3"),
     "stablelm": Place("stablelm", "StableLm"),
     "starcoder2": Place("starcoder2", "Starcoder2"),
+    "swin": Place("swin", "Swin", path=image_calls.swin_path, called=image_calls.SWIN),
+    "swinv2": Place("swinv2", "Swinv2", path=image_calls.swin_path, called=image_calls.SWIN2),
     "vit": Place("vit", "ViT", whole=False),
     "wav2vec2": Place("wav2vec2", "Wav2Vec2", whole=False, path="encoder.layers.{}.attention"),
     **OTHERS,

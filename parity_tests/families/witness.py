@@ -136,7 +136,8 @@ def attention(config: Any, name: str, index: int) -> Any:
     """The attention of one layer, or what it has in its place; its tables are in float64."""
     mixers, place = MIXERS.get(name, {}), PLACES[name]
     if place.path:
-        return found(name, "Model")(config).get_submodule(place.path.format(index))
+        path = place.path if isinstance(place.path, str) else place.path(config, index)
+        return found(name, "Model")(config).get_submodule(path.format(index))
     kind = mixers.get(config.layer_types[index], "Attention") if mixers else place.attention
     cls = found(name, "CrossAttention" if crosses(config, name, index) else kind)
     takes = inspect.signature(cls).parameters

@@ -48,6 +48,15 @@ HEARD = {
     **{"conv_dim": [4], "conv_stride": [2], "conv_kernel": [3], "num_feat_extract_layers": 1},
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
 }
+STAGES = {
+    **{"num_encoder_blocks": 2, "depths": [2, 3], "hidden_sizes": [12, 20]},
+    **{"num_attention_heads": [3, 5], "patch_sizes": [2, 2], "strides": [2, 2]},
+    **{"mlp_ratios": [1, 1], "image_size": 16},
+}
+WINDOWS = {
+    **{"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [3, 6]},
+    **{"window_size": 2, "mlp_ratio": 1.0},
+}
 SELECTIVE = {
     **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "state_size": 5},
     **{"time_step_rank": 7, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
@@ -143,6 +152,7 @@ SIZES = {
     "opt": {**WITHOUT_GROUPS, "ffn_dim": 9, "pad_token_id": 0},
     "persimmon": WITHOUT_GROUPS,
     "pixtral": IMAGES,
+    "pvt": {**STAGES, "sequence_reduction_ratios": [2, 1]},
     "qwen2_5_vl_vision": TOWER,
     "qwen2_vl_vision": {
         "embed_dim": 48,
@@ -157,8 +167,15 @@ SIZES = {
     "qwen3_vl_vision": TOWER,
     "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
     "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
+    "sam_vision_model": {
+        **{**IMAGES, "image_size": 12, "patch_size": 3, "window_size": 3},
+        **{"global_attn_indexes": [1], "output_channels": 4, "num_pos_feats": 4},
+    },
+    "segformer": {**STAGES, "sr_ratios": [2, 1]},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
+    "swin": WINDOWS,
+    "swinv2": WINDOWS,
     "vit": IMAGES,
     "wav2vec2": HEARD,
 }
