@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GroupedQueryAttention
+from ..masks import Mask
 from ..rules import Rules
 from ..scores import IDENTITY, Softcap
 from ._config import Config, Family
@@ -24,14 +25,20 @@ DEFAULTS = {
 def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Gemma2ForCausalLM."""
     check_one_direction(config)
-    capped = config["attn_logit_softcapping"] is not None
-    score = Softcap(config.number("attn_logit_softcapping")) if capped else IDENTITY
+    kind = config.layer_type(index, alternating, "sliding_attention")
+    return capped(config, house, mask_of(config, kind))
+
+
+def capped(config: Config, house: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
+    """The layer, whatever may look at what."""
+    has_cap = config["attn_logit_softcapping"] is not None
+    score = Softcap(config.number("attn_logit_softcapping")) if has_cap else IDENTITY
     return grouped_query(
         config,
         house,
         bias=config.flag("attention_bias"),
         rotary=rotary(config),
-        mask=mask_of(config, config.layer_type(index, alternating, "sliding_attention")),
+        mask=mask,
         rules=Rules(score=score, scale=config.number("query_pre_attn_scalar") ** -0.5),
     )
 

@@ -82,6 +82,7 @@ def prove_part(small: Part, **options: Any) -> Proof:
 
 def inputs(small: Part, config: Any) -> dict[str, np.ndarray]:
     """What an attention of an encoder-decoder model is given."""
+    config = parts.of_part(config, small.part)
     memory = {"memory": drawn(9, config)} if small.part == "cross" else {}
     bias = np.random.RandomState(1).standard_normal((config.num_attention_heads, 7, 7))
     given = {"bias": bias} if parts.is_handed_a_bias(small) else {}

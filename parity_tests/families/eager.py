@@ -37,8 +37,9 @@ def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray 
             for path, tensor in layer.named_parameters():
                 tensor.copy_(torch.tensor(normal(0, path, tuple(tensor.shape)) / 4))
             with lifted():
+                read = parts.of_part(config, small.part) if isinstance(small, Part) else config
                 given = _of_place(config, small) or _inputs(
-                    small, config.hidden_size, getattr(config, "num_attention_heads", 0)
+                    small, read.hidden_size, getattr(read, "num_attention_heads", 0)
                 )
                 y = call(layer, **{name: torch.tensor(value) for name, value in given.items()})
     except Exception as refused:  # by whatever class: it is told

@@ -27,12 +27,25 @@ FALCON = {
     **{"mamba_d_conv": 3, "rms_norm_eps": 1e-2, "pad_token_id": None},
     **{"bos_token_id": None, "eos_token_id": None},
 }
+T5GEMMA = {
+    **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+    **{"num_hidden_layers": 2, "intermediate_size": 9, "vocab_size": 5, "sliding_window": 2},
+    **{"query_pre_attn_scalar": 9, "pad_token_id": None},
+}
+LESS = {
+    **T5GEMMA,
+    **{"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
+    **{"num_hidden_layers": 3, "sliding_window": 4, "query_pre_attn_scalar": 7},
+}
+LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}
 HEARD = {"num_mel_bins": 3, "max_source_positions": 9, "max_target_positions": 8}
 SIZES = {"bart": BART, "falcon_h1": FALCON, "t5": T5, "umt5": T5, "whisper": {**BART, **HEARD}}
+SIZES["t5gemma"] = {"encoder": T5GEMMA, "decoder": LESS}
 MODELS = {
     "bart": Model("bart", "Bart"),
     "falcon_h1": Model("falcon_h1", "FalconH1"),
     "t5": Model("t5", "T5"),
+    "t5gemma": Model("t5gemma", "T5Gemma"),
     "umt5": Model("umt5", "UMT5"),
     "whisper": Model("whisper", "Whisper"),
     **OTHERS,
@@ -113,6 +126,24 @@ PARTS = [
     Part("t5", "decoder"),
     Part("t5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
     Part("t5", "cross", index=2),
+    Part("t5gemma", "encoder", {"attention_dropout": 0.25}),
+    Part(
+        "t5gemma",
+        "encoder",
+        {"encoder": {**T5GEMMA, **LINEAR, "attention_bias": True, "attn_logit_softcapping": 3.0}},
+        index=1,
+    ),
+    Part("t5gemma", "decoder"),
+    Part("t5gemma", "decoder", {"attention_dropout": 0.25}, index=1),
+    Part(
+        "t5gemma",
+        "decoder",
+        {
+            "decoder": {**LESS, **LINEAR, "attention_bias": True, "attn_logit_softcapping": None}
+            | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
+        },
+        index=1,
+    ),
     Part("umt5", "encoder", index=1),
     Part("umt5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
     Part("umt5", "cross", {"dropout_rate": 0.0}, index=2),
@@ -131,6 +162,11 @@ def model_of(config: Any, name: str) -> Any:
     folder, prefix = MODELS[name]
     module = import_module(f"transformers.models.{folder}.modeling_{folder}")
     return getattr(module, f"{prefix}Model")(config).eval()
+
+
+def of_part(config: Any, part: str) -> Any:
+    """The config of a part, where it has one of its own, else that of the whole."""
+    return getattr(config, part, config)
 
 
 def attention(model: Any, small: Part) -> Any:
@@ -197,12 +233,13 @@ def handed(config: Any, small: Part, x: Any) -> dict[str, Any]:
         attention(model, small).register_forward_pre_hook(
             lambda module, args, kwargs: kept.update(kwargs), with_kwargs=True
         )
-        x = x.detach()
+        read = [of_part(config, part).hidden_size for part in ("encoder", "decoder")]
+        x, other = (x.new_zeros(*x.shape[:-1], width) for width in read)
         if small.name == "whisper":
             heard = torch.zeros(len(x), config.num_mel_bins, 2 * config.max_source_positions)
-            model(input_features=heard.to(x.dtype), decoder_inputs_embeds=x, use_cache=False)
+            model(input_features=heard.to(x.dtype), decoder_inputs_embeds=other, use_cache=False)
         elif small.part in ("attention", "recurrent"):
             model(inputs_embeds=x, use_cache=False)
         else:
-            model(inputs_embeds=x, decoder_inputs_embeds=x, use_cache=False)
+            model(inputs_embeds=x, decoder_inputs_embeds=other, use_cache=False)
     return {} if small.part == "cross" else kept

@@ -28,5 +28,7 @@ def described_part(given, index, part):
     if not hasattr(layer, "mask"):
         return described(layer)
     shapes = {".".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(nnx.state(layer))}
-    plain = {k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float)}
+    plain = {
+        k: v for k, v in vars(layer).items() if isinstance(v, bool | int | float | Rotary | Rules)
+    }
     return shapes, plain, layer.mask, layer.dropout and layer.dropout.rate
