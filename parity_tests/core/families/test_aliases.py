@@ -50,7 +50,7 @@ def test_an_alias_has_all_three_attentions_of_its_family(alias, part, transforme
     assert plain == full
 
 
-@pytest.mark.parametrize("alias", aliases.PLACES)
+@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=4))
 def test_an_alias_has_the_defaults_of_its_own_class(alias, transformers):
     whole = {**witness.found(alias, "Config")().to_dict(), "model_type": alias}
     plain, full = (
