@@ -24,6 +24,7 @@ PLACES = {
     "deepseek_v3": Place("deepseek_v3", "DeepseekV3"),
     "deepseek_v32": Place("deepseek_v32", "DeepseekV32"),
     "diffllama": Place("diffllama", "DiffLlama"),
+    "dinov3_vit": Place("dinov3_vit", "DINOv3ViT", called=image_calls.DINO),
     "distilbert": Place("distilbert", "DistilBert", attention="SelfAttention", whole=False),
     "ernie4_5": Place("ernie4_5", "Ernie4_5"),
     "ernie4_5_moe": Place("ernie4_5_moe", "Ernie4_5_Moe"),

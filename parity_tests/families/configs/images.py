@@ -7,7 +7,15 @@ PVT = {"layer_norm_eps": 1e-3, "qkv_bias": False, **DROPPED}
 SWIN = {"window_size": 3, "image_size": [14, 18], **DROPPED, "qkv_bias": False}
 TRAINED = {"pretrained_window_sizes": [4, 5]}
 SAM = {"image_size": 15, "attention_dropout": 0.25, "qkv_bias": False}
+DINO = {
+    **{"query_bias": True, "key_bias": True, "proj_bias": False, "rope_theta": 50.0},
+    **{"num_attention_heads": 4, "attention_dropout": 0.25, "num_register_tokens": 2},
+}
+PLAIN = {"query_bias": False, "value_bias": False, "hidden_size": 72}
 CONFIGS = [
+    Small("dinov3_vit", {}),
+    Small("dinov3_vit", DINO, index=1),
+    Small("dinov3_vit", PLAIN),
     Small("segformer", {}),
     Small("segformer", DROPPED, index=3),
     Small("pvt", {}),

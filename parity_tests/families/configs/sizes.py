@@ -100,6 +100,7 @@ SIZES = {
         **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
     },
     "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "dinov3_vit": IMAGES,
     "glm4v_moe_vision": TOWER,
     "glm4v_vision": TOWER,
     "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
