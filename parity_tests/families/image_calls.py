@@ -137,5 +137,12 @@ def dino(attention: Any, config: Any, index: int, x: Any, positions: Any) -> Any
     return attention(x[None], position_embeddings=turned)[0][0]
 
 
+def placed(layer: Any, x: Any, positions: Any) -> Any:
+    """Ours, without gradients of the places, which the class makes by itself."""
+    import jax
+
+    return layer(x, positions=jax.lax.stop_gradient(positions))
+
+
 DINO_SIDES = 3, 5
-DINO = Called(centres, dino)
+DINO = Called(centres, dino, placed)
