@@ -187,8 +187,10 @@ def _patches(config: Config) -> int:
 
 
 BLOCK = at_block("encoder.layers.{}.blocks.{}.attention")
+SAM_VISION = Family(SAM, sam, path=at("vision_encoder.layers.{}.attn"))
 WINDOWS: Mapping[str, Family] = {
-    "sam_vision_model": Family(SAM, sam, path=at("vision_encoder.layers.{}.attn")),
+    "sam_hq_vision_model": SAM_VISION,
+    "sam_vision_model": SAM_VISION,
     "swin": Family(SWIN, swin, swin_rules, SWIN_NAMES, path=BLOCK, derived=counted),
     "swinv2": Family(SWIN2, swin2, swin2_rules, SWIN_NAMES, path=BLOCK, derived=counted),
 }

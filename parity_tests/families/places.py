@@ -133,6 +133,9 @@ PLACES = {
     ),
     "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
     "seed_oss": Place("seed_oss", "SeedOss"),
+    "sam_hq_vision_model": Place(
+        "sam_hq", "SamHQ", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
+    ),
     "sam_vision_model": Place(
         "sam", "Sam", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
     ),

@@ -6,6 +6,7 @@ DROPPED = {"attention_probs_dropout_prob": 0.25}
 PVT = {"layer_norm_eps": 1e-3, "qkv_bias": False, **DROPPED}
 SWIN = {"window_size": 3, "image_size": [14, 18], **DROPPED, "qkv_bias": False}
 TRAINED = {"pretrained_window_sizes": [4, 5]}
+SAMS = ("sam_hq_vision_model", "sam_vision_model")
 SAM = {"image_size": 15, "attention_dropout": 0.25, "qkv_bias": False}
 DINO = {
     **{"query_bias": True, "key_bias": True, "proj_bias": False, "rope_theta": 50.0},
@@ -21,8 +22,8 @@ CONFIGS = [
     Small("pvt", {}),
     Small("pvt", {**PVT, "sequence_reduction_ratios": [3, 1]}, index=1),
     Small("pvt", {"hidden_sizes": [20, 24], "num_attention_heads": [5, 3]}, index=2),
-    Small("sam_vision_model", {}),
-    Small("sam_vision_model", SAM, index=1),
+    *(Small(name, {}) for name in SAMS),
+    *(Small(name, SAM, index=1) for name in SAMS),
     Small("swin", {}),
     Small("swin", SWIN, index=1),
     Small("swin", {"window_size": 3, "image_size": 24}, index=3),
