@@ -47,6 +47,7 @@ class GroupedQueryAttention(nn.Module):
         *,
         clip_qkv=None,
         o_norm=None,
+        key_bias=True,
         rotary=None,
         q_norm=None,
         k_norm=None,
@@ -69,7 +70,7 @@ class GroupedQueryAttention(nn.Module):
         self.softcap, self.slopes = softcap, slopes
         self.clip_qkv, self.o_norm = clip_qkv, o_norm
         self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias and key_bias)
         self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None

@@ -19,12 +19,12 @@ KNOWN = frozenset(
         "data2vec-vision dbrx deberta decision_transformer deepseek_ocr2 deepseek_ocr2_encoder "
         "deepseek_ocr2_sam_vision_model deepseek_ocr2_text deepseek_ocr2_vision deepseek_v4 "
         "deepseek_vl deepseek_vl_hybrid deformable_detr deimv2 depth_anything depth_pro detr dia "
-        "dia_decoder dia_encoder diffusion_gemma diffusion_gemma_text dinat dinov3_convnext "
-        "dinov3_vit doge donut-swin dots3_note dots3_note_audio_encoder dots3_note_text "
-        "dots3_note_vision_encoder dpr dpt edgetam edgetam_mask_decoder edgetam_prompt_encoder "
-        "edgetam_video edgetam_video_mask_decoder edgetam_video_prompt_encoder "
-        "edgetam_vision_model efficientloftr efficientnet embedding_gemma2 embedding_gemma2_text "
-        "emu3 emu3_vqgan encodec encoder-decoder eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text "
+        "dia_decoder dia_encoder diffusion_gemma diffusion_gemma_text dinat dinov3_convnext doge "
+        "donut-swin dots3_note dots3_note_audio_encoder dots3_note_text dots3_note_vision_encoder "
+        "dpr dpt edgetam edgetam_mask_decoder edgetam_prompt_encoder edgetam_video "
+        "edgetam_video_mask_decoder edgetam_video_prompt_encoder edgetam_vision_model "
+        "efficientloftr efficientnet embedding_gemma2 embedding_gemma2_text emu3 emu3_vqgan "
+        "encodec encoder-decoder eomt_dinov3 ernie4_5_vl_moe ernie4_5_vl_moe_text "
         "ernie4_5_vl_moe_vision esm esmc esmfold2 evolla exaone4_5 exaone4_5_vision fast_vlm "
         "fastspeech2_conformer fastspeech2_conformer_hifigan fastspeech2_conformer_with_hifigan "
         "flaubert flava flava_image_codebook flava_image_model flava_multimodal_model "
@@ -79,7 +79,7 @@ KNOWN = frozenset(
         "pp_formulanet_text pp_formulanet_vision pp_lcnet pp_lcnet_v3 pp_lcnet_v4 "
         "pp_ocrv5_mobile_det pp_ocrv5_mobile_rec pp_ocrv5_server_det pp_ocrv5_server_rec "
         "pp_ocrv6_medium_det pp_ocrv6_small_det pp_ocrv6_small_rec pp_ocrv6_tiny_rec "
-        "prompt_depth_anything prophetnet pvt pvt_v2 qianfan_ocr qianfan_ocr_vision qwen2_5_omni "
+        "prompt_depth_anything prophetnet pvt_v2 qianfan_ocr qianfan_ocr_vision qwen2_5_omni "
         "qwen2_5_omni_audio_encoder qwen2_5_omni_bigvgan qwen2_5_omni_dit qwen2_5_omni_talker "
         "qwen2_5_omni_text qwen2_5_omni_thinker qwen2_5_omni_token2wav "
         "qwen2_5_omni_vision_encoder qwen2_5_vl qwen2_audio qwen2_audio_encoder qwen2_vl qwen3_5 "
@@ -95,18 +95,17 @@ KNOWN = frozenset(
         "sam3_mask_decoder sam3_tracker sam3_tracker_mask_decoder sam3_tracker_prompt_encoder "
         "sam3_tracker_video sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder "
         "sam3_video sam3_vision_model sam3_vit_model sam_hq sam_hq_mask_decoder "
-        "sam_hq_prompt_encoder sam_hq_vision_model sam_mask_decoder sam_prompt_encoder "
-        "sam_vision_model sapiens2 sapiens2_head seamless_m4t seamless_m4t_v2 segformer seggpt "
-        "sew sew-d shieldgemma2 siglip siglip2 slanet slanext slanext_vision smolvlm "
-        "smolvlm_vision solar_open speech-encoder-decoder speech_to_text speecht5 "
-        "speecht5_hifigan splinter squeezebert step3p5 step3p5_vision step3p7 superglue "
-        "superpoint swiftformer swin swin2sr swinv2 t5_gemma_module t5gemma t5gemma2 "
-        "t5gemma2_decoder t5gemma2_encoder t5gemma2_text table-transformer tapas textnet "
-        "time_series_transformer timesfm timesfm2_5 timesformer timm_backbone timm_wrapper tipsv2 "
-        "tipsv2_dpt tipsv2_text_model trocr tvp udop ultrabert ultravbert unispeech unispeech-sat "
-        "univnet unlimited_ocr unlimited_ocr_sam_vision_model unlimited_ocr_text "
-        "unlimited_ocr_vision unlimited_ocr_vision_encoder upernet uvdoc uvdoc_backbone "
-        "vaultgemma vibevoice vibevoice_acoustic_tokenizer vibevoice_acoustic_tokenizer_decoder "
+        "sam_hq_prompt_encoder sam_mask_decoder sam_prompt_encoder sapiens2 sapiens2_head "
+        "seamless_m4t seamless_m4t_v2 seggpt sew sew-d shieldgemma2 siglip siglip2 slanet slanext "
+        "slanext_vision smolvlm smolvlm_vision solar_open speech-encoder-decoder speech_to_text "
+        "speecht5 speecht5_hifigan splinter squeezebert step3p5 step3p5_vision step3p7 superglue "
+        "superpoint swiftformer swin2sr t5_gemma_module t5gemma t5gemma2 t5gemma2_decoder "
+        "t5gemma2_encoder t5gemma2_text table-transformer tapas textnet time_series_transformer "
+        "timesfm timesfm2_5 timesformer timm_backbone timm_wrapper tipsv2 tipsv2_dpt "
+        "tipsv2_text_model trocr tvp udop ultrabert ultravbert unispeech unispeech-sat univnet "
+        "unlimited_ocr unlimited_ocr_sam_vision_model unlimited_ocr_text unlimited_ocr_vision "
+        "unlimited_ocr_vision_encoder upernet uvdoc uvdoc_backbone vaultgemma vibevoice "
+        "vibevoice_acoustic_tokenizer vibevoice_acoustic_tokenizer_decoder "
         "vibevoice_acoustic_tokenizer_encoder vibevoice_asr vibevoice_diffusion video_llama_3 "
         "video_llama_3_vision video_llava videomae videoprism videoprism_text_model "
         "videoprism_vision_model vilt vipllava vision-encoder-decoder vision-text-dual-encoder "
@@ -118,14 +117,21 @@ KNOWN = frozenset(
 )
 # Fields of their classes that their attention does not read, and that of others does.
 CLASS_FIELDS: dict[str, tuple[str, ...]] = {
+    "audio-spectrogram-transformer": ("patch_size",),
     "bamba": ("layer_types",),
     "bart": ("dropout", "is_decoder"),
     "blenderbot": ("dropout", "is_decoder"),
     "blenderbot-small": ("dropout", "is_decoder"),
+    "clip_vision_model": ("image_size", "patch_size"),
     "deepseek_v2": ("qk_head_dim",),
     "deepseek_v3": ("qk_head_dim",),
     "deepseek_v32": ("qk_head_dim",),
+    "deit": ("image_size", "patch_size"),
+    "dinov2": ("image_size", "patch_size"),
+    "dinov2_with_registers": ("image_size", "patch_size"),
+    "dinov3_vit": ("image_size", "patch_size"),
     "distilbert": ("dropout",),
+    "eomt": ("image_size", "patch_size"),
     "falcon_h1": ("layer_types",),
     "falcon_mamba": ("time_step_min",),
     "gemma2": ("hidden_activation",),
@@ -133,11 +139,17 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "gemma3n_text": ("hidden_activation",),
     "gemma4_text": ("hidden_activation",),
     "glm4_moe_lite": ("qk_head_dim",),
+    "glm4v_moe_vision": ("image_size", "patch_size"),
+    "glm4v_vision": ("image_size", "patch_size"),
     "glm_moe_dsa": ("qk_head_dim",),
     "gpt_bigcode": ("num_key_value_heads",),
     "gpt_neox": ("is_decoder",),
     "hubert": ("conv_bias", "conv_kernel"),
+    "idefics3_vision": ("image_size", "patch_size"),
+    "ijepa": ("image_size", "patch_size"),
+    "internvl_vision": ("image_size", "patch_size"),
     "kimi_linear": ("qk_head_dim",),
+    "llama4_vision_model": ("image_size", "patch_size"),
     "m2m_100": ("dropout",),
     "mamba": ("time_step_min",),
     "mamba2": ("time_step_min", "time_step_rank"),
@@ -159,15 +171,31 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "opt": ("dropout",),
     "pegasus": ("dropout", "is_decoder"),
+    "pixio": ("image_size", "patch_size"),
+    "pixtral": ("image_size", "patch_size"),
     "plbart": ("dropout", "is_decoder"),
-    "qwen2_5_vl_vision": ("window_size",),
-    "qwen2_vl_vision": ("hidden_size",),
+    "pvt": ("image_size",),
+    "qwen2_5_vl_vision": ("patch_size", "window_size"),
+    "qwen2_vl_vision": ("hidden_size", "patch_size"),
+    "qwen3_5_moe_vision": ("patch_size",),
+    "qwen3_5_vision": ("patch_size",),
     "qwen3_omni_moe_text": ("sliding_window",),
     "qwen3_vl_moe_text": ("sliding_window",),
+    "qwen3_vl_moe_vision": ("patch_size",),
+    "qwen3_vl_vision": ("patch_size",),
     "recurrent_gemma": ("layer_types",),
+    "rf_detr_dinov2": ("image_size", "patch_size"),
+    "siglip2_vision_model": ("patch_size",),
+    "siglip_vision_model": ("image_size", "patch_size"),
     "switch_transformers": ("is_decoder",),
     "t5": ("is_decoder",),
+    "tipsv2_vision_model": ("image_size", "patch_size"),
     "umt5": ("is_decoder",),
+    "videomt": ("image_size", "patch_size"),
+    "vit": ("image_size", "patch_size"),
+    "vit_mae": ("image_size", "patch_size"),
+    "vit_msn": ("image_size", "patch_size"),
+    "vivit": ("image_size",),
     "wav2vec2": ("conv_bias", "conv_kernel"),
     "whisper": ("dropout", "num_key_value_heads"),
     "youtu": ("qk_head_dim",),

@@ -142,7 +142,10 @@ def _pretrained(config: Config, stage: int) -> tuple[int, int] | None:
     each = config.defaults[name] if config[name] is None else config[name]
     if not isinstance(each, list | tuple) or len(each) <= stage or each[stage] in (1, True):
         raise ValueError(f"{name} must have 0 or a count above 1 for each stage; got {each!r}.")
-    return None if each[stage] == 0 else (entry(config, name, stage),) * 2
+    if each[stage] == 0:
+        return None
+    side = entry(config, name, stage)
+    return side, side
 
 
 def swin2_rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -187,8 +190,10 @@ def _patches(config: Config) -> int:
 
 
 BLOCK = at_block("encoder.layers.{}.blocks.{}.attention")
+SAM_VISION = Family(SAM, sam, path=at("vision_encoder.layers.{}.attn"))
 WINDOWS: Mapping[str, Family] = {
-    "sam_vision_model": Family(SAM, sam, path=at("vision_encoder.layers.{}.attn")),
+    "sam_hq_vision_model": SAM_VISION,
+    "sam_vision_model": SAM_VISION,
     "swin": Family(SWIN, swin, swin_rules, SWIN_NAMES, path=BLOCK, derived=counted),
     "swinv2": Family(SWIN2, swin2, swin2_rules, SWIN_NAMES, path=BLOCK, derived=counted),
 }

@@ -43,6 +43,7 @@ class GroupedHeads(Heads):
 
     query_parts: int = 1  # how many times the queries' width `q_proj` has
     kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # which of them there are
+    key_bias: bool = True  # whether `k_proj` has a bias where `q_proj` and `v_proj` have one
     clip_qkv: float | None = None  # how large a component of a head may be
     k_proj: nnx.Linear
     v_proj: nnx.Linear
@@ -77,7 +78,8 @@ class GroupedHeads(Heads):
         self.q_proj = house.linear(in_features, q_width, use_bias=qkv_bias)
         for name in self.kv_projections:
             kv_width = num_kv_heads * head_dim
-            setattr(self, name, house.linear(in_features, kv_width, use_bias=qkv_bias))
+            biased = qkv_bias and (self.key_bias or name != "k_proj")
+            setattr(self, name, house.linear(in_features, kv_width, use_bias=biased))
         self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
         self.sinks = nnx.Param(jnp.zeros(num_heads, house.param_dtype)) if sinks else None
         self.dropout = house.attention_dropout()

@@ -33,6 +33,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         None clamps nothing.
       o_norm: a norm of what `o_proj` is given, such as
         `RMSNorm(num_heads * head_dim, eps=1e-5, over_heads=True)` (BitNet); None for none.
+      key_bias: whether `k_proj` has a bias among those of qkv_bias, as DINOv3's has not.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
       dropout: share of the weights that is dropped in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
@@ -67,8 +68,10 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         *,
         clip_qkv: float | None = None,
         o_norm: Norm | None = None,
+        key_bias: bool = True,
         **grouped: Unpack[Grouped],
     ):
+        self.key_bias = key_bias  # which the constructor of the heads reads
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         if clip_qkv is not None and not 0 < clip_qkv < math.inf:
             raise ValueError(

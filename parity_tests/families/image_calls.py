@@ -116,3 +116,33 @@ def swin2(attention: Any, config: Any, index: int, x: Any) -> Any:
 SAM = Called(sam_sides, sam)
 SWIN = Called(swin_image, swin)
 SWIN2 = Called(swin_image, swin2)
+
+
+def centres(config: Any, index: int) -> dict[str, np.ndarray]:
+    """The patches of an image with the places of their centres, after its other tokens."""
+    rows, columns = (2 * (np.arange(side) + 0.5) / side - 1 for side in DINO_SIDES)
+    places = np.stack([x.ravel() for x in np.meshgrid(rows, columns, indexing="ij")])
+    before = 1 + config.num_register_tokens
+    places = 2 * np.pi * np.pad(places, ((0, 0), (before, 0)))
+    return {"x": drawn("x", places.shape[1], config.hidden_size), "positions": places}
+
+
+def dino(attention: Any, config: Any, index: int, x: Any, positions: Any) -> Any:
+    """DINOv3's, which finds the places by the sides of the image."""
+    import torch
+
+    sides = (side * config.patch_size for side in DINO_SIDES)
+    module = import_module(type(attention).__module__)
+    turned = module.DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, *sides))
+    return attention(x[None], position_embeddings=turned)[0][0]
+
+
+def placed(layer: Any, x: Any, positions: Any) -> Any:
+    """Ours, without gradients of the places, which the class makes by itself."""
+    import jax
+
+    return layer(x, positions=jax.lax.stop_gradient(positions))
+
+
+DINO_SIDES = 3, 5
+DINO = Called(centres, dino, placed)

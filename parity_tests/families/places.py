@@ -24,6 +24,7 @@ PLACES = {
     "deepseek_v3": Place("deepseek_v3", "DeepseekV3"),
     "deepseek_v32": Place("deepseek_v32", "DeepseekV32"),
     "diffllama": Place("diffllama", "DiffLlama"),
+    "dinov3_vit": Place("dinov3_vit", "DINOv3ViT", called=image_calls.DINO),
     "distilbert": Place("distilbert", "DistilBert", attention="SelfAttention", whole=False),
     "ernie4_5": Place("ernie4_5", "Ernie4_5"),
     "ernie4_5_moe": Place("ernie4_5_moe", "Ernie4_5_Moe"),
@@ -132,6 +133,9 @@ PLACES = {
     ),
     "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
     "seed_oss": Place("seed_oss", "SeedOss"),
+    "sam_hq_vision_model": Place(
+        "sam_hq", "SamHQ", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
+    ),
     "sam_vision_model": Place(
         "sam", "Sam", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
     ),

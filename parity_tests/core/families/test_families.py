@@ -198,7 +198,7 @@ def other(name, **fields):
 WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
-    "a type of transformers": (llama(model_type="swin"), "'swin' is known to transformers, "),
+    "a type of transformers": (llama(model_type="swin2sr"), "'swin2sr' is known to transformers, "),
     "a type to come": (llama(model_type="qwen9"), "must be one of .* others, .* got 'qwen9'.$"),
     "no model_type": ({"hidden_size": 8}, "model_type must be one of .* others, .*; got None"),
     "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),

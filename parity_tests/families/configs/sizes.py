@@ -53,6 +53,10 @@ STAGES = {
     **{"num_attention_heads": [3, 5], "patch_sizes": [2, 2], "strides": [2, 2]},
     **{"mlp_ratios": [1, 1], "image_size": 16},
 }
+SAM = {
+    **{**IMAGES, "image_size": 12, "patch_size": 3, "window_size": 3},
+    **{"global_attn_indexes": [1], "output_channels": 4, "num_pos_feats": 4},
+}
 WINDOWS = {
     **{"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [3, 6]},
     **{"window_size": 2, "mlp_ratio": 1.0},
@@ -100,6 +104,7 @@ SIZES = {
         **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
     },
     "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
+    "dinov3_vit": IMAGES,
     "glm4v_moe_vision": TOWER,
     "glm4v_vision": TOWER,
     "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
@@ -167,10 +172,8 @@ SIZES = {
     "qwen3_vl_vision": TOWER,
     "recurrent_gemma": {**LLAMA_SIZES, "num_hidden_layers": 3},
     "sam3_lite_text_text_model": {**WITHOUT_GROUPS, "projection_dim": 7},
-    "sam_vision_model": {
-        **{**IMAGES, "image_size": 12, "patch_size": 3, "window_size": 3},
-        **{"global_attn_indexes": [1], "output_channels": 4, "num_pos_feats": 4},
-    },
+    "sam_hq_vision_model": SAM,
+    "sam_vision_model": SAM,
     "segformer": {**STAGES, "sr_ratios": [2, 1]},
     "siglip_text_model": {**WITHOUT_GROUPS, "projection_size": 7},
     "siglip_vision_model": IMAGES,
