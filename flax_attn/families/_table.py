@@ -11,6 +11,7 @@ from . import (
     bloom,
     cohere,
     cohere2,
+    deberta,
     deberta_v2,
     deepseek_v2,
     deepseek_v3,
@@ -46,6 +47,7 @@ from . import (
     llama,
     llama4_text,
     longcat_flash,
+    longformer,
     mamba,
     mamba2,
     minicpm3,
@@ -87,6 +89,7 @@ from . import (
     umt5,
     vit,
     whisper,
+    xlnet,
 )
 from ._aliases import ALIASES
 from ._config import Family
@@ -105,6 +108,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "codegen": gptj.CODEGEN,
     "cohere": cohere.FAMILY,
     "cohere2": cohere2.FAMILY,
+    "deberta": deberta.FAMILY,
     "deberta-v2": deberta_v2.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "deepseek_v3": deepseek_v3.FAMILY,
@@ -142,6 +146,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "llama": llama.FAMILY,
     "llama4_text": llama4_text.FAMILY,
     "longcat_flash": longcat_flash.FAMILY,
+    "longformer": longformer.FAMILY,
     "mamba": mamba.FAMILY,
     "mamba2": mamba2.FAMILY,
     "minicpm3": minicpm3.FAMILY,
@@ -187,6 +192,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "umt5": umt5.FAMILY,
     "vit": vit.FAMILY,
     "whisper": whisper.FAMILY,
+    "xlnet": xlnet.FAMILY,
     **ROWS,
     **ENCODER_ROWS,
     **TOWERS,

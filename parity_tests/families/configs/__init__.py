@@ -2,10 +2,21 @@
 
 from typing import Any
 
-from . import decoders, encoders, hybrids, latents, likenesses, older, partly, texts, towers
+from . import (
+    decoders,
+    encoders,
+    hybrids,
+    latents,
+    likenesses,
+    more_texts,
+    older,
+    partly,
+    texts,
+    towers,
+)
 from .small import Small as Small
 
-KINDS = (decoders, likenesses, older, partly, latents, texts, hybrids, encoders, towers)
+KINDS = (decoders, likenesses, older, partly, latents, texts, more_texts, hybrids, encoders, towers)
 CONFIGS = [small for kind in KINDS for small in kind.CONFIGS]
 NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
 BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]
