@@ -36,10 +36,10 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     names = {"q_bias": "query_proj.bias", "v_bias": "value_proj.bias"}
     names |= {"pos_proj": "pos_key_proj", "pos_q_proj": "pos_query_proj"}
     terms = deberta_v2.terms_of(config)
-    there = {"pos_proj": "c2p" in terms, "pos_q_proj": "p2c" in terms}
+    needs = {"pos_proj": "c2p" in terms, "pos_q_proj": "p2c" in terms}
     heads = config.count("num_attention_heads")
     fused = "in_proj.weight -> {query_proj,key_proj,value_proj}.kernel"
-    renamed = (Rule(f"{x} -> {y}") for x, y in names.items() if there.get(x, True))
+    renamed = (Rule(f"{x} -> {y}") for x, y in names.items() if needs.get(x, True))
     return (Rule(fused, HEADS, h=heads), *renamed)
 
 
