@@ -53,6 +53,8 @@ CASES = [
     case({**SIZES, "share": True}, valid=VALID, **ONE),
     case({**PLAIN, "terms": ("c2p",)}, 14, mask=PADDING, **ONE),
     case({**SIZES, "dropout": 0.3}, train=True, **ONE),
+    case({**SIZES, "key_bias": False}, valid=VALID, **ONE),
+    case({**SIZES, "key_bias": False, "share": True}, **ONE),
     case(SIZES, mask=PADDING, **theirs()),
     case({**SIZES, "share": True}, **theirs(share_att_key=True)),
     case({**SIZES, "terms": ("p2c",)}, **theirs(pos_att_type=["p2c"])),

@@ -18,6 +18,7 @@ class DisentangledAttention(nn.Module):
         buckets,
         max_positions,
         share=False,
+        key_bias=True,
         mask=None,
         dropout=0.0,
     ):
@@ -25,10 +26,10 @@ class DisentangledAttention(nn.Module):
         self.num_heads, self.terms, self.mask = num_heads, terms, mask
         self.buckets, self.max_positions, self.share = buckets, max_positions, share
         self.query_proj = nn.Linear(in_features, in_features)
-        self.key_proj = nn.Linear(in_features, in_features)
+        self.key_proj = nn.Linear(in_features, in_features, bias=key_bias)
         self.value_proj = nn.Linear(in_features, in_features)
         if "c2p" in terms and not share:
-            self.pos_key_proj = nn.Linear(in_features, in_features)
+            self.pos_key_proj = nn.Linear(in_features, in_features, bias=key_bias)
         if "p2c" in terms and not share:
             self.pos_query_proj = nn.Linear(in_features, in_features)
         self.dropout = nn.Dropout(dropout)

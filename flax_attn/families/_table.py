@@ -11,6 +11,7 @@ from . import (
     bloom,
     cohere,
     cohere2,
+    deberta,
     deberta_v2,
     deepseek_v2,
     deepseek_v3,
@@ -47,6 +48,7 @@ from . import (
     llama,
     llama4_text,
     longcat_flash,
+    longformer,
     mamba,
     mamba2,
     minicpm3,
@@ -88,6 +90,7 @@ from . import (
     umt5,
     vit,
     whisper,
+    xlnet,
 )
 from ._aliases import ALIASES
 from ._config import Family
@@ -108,6 +111,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "codegen": gptj.CODEGEN,
     "cohere": cohere.FAMILY,
     "cohere2": cohere2.FAMILY,
+    "deberta": deberta.FAMILY,
     "deberta-v2": deberta_v2.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "deepseek_v3": deepseek_v3.FAMILY,
@@ -146,6 +150,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "llama": llama.FAMILY,
     "llama4_text": llama4_text.FAMILY,
     "longcat_flash": longcat_flash.FAMILY,
+    "longformer": longformer.FAMILY,
     "mamba": mamba.FAMILY,
     "mamba2": mamba2.FAMILY,
     "minicpm3": minicpm3.FAMILY,
@@ -191,6 +196,7 @@ FAMILIES: Mapping[str, Family | Parts] = {
     "umt5": umt5.FAMILY,
     "vit": vit.FAMILY,
     "whisper": whisper.FAMILY,
+    "xlnet": xlnet.FAMILY,
     **ROWS,
     **ENCODER_ROWS,
     **TOWERS,

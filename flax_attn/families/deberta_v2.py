@@ -34,30 +34,38 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> Disentang
     Raises:
       ValueError: without relative_attention, and for heads of another width than the class' own.
     """
-    if not config.flag("relative_attention"):
-        raise ValueError(
-            "relative_attention=False is not served: without distances it is the attention of BERT."
-        )
-    n, h = config.query_heads()
+    _, h = config.query_heads()
     if config["attention_head_size"] not in (None, h):
         raise ValueError(
             f"attention_head_size={config['attention_head_size']!r} is not served: heads have "
             f"hidden_size / num_attention_heads = {h} components."
         )
+    return disentangled(config, house)
+
+
+def disentangled(
+    config: Config, house: Mapping[str, Any], *, key_bias: bool = True
+) -> DisentangledAttention:
+    """The layer of a config; ValueError without relative_attention."""
+    if not config.flag("relative_attention"):
+        raise ValueError(
+            "relative_attention=False is not served: without distances it is the attention of BERT."
+        )
     return DisentangledAttention(
         config.count("hidden_size"),
-        n,
-        terms=_terms(config),
+        config.query_heads()[0],
+        terms=terms_of(config),
         buckets=_above_none(config["position_buckets"]),
         max_positions=_above_none(config["max_relative_positions"])
         or config.count("max_position_embeddings"),
         share=config.flag("share_att_key"),
+        key_bias=key_bias,
         dropout=config.rate("attention_dropout"),
         **house,
     )
 
 
-def _terms(config: Config) -> tuple[str, ...]:
+def terms_of(config: Config) -> tuple[str, ...]:
     """Which of the two terms the logits have, as a list or with bars between."""
     named = config["pos_att_type"]
     named = named.lower().split("|") if isinstance(named, str) else named

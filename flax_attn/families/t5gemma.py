@@ -10,7 +10,7 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..masks import FULL, Window
 from . import gemma2
-from ._config import Config, Family
+from ._config import NONE, Config, Family
 from ._decoder import alternating
 from ._parts import Parts, at
 
@@ -36,7 +36,7 @@ def nested(part: str) -> Callable[[Config], Config]:
         if fields is not None and not isinstance(fields, Mapping):
             raise ValueError(f"{part} must be a config of its own, a dict; got {fields!r}.")
         dropout = {"attention_dropout": config["attention_dropout"]}
-        return Config({**(fields or {}), **dropout}, DEFAULTS, fixed=UNREAD)
+        return Config({**(fields or {}), **dropout}, DEFAULTS, NONE, UNREAD)
 
     return derived
 

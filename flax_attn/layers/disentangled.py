@@ -36,6 +36,7 @@ class DisentangledAttention(nnx.Module):
       max_positions: distances from there on share a row. `max_relative_positions` of a config.
       share: whether distances are projected by `query_proj` and `key_proj`, as in DeBERTa-v3
         (`share_att_key`), and not by projections of their own.
+      key_bias: whether `key_proj` and `pos_key_proj` have biases, which the first DeBERTa's lack.
       mask: what may look at what when a call gives no other; kept as `layer.mask`.
       dropout: share of the weights that is dropped in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
@@ -67,6 +68,7 @@ class DisentangledAttention(nnx.Module):
         buckets: int | None,
         max_positions: int,
         share: bool = False,
+        key_bias: bool = True,
         mask: Mask | Array = FULL,
         **more: Unpack[HouseKeywords],
     ):
@@ -78,11 +80,11 @@ class DisentangledAttention(nnx.Module):
         self.mask = as_attribute(as_mask(mask))
         house = House(**more)
         self.query_proj = house.linear(in_features, in_features)
-        self.key_proj = house.linear(in_features, in_features)
+        self.key_proj = house.linear(in_features, in_features, key_bias)
         self.value_proj = house.linear(in_features, in_features)
         self.share = share
         if not share and "c2p" in terms:
-            self.pos_key_proj = house.linear(in_features, in_features)
+            self.pos_key_proj = house.linear(in_features, in_features, key_bias)
         if not share and "p2c" in terms:
             self.pos_query_proj = house.linear(in_features, in_features)
         self.dropout = house.attention_dropout()

@@ -1,6 +1,7 @@
 """Where the classes of each model_type are, and what a layer may have in place of attention."""
 
 from . import calls, image_calls
+from . import calls, text_calls
 from .aliases import PLACES as OTHERS
 from .place import Place
 
@@ -17,6 +18,9 @@ PLACES = {
     "codegen": Place("codegen", "CodeGen", block="Block", gives="tuple"),
     "cohere": Place("cohere", "Cohere"),
     "cohere2": Place("cohere2", "Cohere2"),
+    "deberta": Place(
+        "deberta", "Deberta", attention="DisentangledSelfAttention", called=text_calls.DEBERTA
+    ),
     "deberta-v2": Place(
         "deberta_v2", "DebertaV2", attention="DisentangledSelfAttention", called=calls.DEBERTA
     ),
@@ -69,6 +73,12 @@ PLACES = {
     "llama4_text": Place("llama4", "Llama4", "Text"),
     "llama4_vision_model": Place("llama4", "Llama4", "Vision", called=calls.LLAMA4),
     "longcat_flash": Place("longcat_flash", "LongcatFlash", attention="MLA"),
+    "longformer": Place(
+        "longformer",
+        "Longformer",
+        path="encoder.layer.{}.attention.self",
+        called=text_calls.LONGFORMER,
+    ),
     "mamba": Place("mamba", "Mamba", block="Block"),
     "mamba2": Place("mamba2", "Mamba2", block="Block"),
     "minicpm3": Place("minicpm3", "MiniCPM3"),
@@ -154,6 +164,7 @@ PLACES = {
     "swinv2": Place("swinv2", "Swinv2", path=image_calls.swin_path, called=image_calls.SWIN2),
     "vit": Place("vit", "ViT", whole=False),
     "wav2vec2": Place("wav2vec2", "Wav2Vec2", whole=False, path="encoder.layers.{}.attention"),
+    "xlnet": Place("xlnet", "XLNet", path="layer.{}.rel_attn", called=text_calls.XLNET),
     **OTHERS,
 }
 # What a layer has in place of attention, by its kind in layer_types.

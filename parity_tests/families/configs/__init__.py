@@ -6,6 +6,21 @@ from . import decoders, encoders, hybrids, images, latents, likenesses, older, p
 from .small import Small as Small
 
 KINDS = (decoders, likenesses, older, partly, latents, texts, hybrids, encoders, towers, images)
+from . import (
+    decoders,
+    encoders,
+    hybrids,
+    latents,
+    likenesses,
+    more_texts,
+    older,
+    partly,
+    texts,
+    towers,
+)
+from .small import Small as Small
+
+KINDS = (decoders, likenesses, older, partly, latents, texts, more_texts, hybrids, encoders, towers)
 CONFIGS = [small for kind in KINDS for small in kind.CONFIGS]
 NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
 BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]

@@ -89,6 +89,7 @@ SIZES = {
     "clip_text_model": WITHOUT_GROUPS,
     "clip_vision_model": IMAGES,
     "codegen": {**GPT2_SIZES, "rotary_dim": 4},
+    "deberta": {**WITHOUT_GROUPS, "pad_token_id": 0, "relative_attention": True},
     "deberta-v2": {**WITHOUT_GROUPS, "pad_token_id": 0, "relative_attention": True},
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
@@ -129,6 +130,7 @@ SIZES = {
         **{**LATENT, "head_dim": 4, "num_layers": 2, "zero_expert_num": 1, "n_routed_experts": 1},
         **{"ffn_hidden_size": 9, "expert_ffn_hidden_size": 9, "moe_topk": 1},
     },
+    "longformer": {**WITHOUT_GROUPS, "pad_token_id": 0},
     "mamba": SELECTIVE,
     "mamba2": {
         **{"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 5, "num_heads": 8},
@@ -181,6 +183,7 @@ SIZES = {
     "swinv2": WINDOWS,
     "vit": IMAGES,
     "wav2vec2": HEARD,
+    "xlnet": {"d_model": 48, "n_head": 6, "n_layer": 2, "d_inner": 9, "vocab_size": 6},
 }
 OTHERS = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 FOUR = {"num_attention_heads": 4, "hidden_size": 32}
