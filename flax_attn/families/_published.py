@@ -16,7 +16,7 @@ KNOWN = frozenset(
         "cohere_compass_vision colmodernvbert colpali colqwen2 conditional_detr convbert convnext "
         "convnextv2 cosmos3_edge cosmos3_edge_text cosmos3_edge_vision cosmos3_omni cpmant csm "
         "csm_depth_decoder_model ctrl cvt cwm d_fine dab-detr dac data2vec-audio data2vec-text "
-        "data2vec-vision dbrx deberta decision_transformer deepseek_ocr2 deepseek_ocr2_encoder "
+        "data2vec-vision dbrx decision_transformer deepseek_ocr2 deepseek_ocr2_encoder "
         "deepseek_ocr2_sam_vision_model deepseek_ocr2_text deepseek_ocr2_vision deepseek_v4 "
         "deepseek_vl deepseek_vl_hybrid deformable_detr deimv2 depth_anything depth_pro detr dia "
         "dia_decoder dia_encoder diffusion_gemma diffusion_gemma_text dinat dinov3_convnext doge "
@@ -50,8 +50,8 @@ KNOWN = frozenset(
         "kosmos_2_5_vision_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text "
         "lasr_ctc lasr_encoder layoutlm layoutlmv2 layoutlmv3 layoutxlm led levit lfm2_vl lfm3 "
         "lfm3_vl lfm3_vl_vision lightglue lighton_ocr lilt llama4 llava llava_next "
-        "llava_next_video llava_onevision longformer longt5 luke lw_detr lw_detr_vit lxmert "
-        "markuplm mask2former maskformer maskformer-swin megatron-bert mellum metaclip_2 "
+        "llava_next_video llava_onevision longt5 luke lw_detr lw_detr_vit lxmert markuplm "
+        "mask2former maskformer maskformer-swin megatron-bert mellum metaclip_2 "
         "metaclip_2_text_model metaclip_2_vision_model mgp-str mimi mimi_decoder mimi_encoder "
         "mimo_v2_flash minicpm_ocr minicpm_ocr_vision minicpmv4_6 minicpmv4_6_vision minicpmv4_7 "
         "minicpmv4_7_vision minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision mistral3 "
@@ -99,7 +99,7 @@ KNOWN = frozenset(
         "seamless_m4t seamless_m4t_v2 seggpt sew sew-d shieldgemma2 siglip siglip2 slanet slanext "
         "slanext_vision smolvlm smolvlm_vision solar_open speech-encoder-decoder speech_to_text "
         "speecht5 speecht5_hifigan splinter squeezebert step3p5 step3p5_vision step3p7 superglue "
-        "superpoint swiftformer swin2sr t5_gemma_module t5gemma t5gemma2 t5gemma2_decoder "
+        "superpoint swiftformer swin2sr t5_gemma_module t5gemma2 t5gemma2_decoder "
         "t5gemma2_encoder t5gemma2_text table-transformer tapas textnet time_series_transformer "
         "timesfm timesfm2_5 timesformer timm_backbone timm_wrapper tipsv2 tipsv2_dpt "
         "tipsv2_text_model trocr tvp udop ultrabert ultravbert unispeech unispeech-sat univnet "
@@ -111,8 +111,8 @@ KNOWN = frozenset(
         "videoprism_vision_model vilt vipllava vision-encoder-decoder vision-text-dual-encoder "
         "visual_bert vitdet vitmatte vitpose vitpose_backbone vits vjepa2 voxtral voxtral_encoder "
         "voxtral_realtime voxtral_realtime_encoder wav2vec2-bert wav2vec2-conformer wavlm xclip "
-        "xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl xlnet xlstm "
-        "xmod yolos yoso zamba zamba2 zaya zoedepth"
+        "xclip_text_model xclip_vision_model xcodec xcodec2 xglm xlm xlm-roberta-xl xlstm xmod "
+        "yolos yoso zamba zamba2 zaya zoedepth"
     ).split()
 )
 # Fields of their classes that their attention does not read, and that of others does.
@@ -189,6 +189,7 @@ CLASS_FIELDS: dict[str, tuple[str, ...]] = {
     "siglip_vision_model": ("image_size", "patch_size"),
     "switch_transformers": ("is_decoder",),
     "t5": ("is_decoder",),
+    "t5gemma": ("dropout_rate",),
     "tipsv2_vision_model": ("image_size", "patch_size"),
     "umt5": ("is_decoder",),
     "videomt": ("image_size", "patch_size"),

@@ -10,7 +10,7 @@ from ..layers import CrossAttention, GroupedQueryAttention
 from ..norms import RMSNorm
 from ..weights.rule import Rule
 from ._config import Config, Family
-from ._decoder import grouped_query
+from ._decoder import by_kind, grouped_query
 from ._rope import rotary
 
 DEFAULTS = {
@@ -31,7 +31,7 @@ def attention(
     config: Config, index: int, house: Mapping[str, Any]
 ) -> GroupedQueryAttention | CrossAttention:
     """`self_attn` or `cross_attn` of a layer of MllamaForCausalLM."""
-    if index not in config["cross_attention_layers"]:
+    if not crosses(config, index):
         return grouped_query(config, house, bias=False, rotary=rotary(config))
     (n, k, h), eps = config.heads(), config.number("rms_norm_eps")
     norm = {"eps": eps, "cast": "before", "param_dtype": house["param_dtype"]}
@@ -47,7 +47,12 @@ def attention(
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """The name of the output where a layer looks at images."""
-    return (Rule("o_proj -> out_proj"),) if index in config["cross_attention_layers"] else ()
+    return (Rule("o_proj -> out_proj"),) if crosses(config, index) else ()
 
 
-FAMILY = Family(DEFAULTS, attention, rules, NAMES)
+def crosses(config: Config, index: int) -> bool:
+    """Whether a layer looks at images."""
+    return index in config["cross_attention_layers"]
+
+
+FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=by_kind(crosses, "cross_attn"))

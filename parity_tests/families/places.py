@@ -1,7 +1,6 @@
 """Where the classes of each model_type are, and what a layer may have in place of attention."""
 
-from . import calls, image_calls
-from . import calls, text_calls
+from . import calls, image_calls, text_calls
 from .aliases import PLACES as OTHERS
 from .place import Place
 
@@ -142,13 +141,13 @@ PLACES = {
         "recurrent_gemma", "RecurrentGemma", hands=("position_ids", "use_cache")
     ),
     "sam3_lite_text_text_model": Place("sam3_lite_text", "Sam3LiteText", "Text", whole=False),
-    "seed_oss": Place("seed_oss", "SeedOss"),
     "sam_hq_vision_model": Place(
         "sam_hq", "SamHQ", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
     ),
     "sam_vision_model": Place(
         "sam", "Sam", "Vision", path="vision_encoder.layers.{}.attn", called=image_calls.SAM
     ),
+    "seed_oss": Place("seed_oss", "SeedOss"),
     "segformer": Place(
         "segformer",
         "Segformer",

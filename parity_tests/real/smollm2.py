@@ -113,7 +113,12 @@ def rules(config: Config) -> tuple[Rule, ...]:
         **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
     }
     others = (Rule(f"blk.*.{here} -> layers.*.{there}") for here, there in parts.items())
-    return (*others, *families.rules(config, source="gguf"), Rule("token_embd -> embed_tokens"), Rule("output_norm -> norm"))
+    return (
+        *others,
+        *families.rules(config, source="gguf"),
+        Rule("token_embd -> embed_tokens"),
+        Rule("output_norm -> norm"),
+    )
 
 
 def read_flax(path: Path, config: Config) -> llama.Llama:

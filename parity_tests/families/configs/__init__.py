@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from . import decoders, encoders, hybrids, images, latents, likenesses, older, partly, texts, towers
-from .small import Small as Small
-
-KINDS = (decoders, likenesses, older, partly, latents, texts, hybrids, encoders, towers, images)
 from . import (
     decoders,
     encoders,
     hybrids,
+    images,
     latents,
     likenesses,
     more_texts,
@@ -20,7 +17,8 @@ from . import (
 )
 from .small import Small as Small
 
-KINDS = (decoders, likenesses, older, partly, latents, texts, more_texts, hybrids, encoders, towers)
+WORDS = (decoders, likenesses, older, partly, latents, texts, more_texts, hybrids)
+KINDS = (*WORDS, encoders, towers, images)
 CONFIGS = [small for kind in KINDS for small in kind.CONFIGS]
 NAMES = tuple(dict.fromkeys(small.name for small in CONFIGS))
 BOTH = [(small, spelling) for small in CONFIGS for spelling in ("new", "old")]

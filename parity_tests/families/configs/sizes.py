@@ -94,6 +94,7 @@ SIZES = {
     "deepseek_v2": {**WITHOUT_GROUPS, **LATENT},
     "deepseek_v3": {**WITHOUT_GROUPS, **LATENT, "num_key_value_heads": 6},
     "deepseek_v32": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
+    "dinov3_vit": IMAGES,
     "distilbert": {
         **{"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 9, "vocab_size": 5},
         **{"max_position_embeddings": 64, "pad_token_id": 0},
@@ -105,7 +106,6 @@ SIZES = {
         **{"num_kv_shared_layers": 0, "laurel_rank": 2, "pad_token_id": 0},
     },
     "gemma4_text": {**LLAMA_SIZES, "hidden_size_per_layer_input": 0},
-    "dinov3_vit": IMAGES,
     "glm4v_moe_vision": TOWER,
     "glm4v_vision": TOWER,
     "glm_moe_dsa": {**WITHOUT_GROUPS, **LATENT, **INDEX, "num_key_value_heads": 6},
