@@ -18,6 +18,7 @@ ALWAYS = ("head_dim", "is_causal")  # which a family reads or refuses
 GENERAL = {
     *("n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"),
     *("num_hidden_layers", "max_position_embeddings", "hidden_act", "intermediate_size"),
+    *("image_size", "patch_size"),
     "position_embedding_type",
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "max_window_layers"),
 }

@@ -18,7 +18,7 @@ SWIN = {
 }
 SWIN2 = {**SWIN, "pretrained_window_sizes": (0, 0, 0, 0)}
 SWIN_NAMES = {
-    "num_heads": ("num_heads", "num_attention_heads"),
+    "num_attention_heads": ("num_heads", "num_attention_heads"),
     "attention_dropout": ("attention_probs_dropout_prob",),
 }
 SAM = {
@@ -75,7 +75,7 @@ def windows(
       how: further arguments of the layer.
     """
     stage, block = stage_of(config, index)
-    width, heads = config.count("embed_dim") * 2**stage, entry(config, "num_heads", stage)
+    width, heads = config.count("embed_dim") * 2**stage, entry(config, "num_attention_heads", stage)
     check_divides("num_heads of a stage", heads, "embed_dim times a power of two", width)
     step = config.count("window_size") // 2 if block % 2 and shifted else 0
     return WindowAttention(

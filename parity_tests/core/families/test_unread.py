@@ -82,7 +82,7 @@ SILENT = {
     "nothing": {"attn_logit_softcapping": None, "use_qk_norm": False, "rope_scaling": {}},
     "another part of the model": {"mlp_bias": True, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
     "a name of no slip": {"heads": 7, "logit_scale": 2.0, "_name_or_path": "x", "quant": 4},
-    "a slip of a field that is there": {"hidden_sizes": [1]},
+    "a slip of a field that is there": {"hidden_sizee": [1]},
     "the same by another name": {"num_heads": 6},
 }
 
