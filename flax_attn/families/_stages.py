@@ -26,12 +26,19 @@ DROPOUT = {"attention_dropout": ("attention_probs_dropout_prob",)}
 NAMES = {**DROPOUT, "num_encoder_blocks": ("num_encoder_blocks", "num_hidden_layers")}
 
 
-def depths(config: Config, stages: int) -> tuple[int, ...]:
-    """How many blocks each stage has.
+def depths(config: Config) -> tuple[int, ...]:
+    """How many blocks each stage has, of as many as num_encoder_blocks or the list itself says.
 
     Raises:
-      ValueError: for fewer entries than stages, or an entry that is no count.
+      ValueError: for no list, fewer entries than stages, or an entry that is no count.
     """
+    each = config["depths"]
+    if "num_encoder_blocks" in config.defaults:
+        stages = config.count("num_encoder_blocks")
+    else:
+        stages = len(each) if isinstance(each, list | tuple) else 0
+    if stages == 0:
+        raise ValueError(f"depths must have a count for each stage; got {each!r}.")
     return tuple(entry(config, "depths", stage) for stage in range(stages))
 
 
@@ -62,13 +69,12 @@ def whereabouts(each: tuple[int, ...], index: int) -> tuple[int, int]:
 
 def counted(config: Config) -> Config:
     """The config with the blocks of all stages as its layers."""
-    blocks = depths(config, config.count("num_encoder_blocks"))
-    return config.replaced(num_hidden_layers=sum(blocks))
+    return config.replaced(num_hidden_layers=sum(depths(config)))
 
 
 def stage_of(config: Config, index: int) -> tuple[int, int]:
     """The stage of a block and its place in there."""
-    return whereabouts(depths(config, config.count("num_encoder_blocks")), index)
+    return whereabouts(depths(config), index)
 
 
 def reduced(

@@ -1,6 +1,6 @@
 """Encoders that look at windows of an image: Swin, Swin v2 and SAM."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .._checks import check_divides, check_positive
@@ -8,7 +8,7 @@ from ..layers import DecomposedRelativeAttention, WindowAttention
 from ..weights.rule import Rule
 from ._config import Config, Family
 from ._parts import at
-from ._stages import depths, entry, whereabouts
+from ._stages import at_block, counted, entry, stage_of
 
 SWIN = {
     **{"image_size": 224, "patch_size": 4, "embed_dim": 96, "depths": (2, 2, 6, 2)},
@@ -32,23 +32,6 @@ SWIN2_RULES = {
     "self.continuous_position_bias_mlp.0": "mlp_in",
     "self.continuous_position_bias_mlp.2": "mlp_out",
 }
-
-
-def counted(config: Config) -> Config:
-    """The config with the blocks of all stages as its layers."""
-    return config.replaced(num_hidden_layers=sum(depths(config, _stages(config))))
-
-
-def _stages(config: Config) -> int:
-    each = config["depths"]
-    if not isinstance(each, list | tuple) or not each:
-        raise ValueError(f"depths must have a count for each stage; got {each!r}.")
-    return len(each)
-
-
-def stage_of(config: Config, index: int) -> tuple[int, int]:
-    """The stage of a block and its place in there."""
-    return whereabouts(depths(config, _stages(config)), index)
 
 
 def sides(config: Config, name: str) -> tuple[int, int]:
@@ -151,11 +134,6 @@ def _pretrained(config: Config, stage: int) -> tuple[int, int] | None:
 def swin2_rules(config: Config, index: int) -> tuple[Rule, ...]:
     """All has another name."""
     return tuple(Rule(f"{theirs} -> {mine}") for theirs, mine in SWIN2_RULES.items())
-
-
-def at_block(path: str) -> Callable[[Config, int], str]:
-    """The `path` of a family with stages: {} for the stage, then {} for the block."""
-    return lambda config, index: path.format(*stage_of(config, index))
 
 
 def sam(config: Config, index: int, house: Mapping[str, Any]) -> DecomposedRelativeAttention:

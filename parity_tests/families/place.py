@@ -42,6 +42,7 @@ class Place(NamedTuple):
       block: the class that holds one attention, or several such, with blanks between.
       gives: "tensor", or "tuple" where the block returns it as the first of several.
       whole: whether the model takes embedded tokens; else its attention is given no more than x.
+      attention: what the class of its attention is called behind prefix and text.
       crossing: the field of the config that lists layers with a `CrossAttention` in its place.
       width: the field of the config that says how wide embedded tokens are.
       config: the beginning of the name of the config's class, where it is not that of the others.

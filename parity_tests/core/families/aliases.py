@@ -80,11 +80,12 @@ def known() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for family, place in witness.PLACES.items():
         if family in FAMILIES:
-            name = witness.found(family, "Attention").__name__
-            inner = f"{place.prefix}SelfAttention"
-            name = inner if inner in classes(place.folder) else name
-            source = bare(classes(place.folder)[name], prefix_of(name))
-            found.setdefault(source, []).append(family)
+            here = classes(place.folder)
+            called = (f"{place.text}{place.attention}", place.attention)
+            names = (f"{place.prefix}{kind}" for kind in ("SelfAttention", *called))
+            name = next((name for name in (*names, place.attention) if name in here), None)
+            if name is not None:  # the first Mamba has none
+                found.setdefault(bare(here[name], prefix_of(name)), []).append(family)
     return found
 
 
@@ -217,7 +218,8 @@ def models(searched: Sequence[str]) -> Iterator[tuple[str, Model]]:
     sources = {}
     for family in {small.name: None for small in PARTS}:
         folder, prefix = parts.MODELS[family]
-        sources[bare(classes(folder)[f"{prefix}Attention"], prefix)] = family
+        if (node := classes(folder).get(f"{prefix}Attention")) is not None:
+            sources[bare(node, prefix)] = family
     for folder in searched:
         for name, node in classes(folder).items():
             prefix = prefix_of(name)

@@ -16,7 +16,7 @@ from typing import Any
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import family_of
 from flax_attn.families._naming import USUAL
-from flax_attn.families._table import FAMILIES
+from flax_attn.families._table import TYPES
 from parity_tests.families import witness
 from parity_tests.families.configs import CONFIGS, Small
 
@@ -68,7 +68,7 @@ def unusual() -> dict[str, str]:
     """By model type, the place that all its layers have, where it is not the usual one."""
     each = {
         name: {path_of(small) for small in small_of(name)}
-        for name in sorted({*FAMILIES, *ALIASES} & {*witness.PLACES})
+        for name in sorted({*TYPES} & {*witness.PLACES})
         if says_nothing(name)
     }
     return {name: path for name, (path,) in each.items() if path != USUAL}

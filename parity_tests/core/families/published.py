@@ -12,7 +12,7 @@ from typing import Any
 
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._config import Family
-from flax_attn.families._table import FAMILIES
+from flax_attn.families._table import FAMILIES, TYPES
 from flax_attn.families._unread import read_by_any, unread
 from parity_tests.families import parts, witness
 
@@ -44,7 +44,7 @@ def fields_of(name: str) -> dict[str, Any]:
 def known() -> tuple[str, ...]:
     """Model types that transformers knows and that are not served."""
     names = witness.library().models.auto.configuration_auto.CONFIG_MAPPING_NAMES
-    return tuple(sorted({*names} - {*FAMILIES, *ALIASES}))
+    return tuple(sorted({*names} - {*TYPES}))
 
 
 def class_fields() -> dict[str, tuple[str, ...]]:
@@ -52,7 +52,7 @@ def class_fields() -> dict[str, tuple[str, ...]]:
     by_any = read_by_any(FAMILIES)
     each = {
         name: [x for x in sorted(fields_of(name)) if unread({x: True}, "", family_of(name), by_any)]
-        for name in sorted({*FAMILIES, *ALIASES})
+        for name in TYPES
     }
     return {name: tuple(fields) for name, fields in each.items() if fields}
 

@@ -6,22 +6,10 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
-from flax_attn.families._aliases import ALIASES
 from flax_attn.families._published import KNOWN
-from flax_attn.families._table import FAMILIES
 from parity_tests.tables import with_nightly
 
-SERVED = sorted({*FAMILIES, *ALIASES})
-# Whose classes make a config that no layer fits, or whose first layer is none.
-FAULTY = {
-    "deberta": "relative_attention=False is not served",
-    "deberta-v2": "relative_attention=False is not served",
-    "glm4_moe": "num_attention_heads must divide hidden_size",
-    "glm4v_moe_text": "num_attention_heads must divide hidden_size",
-    "glm4v_text": "mrope_section must be 3 whole numbers",
-    "qwen3_omni_moe_text": "num_attention_heads must divide hidden_size",
-    "sam3_lite_text_text_model": "has a convolution",
-}
+from .faulty import FAULTY
 
 
 def asked(name):
@@ -41,10 +29,10 @@ def asked(name):
     return ""
 
 
-@pytest.mark.parametrize("name", with_nightly(sorted({*KNOWN, *SERVED}), commit=9))
+@pytest.mark.parametrize("name", with_nightly(sorted({*KNOWN, *families.TYPES}), commit=9))
 def test_a_type_has_a_layer_or_a_reason(name, transformers):
     sentence = asked(name)
-    if name in SERVED:
+    if name in families.TYPES:
         assert FAULTY[name] in sentence if name in FAULTY else sentence == ""
     else:
         assert len(sentence.splitlines()) == 1 and sentence.endswith(".")

@@ -21,15 +21,14 @@ from parity_tests.families.published import PARTS as PUBLISHED_PARTS
 from parity_tests.families.published import PUBLISHED
 from parity_tests.tables import each
 
+from .faulty import FAULTY
+
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6}
-SERVED = sorted({*FAMILIES, *ALIASES})
+SERVED = families.TYPES
 
 
 def built(given, index=0, **how):
     return nnx.eval_shape(lambda: families.attention(given, index, rngs=nnx.Rngs(0), **how))
-
-
-NOT_FIRST = ("sam3_lite_text_text_model",)  # whose layer 0 has no attention
 
 
 def part_of(name):
@@ -111,28 +110,16 @@ def test_published_configs_of_parts_warn_of_nothing(name):
     ]
 
 
-# Whose heads do not divide the width by default, or whose sections do not fill a head.
-REFUSED = {
-    "deberta",
-    "deberta-v2",
-    "glm4_moe",
-    "glm4v_moe_text",
-    "glm4v_text",
-    "qwen3_omni_moe_text",
-}
-
-
 def test_the_defaults_of_every_class_warn_of_nothing(transformers):
     from .published import class_of
 
-    refused = set()
     for name in SERVED:
         given = {**class_of(name)().to_dict(), "model_type": name}
-        try:
-            assert not said(given, index=int(name in NOT_FIRST), **part_of(name)), name
-        except ValueError:  # which warns of nothing either
-            refused.add(name)
-    assert refused <= REFUSED
+        if name in FAULTY:
+            with pytest.raises(ValueError, match=FAULTY[name]):
+                built(given, **part_of(name))
+        else:
+            assert not said(given, **part_of(name)), name
 
 
 def test_what_is_written_of_transformers_is_so(transformers):
