@@ -287,7 +287,7 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     options = Options(rules=case.rules, torch_call=case.torch_call, flax_call=case.flax_call)
     pair = make_pair(torch_module, module, _request(case, "float64"), options)
     for dtype in case.dtypes:
-        got, torchs, truth = pair.run(dtype, ["jit"])["jit"]
+        _, (got, torchs, truth) = next(pair.run(dtype, ["jit"]))
         facts, pieces = [], []
         entries = _results(got, torchs, truth, pair.names, dtype)
         if case.decode is not None and case.decode.torch and dtype == case.dtypes[0]:

@@ -160,24 +160,41 @@ class Pair:
                 f"{first}. {_advice(side, module, dtype, first, is_plain)}"
             ) from error
 
-    def run(self, dtype: str, modes: Sequence[str]) -> dict[str, tuple[Run, Run, Run]]:
+    def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:
         """Flax in each of `modes`, torch in `dtype`, and torch in float64, which is the truth.
 
         Narrow dtypes run in the last mode alone, under jit, which is how they are used: each eager
         operation is compiled by itself, and float64 shows that both ways are the same function.
+        Each run is given out before the next is made, so that a large model's need not lie beside
+        one another.
         """
         values = self.narrow(dtype)
-        modes = modes if dtype == "float64" else modes[-1:]
         weights = self.weights(values)
-        sides = {mode: self.flax(dtype, mode) for mode in modes}
-        got = {mode: self.run_flax(side, weights) for mode, side in sides.items()}
-        keeps = got[modes[0]].keeps
-        torchs = self.torch(dtype, values, keeps)
-        if keeps and self.request.train:
+        torchs: tuple[Run, Run] | None = None
+        modes = modes if dtype == "float64" else modes[-1:]
+        for mode in modes:
+            got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
+            torchs = torchs or self._torch_runs(dtype, values, got[0].keeps)
+            yield mode, (got.pop(), *torchs)  # it is held here no longer
+
+    def _flax_run(
+        self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool
+    ) -> Run:
+        """One run of Flax, and its dropout masks drawn again."""
+        side = self.flax(dtype, mode)
+        got = self.run_flax(side, weights)
+        if redraws and got.keeps and self.request.train:
             with self._errors_of("Flax", dtype):
-                got[modes[-1]].redrawn = sides[modes[-1]].again(_times(keeps, modes[-1]))
-        truth = torchs if dtype == "float64" else self.torch(dtype, values, keeps, "float64")
-        return {mode: (run, torchs, truth) for mode, run in got.items()}
+                got.redrawn = side.again(_times(got.keeps, mode))
+        return got
+
+    def _torch_runs(
+        self, dtype: str, values: dict[str, np.ndarray], keeps: Sequence[np.ndarray]
+    ) -> tuple[Run, Run]:
+        """Torch in a dtype, and in float64 with all numbers rounded to it before."""
+        torchs = self.torch(dtype, values, keeps)
+        narrow = dtype != "float64"
+        return torchs, self.torch(dtype, values, keeps, "float64") if narrow else torchs
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -175,7 +175,7 @@ def is_floating(array: Any) -> bool:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """`array` in `dtype` if it is floating, else as it is.
+    """`array` in `dtype` if it is floating, else as it is; not copied where nothing is to be rounded.
 
     Complex numbers have the precision of `dtype`, and of float32 where it is narrower.
     """
@@ -184,7 +184,7 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     if array.dtype.kind == "c":
         kind = np.dtype(complex_dtype(dtype))
-    return array.astype(kind) if is_floating(array) else array
+    return array.astype(kind, copy=False) if is_floating(array) else array
 
 
 def complex_dtype(dtype: str) -> str:
