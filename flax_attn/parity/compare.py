@@ -10,11 +10,10 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.described import Source
 from ..weights.mapping import some
 from ..weights.plan import make_plan
 from ..weights.rule import Rule
-from . import draw, judge
+from . import judge
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
@@ -27,11 +26,12 @@ from .rows.training import stepped, trained
 from .rows.values import idle, judged, other_shapes, unpaired, untested
 from .rows.warnings import warnings
 from .sides.leaves import leaves
+from .sides.live import Live
 from .sides.match import counterparts
+from .sides.original import Original
 from .sides.pair import Names, Pair
 from .sides.run import Request, Run, checked_constants
 from .sides.steps import Decoded, check_decode, decoded
-from .torch_module import describe, read
 
 
 def compare(
@@ -108,10 +108,11 @@ def compare(
     request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
     request = checked_constants(constants, request)
     check_decode(decode, flax_module, options.calls[1], request)
-    pair = make_pair(torch_module, flax_module, request, options)
+    original = Live(torch_module, options.calls[0], request)
+    pair = make_pair(original, flax_module, request, options)
     seen = _Seen(pair, options)
     seen.run()
-    title = title or f"{type(flax_module).__name__} against {type(torch_module).__name__}"
+    title = title or f"{type(flax_module).__name__} against {original.name}"
     report = Report(title, **seen.facts(), reproduce=reproduce)
     return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
 
@@ -122,7 +123,7 @@ class _Seen:
     def __init__(self, pair: Pair, options: Options):
         self.pair, self.options = pair, options
         self.rows: list[Row] = [*_exact(pair), *trained(pair)]
-        self.notes = dict.fromkeys(_told_of_modes(pair.torch_module, pair.request.train))
+        self.notes = dict.fromkeys(pair.original.notes)
         self.noisy: dict[str, list[Run]] = {}
         self.alone: dict[str, None] = {}
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
@@ -180,7 +181,7 @@ class _Seen:
     def _noisy(self, torchs: Run, dtype: str) -> list[Run]:
         """Torch's runs in a dtype with every operation moved, made once."""
         if dtype not in self.noisy:
-            self.noisy[dtype] = self.pair.noisy(dtype, torchs.keeps)
+            self.noisy[dtype] = self.pair.original.noisy(dtype, torchs.keeps)
         return self.noisy[dtype]
 
     def facts(self) -> dict[str, Any]:
@@ -206,9 +207,8 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
     """A sentence on torch's dropouts that eval mode leaves out and that Flax shows nowhere."""
     if pair.request.train:
         return []
-    modules = pair.torch_module.named_modules()
-    drops = {n for n, m in modules if "Dropout" in type(m).__name__ and getattr(m, "p", 0)}
-    names = [name for name in (n.removesuffix(" (torch)") for n in alone) if name in drops]
+    drops = {f"{name} (torch)" for name in pair.original.dropouts}
+    names = [name.removesuffix(" (torch)") for name in alone if name in drops]
     sentence = f"torch has dropout ({some(names)}) that Flax does not show: it is off in eval mode"
     return [f"{sentence}, train=True compares it"] if names else []
 
@@ -222,22 +222,15 @@ def _decided_against(rows: Sequence[Row]) -> bool:
 
 
 def make_pair(
-    torch_module: Any, flax_module: nnx.Module, request: Request, options: Options
+    original: Original, flax_module: nnx.Module, request: Request, options: Options
 ) -> Pair:
-    """The two modules with a mapping between them and weights for both."""
-    weights, rules = options.weights, options.rules
-    sources = describe(torch_module)
-    parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
-    plan = None if weights == "as_is" else make_plan(sources, flax_module, rules, parts)
-    skipped = plan.skipped if plan else ()
-    drawn = draw_weights(sources, request.seed) if weights == "random" else {}
-    values = {k: v for k, v in drawn.items() if k not in skipped} if drawn else read(torch_module)
-    if drawn and plan:  # buffers that are carried stay as they were built
-        carried = {name for move in plan.moves for name in move.sources} - values.keys()
-        values |= {k: v for k, v in read(torch_module).items() if k in carried} if carried else {}
-    ties = {source.name: source.same_as for source in sources if source.same_as}
+    """The two sides with a mapping between them and weights for both."""
+    rules, how = options.rules, options.weights
+    parts = [*original.parts]
+    plan = None if how == "as_is" else make_plan(original.sources, flax_module, rules, parts)
     names = Names(plan, flax_module, rules)
-    return Pair(torch_module, flax_module, options.calls, request, plan, names, values, ties)
+    original = original.with_weights(how, plan)
+    return Pair(original, flax_module, options.calls[1], request, plan, names)
 
 
 def assert_parity(
@@ -264,22 +257,6 @@ def assert_parity(
     if not report.ok:
         raise ParityError(str(report), report)
     return report
-
-
-def draw_weights(sources: Sequence[Source], seed: int) -> dict[str, np.ndarray]:
-    """Random values for every described parameter, tied ones equal; buffers are left out."""
-    kinds = {source.name: source.kind for source in sources}
-    return {
-        s.name: draw.parameter(
-            seed,
-            s.same_as or s.name,
-            kinds[s.same_as or s.name],
-            s.shape,
-            s.dtype.startswith("complex"),
-        )
-        for s in sources
-        if s.kind != "buffer"
-    }
 
 
 def versions() -> dict[str, str]:
@@ -316,17 +293,6 @@ def _check_modules(
                 f"Inputs are numpy arrays, so that both sides get the same; got a "
                 f"{type(x).__module__.split('.')[0]} array for {name}: numpy.asarray(...) is one."
             )
-
-
-def _told_of_modes(torch_module: Any, train: bool) -> list[str]:
-    """A sentence if some submodules of torch were in another mode than the rest."""
-    modes = {name: part.training for name, part in torch_module.named_modules() if name}
-    other = [name for name, mode in modes.items() if mode != torch_module.training]
-    if not other:
-        return []
-    few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
-    mode = "train" if train else "eval"
-    return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
 
 
 def _exact(pair: Pair) -> list[Row]:

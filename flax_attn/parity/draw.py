@@ -4,8 +4,11 @@ Each array has a stream of its own, named after it, so that nothing depends on o
 """
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
+
+from ..weights.described import Source
 
 
 def stream(seed: int, name: str) -> np.random.RandomState:
@@ -56,3 +59,19 @@ def parameter(
     if kind == "ConvTranspose":
         fan_in = shape[0] * int(np.prod(shape[2:]))
     return drawn.standard_normal(shape) * 1.6 / max(fan_in, 1) ** 0.5
+
+
+def parameters(seed: int, sources: Sequence[Source]) -> dict[str, np.ndarray]:
+    """Random values for every described parameter, tied ones equal; buffers are left out."""
+    kinds = {source.name: source.kind for source in sources}
+    return {
+        s.name: parameter(
+            seed,
+            s.same_as or s.name,
+            kinds[s.same_as or s.name],
+            s.shape,
+            s.dtype.startswith("complex"),
+        )
+        for s in sources
+        if s.kind != "buffer"
+    }

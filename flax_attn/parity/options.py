@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..weights.rule import Rule
 from .decode import Decode
-from .sides.pair import plain_call
+from .sides.calls import plain_call
 
 Weights = Literal["random", "given", "as_is"]
 DTYPES = ("float64", "float32", "bfloat16", "float16")

@@ -23,7 +23,7 @@ from ...weights.described import Source
 from ...weights.plan import make_plan
 from ...weights.rule import Rule
 from .. import draw, judge
-from ..compare import draw_weights, make_pair, versions
+from ..compare import make_pair, versions
 from ..decode import Decode
 from ..groups import fills, groups
 from ..options import Options
@@ -31,11 +31,11 @@ from ..report import Report, Row
 from ..rows.decoding import name_of, stepwise
 from ..rows.values import gradients, same_structure, structure
 from ..sides.flax import Flax
+from ..sides.live import Live
 from ..sides.match import hidden
 from ..sides.pair import Names, Pair, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..sides.steps import FlaxSteps, decoded, joined, output_of
-from ..torch_module import describe
 from .home import LIBRARY, Home, is_ours
 
 Call = Callable[..., Any]
@@ -180,7 +180,7 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
         raise ParityError(f"{case} is not recorded in {', '.join(missing)}: run {again}.")
     module = case.flax_module()
     plan = make_plan(sources, module, case.rules)
-    values = draw_weights(sources, case.seed)
+    values = draw.parameters(case.seed, sources)
     rows: list[Row] = []
     for dtype in dtypes:
         weights = canonical(plan.forward({k: rounded(v, dtype) for k, v in values.items()}), module)
@@ -284,8 +284,9 @@ def _request(case: Recorded, dtype: str) -> Request:
 def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     torch_module, module = case.torch_module(), case.flax_module()
     results, arrays = {}, {}
-    options = Options(rules=case.rules, torch_call=case.torch_call, flax_call=case.flax_call)
-    pair = make_pair(torch_module, module, _request(case, "float64"), options)
+    options = Options(rules=case.rules, flax_call=case.flax_call)
+    original = Live(torch_module, case.torch_call, _request(case, "float64"))
+    pair = make_pair(original, module, original.request, options)
     for dtype in case.dtypes:
         _, (got, torchs, truth) = next(pair.run(dtype, ["jit"]))
         facts, pieces = [], []
@@ -298,7 +299,7 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
             facts.append([kind, name, int(pieces[-1].size), scale, error])
         results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(torchs)}
         arrays[dtype] = np.concatenate(pieces)
-    sources = [source.to_json() for source in describe(torch_module)]
+    sources = [source.to_json() for source in original.sources]
     return {"sources": sources, "results": results}, arrays
 
 

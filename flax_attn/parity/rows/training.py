@@ -15,8 +15,6 @@ from .. import judge
 from ..report import Row
 from ..sides.pair import Pair
 from ..sides.run import Run
-from ..sides.torch import is_inexact
-from ..torch_module import to_numpy, to_torch
 from . import optimizers
 
 ROUNDING = "{}: the gradient of {} elements is rounding alone; their steps are left out"
@@ -41,17 +39,17 @@ def trained(pair: Pair) -> list[Row]:
     """A row for every tensor that one side trains and the other does not, or that is complex on
     one side and real on the other."""
     rows = []
-    tensors = dict(pair.torch_module.named_parameters(remove_duplicate=False))
+    params, values = pair.original.trained, pair.original.values
     variables = flax_state(pair.flax_module)
     for move in pair.plan.moves if pair.plan else ():
         for source, target in product(move.sources, move.targets):
-            is_param, tensor = isinstance(variables[target], nnx.Param), tensors.get(source)
-            kinds = [_kind(pair.values[source]), _kind(variables[target].get_value())]
+            is_param = isinstance(variables[target], nnx.Param)
+            kinds = [_kind(values[source]), _kind(variables[target].get_value())]
             if kinds[0] != kinds[1]:
                 said = KIND.format(source, kinds[0], target, kinds[1])
-            elif tensor is None:
+            elif source not in params:
                 said = NO_PARAM.format(source, target) if is_param else ""
-            elif not is_inexact(tensor) or tensor.requires_grad == is_param:
+            elif params[source] in (None, is_param):
                 said = ""
             elif is_param:
                 said = FROZEN.format(source, target)
@@ -81,19 +79,14 @@ def stepped(
     """
     made = optimizers.make(*optimizer)
     notes |= dict.fromkeys(made.notes)
-    values = pair.narrow("float64")
-    carried = [n for m in pair.plan.moves for n in m.sources] if pair.plan else []
-    params = {k: to_torch(v).requires_grad_() for k, v in values.items() if k in carried}
-    torchs, side = made.torch(list(params.values())), pair.flax("float64", mode)
-    ours, state, quiet = pair.weights(values), None, {}
-    for step in range(1, steps + 1):
-        got = pair.run_flax(side, ours)
-        torch_run = pair.torch("float64", values, got.keeps)
-        quiet = _quiet(quiet, pair.names.gradients(torch_run.gradients), got)
-        values = _torch_step(torchs, params, torch_run, values)
-        values |= {second: values[first] for second, first in pair.ties.items()}
+    ours, state, quiet = pair.weights(pair.narrow("float64")), None, {}
+    side = pair.flax("float64", mode)
+    got = pair.run_flax(side, ours)  # each of whose runs draws the same masks
+    for step, torchs in enumerate(pair.original.steps(made, steps, got.keeps), 1):
+        got = pair.run_flax(side, ours) if step > 1 else got
+        quiet = _quiet(quiet, pair.names.gradients(torchs.gradients), got)
         ours, state = _flax_step(made.optax, state, ours, got)
-        for path, want in pair.weights(values).items():
+        for path, want in pair.weights(torchs.values).items():
             if path in quiet:
                 ours[path] = np.where(quiet[path], want, ours[path])
                 verdict = judge.same_function(ours[path], want)
@@ -116,13 +109,6 @@ def _quiet(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, n
 
 def _names_of_gradients(got: Run) -> list[str]:
     return [path for path in got.gradients if not path.startswith("input ")]
-
-
-def _torch_step(torchs: Any, params: Mapping[str, Any], torch_run: Run, values: dict) -> dict:
-    for name, param in params.items():
-        param.grad = to_torch(torch_run.gradients[name]) if name in torch_run.gradients else None
-    torchs.step()
-    return {**values, **{name: to_numpy(param) for name, param in params.items()}}
 
 
 def _flax_step(

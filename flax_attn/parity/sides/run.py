@@ -134,6 +134,11 @@ class Request:
         args = tuple(filled(str(i), arg) for i, arg in enumerate(self.args))
         return args, {name: filled(name, value) for name, value in self.kwargs.items()}
 
+    def in_dtype(self, dtype: str) -> "Request":
+        """The request with its inputs rounded."""
+        args, kwargs = self.fill(narrowed(self.arrays(), dtype))
+        return replace(self, args=args, kwargs=kwargs)
+
     def is_constant(self, name: str) -> bool:
         """Whether an input array is one of `constants`, or lies below one."""
         return any(name == c or name.startswith((f"{c}.", f"{c}[")) for c in self.constants)
@@ -175,7 +180,7 @@ def is_floating(array: Any) -> bool:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """`array` in `dtype` if it is floating, else as it is; not copied where nothing is to be rounded.
+    """`array` in `dtype` if it is floating, else as it is; no copy if it has that dtype.
 
     Complex numbers have the precision of `dtype`, and of float32 where it is narrower.
     """
@@ -185,6 +190,11 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     if array.dtype.kind == "c":
         kind = np.dtype(complex_dtype(dtype))
     return array.astype(kind, copy=False) if is_floating(array) else array
+
+
+def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Arrays by name, each `rounded`."""
+    return {name: rounded(x, dtype) for name, x in arrays.items()}
 
 
 def complex_dtype(dtype: str) -> str:

@@ -174,20 +174,13 @@ def decoded(
       ValueError: if the inputs cannot be cut so, or Flax has no cache.
       ParityError: if a step fails, or torch's returns another number of tokens than it was given.
     """
-    request = pair.asked(dtype)
-    cuts, values = decode.checked(request.arrays()), pair.narrow(dtype)
-    side = FlaxSteps(pair.flax(dtype, mode), pair.weights(values), decode)
+    cuts = decode.checked(pair.request.arrays())
+    side = FlaxSteps(pair.flax(dtype, mode), pair.weights(pair.narrow(dtype)), decode)
     axis = side.axes[side.first]
     got, _, truth = (run.outputs for run in runs)
     both = {k: x for k, x in truth.items() if k in got and got[k].shape == x.shape}
     output = output_of(both, side.tokens, axis)
-    torchs: dict[Cut, Steps] = {}
-    want: dict[Cut, Steps] = {}
-    if decode.torch is not None:
-        torch_side = TorchSteps(pair.torch_module, request, values, decode)
-        torchs = {cut: torch_side.run(cut, dtype) for cut in cuts}
-        narrow = dtype != "float64"
-        want = {cut: torch_side.run(cut, "float64", True) for cut in cuts} if narrow else torchs
+    torchs, want = pair.original.decoded(decode, cuts, dtype)
     mine = {cut: side.run(cut) for cut in cuts}
     return Decoded(cuts, axis, output, mine, torchs, want, side)
 

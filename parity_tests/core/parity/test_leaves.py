@@ -13,6 +13,7 @@ from flax import nnx, struct
 from flax_attn.parity import ParityError, assert_parity, compare, judge
 from flax_attn.parity.compare import make_pair
 from flax_attn.parity.options import Options
+from flax_attn.parity.sides.live import Live
 from flax_attn.parity.sides.run import Request
 from parity_tests.tables import with_nightly
 
@@ -42,7 +43,8 @@ def test_inputs_of_submodules_are_recorded_on_both_sides():
             return self.up(self.up(x + 1)[..., np.array([0, 1, 2, 3, 0, 1])])
 
     request = Request((X,), {}, seed=0, train=False, grads=True, taps=True)
-    pair = make_pair(Twice(), Port(), request, Options(torch_call=call, flax_call=call))
+    original = Live(Twice(), call, request)
+    pair = make_pair(original, Port(), request, Options(flax_call=call))
     for mode, (got, _, truth) in pair.run("float64", ["eager", "jit"]):
         assert set(got.inputs) == set(got.taps) == {"up", "up#2"}, mode
         for name, inputs in got.inputs.items():

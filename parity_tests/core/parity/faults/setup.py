@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_attn.parity import Report, compare, port
-from flax_attn.parity.compare import draw_weights
+from flax_attn.parity import Report, compare, draw, port
 from flax_attn.parity.port import flax_values, set_flax
 from flax_attn.parity.torch_module import describe, write
 
@@ -112,7 +111,7 @@ def torch_module(pair: str, seed: int | None) -> Any:
     name, sizes = PAIRS[pair]
     module = getattr(trial_torch, name)(sizes)
     if seed is not None:
-        write(module, draw_weights(describe(module), seed))
+        write(module, draw.parameters(seed, describe(module)))
     return module.eval()
 
 

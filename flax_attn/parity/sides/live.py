@@ -1,0 +1,134 @@
+"""Torch's side, live: a module of torch that is run whenever the comparison asks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...weights.described import Source
+from ...weights.plan import Plan
+from .. import draw
+from ..torch_module import describe, read, to_numpy, to_torch
+from .calls import errors_of
+from .original import Arrays, Stepped
+from .run import Request, Run, narrowed
+from .steps import TorchSteps
+from .torch import is_inexact, run_torch, stiff
+from .torch_noise import RUNS as NOISY
+from .torch_noise import Moved
+
+
+@dataclass(frozen=True)
+class Live:
+    """The `Original` that is a module of torch.
+
+    Attributes:
+      module: never changed.
+      call: how it is called.
+      request: the call's arguments, and what is wanted of it.
+      values: weights that are put in it; without, its own.
+    """
+
+    module: Any
+    call: Callable[..., Any]
+    request: Request
+    values: Arrays = field(default_factory=dict)
+    keeps: None = None
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def sources(self) -> list[Source]:
+        return describe(self.module)
+
+    @property
+    def parts(self) -> list[str]:
+        return [name for name, _ in self.module.named_modules(remove_duplicate=False) if name]
+
+    @property
+    def trained(self) -> Mapping[str, bool | None]:
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: x.requires_grad if is_inexact(x) else None for name, x in named}
+
+    @property
+    def dropouts(self) -> list[str]:
+        named = self.module.named_modules()
+        return [n for n, m in named if "Dropout" in type(m).__name__ and getattr(m, "p", 0)]
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence if some submodules were in another mode than the rest."""
+        modes = {name: part.training for name, part in self.module.named_modules() if name}
+        other = [name for name, mode in modes.items() if mode != self.module.training]
+        if not other:
+            return []
+        few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+        mode = "train" if self.request.train else "eval"
+        return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
+
+    def with_weights(self, how: str, plan: Plan | None) -> "Live":
+        skipped = plan.skipped if plan else ()
+        drawn = draw.parameters(self.request.seed, self.sources) if how == "random" else {}
+        if not drawn:
+            return replace(self, values=read(self.module))
+        values = {name: x for name, x in drawn.items() if name not in skipped}
+        # Buffers that are carried stay as they were built.
+        moves = plan.moves if plan else ()
+        carried = {name for move in moves for name in move.sources} - values.keys()
+        built = read(self.module) if carried else {}
+        return replace(self, values=values | {k: v for k, v in built.items() if k in carried})
+
+    def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
+        values = narrowed(self.values, dtype)
+        torchs = self._run(dtype, values, keeps)
+        truth = torchs if dtype == "float64" else self._run(dtype, values, keeps, "float64")
+        return torchs, truth
+
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+        values, quiet = narrowed(self.values, dtype), Moved(None)
+        self._run(dtype, values, keeps, moved=quiet)
+        moves = (Moved(seed, quiet.decided) for seed in range(NOISY))
+        return [self._run(dtype, values, keeps, moved=moved) for moved in moves]
+
+    def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
+        values = narrowed(self.values, "float64")
+        firsts = dict(self.module.named_parameters())
+        trained = [k for k in firsts if k in values and self.trained[k] is not None]
+        params = {k: to_torch(values[k]).requires_grad_() for k in trained}
+        torchs = optimizer.torch(list(params.values()))
+        ties = {source.name: source.same_as for source in self.sources if source.same_as}
+        for _ in range(count):
+            run = self._run("float64", values, keeps)
+            for name, param in params.items():
+                known = name in run.gradients
+                param.grad = to_torch(run.gradients[name]) if known else None
+            torchs.step()
+            values = {**values, **{name: to_numpy(param) for name, param in params.items()}}
+            values |= {k: values[first] for k, first in ties.items() if first in values}
+            yield Stepped(run.gradients, values)
+
+    def decoded(self, decode: Any, cuts: Sequence[Any], dtype: str) -> tuple[dict, dict]:
+        if decode.torch is None:
+            return {}, {}
+        values = narrowed(self.values, dtype)
+        side = TorchSteps(self.module, self.request.in_dtype(dtype), values, decode)
+        torchs = {cut: side.run(cut, dtype) for cut in cuts}
+        narrow = dtype != "float64"
+        return torchs, {cut: side.run(cut, "float64", True) for cut in cuts} if narrow else torchs
+
+    def _run(
+        self,
+        dtype: str,
+        values: Arrays,
+        keeps: Sequence[np.ndarray],
+        at: str = "",
+        moved: Moved | None = None,
+    ) -> Run:
+        """One run in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
+        request, made_in = self.request.in_dtype(dtype), at or dtype
+        with errors_of("torch", self.name, made_in, self.call, lambda: stiff(self.module, made_in)):
+            more = keeps, bool(at), moved
+            return run_torch(self.module, self.call, request, values, made_in, *more)

@@ -1,0 +1,71 @@
+"""What the harness asks of torch's side: a live module, or what one gave before."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...weights.described import Source
+from ...weights.plan import Plan
+from .run import Run
+
+Arrays = dict[str, np.ndarray]
+
+
+class Stepped(NamedTuple):
+    """Torch after one step of an optimizer: the gradients that it took, and all its weights."""
+
+    gradients: Arrays
+    values: Arrays
+
+
+class Original(Protocol):
+    """Torch's side of a comparison, with its weights, its inputs and how it is called.
+
+    Attributes:
+      name: of its class.
+      sources: its tensors.
+      parts: the paths of all its submodules.
+      values: its weights by name.
+      trained: whether each of its parameters is trained; None of whole numbers, which cannot be.
+      dropouts: the paths of its dropouts.
+      notes: sentences about how it was found.
+      keeps: the dropout masks that JAX repeats; None if JAX draws them and torch repeats.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sources(self) -> Sequence[Source]: ...
+    @property
+    def parts(self) -> Sequence[str]: ...
+    @property
+    def values(self) -> Arrays: ...
+    @property
+    def trained(self) -> Mapping[str, bool | None]: ...
+    @property
+    def dropouts(self) -> Sequence[str]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    @property
+    def keeps(self) -> Sequence[np.ndarray] | None: ...
+
+    def with_weights(self, how: str, plan: Plan | None) -> "Original":
+        """The same with its weights for a comparison: "random", "given" or "as_is"."""
+        ...
+
+    def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
+        """Torch in `dtype`, and the truth: all rounded to `dtype`, computed in float64."""
+        ...
+
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+        """Torch in `dtype` again, a few times, with every operation moved by its rounding."""
+        ...
+
+    def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
+        """Torch after each of so many steps of an optimizer, in float64."""
+        ...
+
+    def decoded(self, decode: Any, cuts: Sequence[Any], dtype: str) -> tuple[dict, dict]:
+        """Torch's own steps by cut, in `dtype` and in float64; empty if it has none."""
+        ...
