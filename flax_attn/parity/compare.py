@@ -18,6 +18,7 @@ from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
 from .port import flax_values, set_flax
+from .repeated import together
 from .report import Report, Row
 from .rows import decoding
 from .rows.draws import draws
@@ -32,6 +33,7 @@ from .sides.original import Original
 from .sides.pair import Names, Pair
 from .sides.run import Request, Run, checked_constants
 from .sides.steps import Decoded, check_decode, decoded
+from .watch import Watch
 
 
 def compare(
@@ -109,12 +111,13 @@ def compare(
     request = checked_constants(constants, request)
     check_decode(decode, flax_module, options.calls[1], request)
     original = Live(torch_module, options.calls[0], request)
-    pair = make_pair(original, flax_module, request, options)
-    seen = _Seen(pair, options)
-    seen.run()
     title = title or f"{type(flax_module).__name__} against {original.name}"
-    report = Report(title, **seen.facts(), reproduce=reproduce)
-    return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
+    pair = make_pair(original, flax_module, request, options, title)
+    with pair.watch:
+        seen = _Seen(pair, options)
+        seen.run()
+        report = Report(title, **seen.facts(), reproduce=reproduce)
+        return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
 
 
 class _Seen:
@@ -209,7 +212,8 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
         return []
     drops = {f"{name} (torch)" for name in pair.original.dropouts}
     names = [name.removesuffix(" (torch)") for name in alone if name in drops]
-    sentence = f"torch has dropout ({some(names)}) that Flax does not show: it is off in eval mode"
+    few = some(together(names))
+    sentence = f"torch has dropout ({few}) that Flax does not show: it is off in eval mode"
     return [f"{sentence}, train=True compares it"] if names else []
 
 
@@ -222,7 +226,7 @@ def _decided_against(rows: Sequence[Row]) -> bool:
 
 
 def make_pair(
-    original: Original, flax_module: nnx.Module, request: Request, options: Options
+    original: Original, flax_module: nnx.Module, request: Request, options: Options, title: str = ""
 ) -> Pair:
     """The two sides with a mapping between them and weights for both."""
     rules, how = options.rules, options.weights
@@ -230,7 +234,8 @@ def make_pair(
     plan = None if how == "as_is" else make_plan(original.sources, flax_module, rules, parts)
     names = Names(plan, flax_module, rules)
     original = original.with_weights(how, plan)
-    return Pair(original, flax_module, options.calls[1], request, plan, names)
+    watch = Watch(title, original.values)
+    return Pair(original, flax_module, options.calls[1], request, plan, names, watch)
 
 
 def assert_parity(
