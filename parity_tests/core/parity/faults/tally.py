@@ -43,7 +43,8 @@ class Tally:
 
     def text(self, found: Sequence[Answer]) -> str:
         """The table as text, each amplitude by itself, and a line for each fault missed."""
-        asked = [(low, question) for low in (False, True) for question in self.questions]
+        lows = sorted({row.low for row in found})
+        asked = [(low, question) for low in lows for question in self.questions]
         heads = [f"{question} {'low' if low else 'full'}" for low, question in asked]
         lines = [f"{self.title:<22}" + "".join(f"{head:>15}" for head in heads)]
         for group in (*self.groups, "all"):
