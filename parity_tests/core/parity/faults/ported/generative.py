@@ -113,14 +113,14 @@ MISTAKES = [
         "the codebook's rows returned, without the straight-through gradient",
         CHAMELEON,
         GRADIENTS,
-        "stop_gradient|detach|straight|gradient",
+        "stop|detach|straight|blocked|cut|zero|missing",
         port=NotThrough,
     ),
     Mistake(
         "beta at the other of the two losses",
         CHAMELEON,
         GRADIENTS,
-        "stop_gradient|detach|gradient|factor|scale|exchang|swap|times|0.25",
+        "stop|detach|factor|scale|exchang|swap|times|0.25",
         port=PaperLoss,
     ),
     Mistake(

@@ -265,7 +265,7 @@ MISTAKES = [
         "torch's momentum, which is the share of the new",
         RESNET,
         "|".join(STATISTICS),
-        "momentum|share of the new|moving",
+        "momentum|share|moving|average",
         port=TorchsMomentumBottleNeck,
     ),
     Mistake(
@@ -309,7 +309,7 @@ MISTAKES = [
         "the four patches row by row",
         SWIN,
         "between the input and norm",
-        "order|exchang|permut|swap",
+        "order|exchang|permut|swap|transpos|axes|part",
         port=RowsFirstMerging,
     ),
     Mistake("nnx's epsilon of a norm", SWIN, "norm", "epsilon", port=FlaxEpsilonMerging),
@@ -317,7 +317,7 @@ MISTAKES = [
         "padding counted in the mean",
         POOLFORMER,
         "pooling|pooling.pool",
-        "pad|border|edge|count",
+        "pad|border|edge|count|margin|corner",
         port=PadsCountedPoolFormer,
     ),
     Mistake(
@@ -331,7 +331,7 @@ MISTAKES = [
         "a norm over channels, where torch has one over the whole image",
         POOLFORMER,
         "before_norm",
-        "axis|axes|group|Group",
+        "axis|axes|group|Group|channel",
         port=LayerNormPoolFormer,
         rules=tuple(
             Rule(f"{norm}.weight -> {norm}.scale") for norm in ("before_norm", "after_norm")

@@ -241,7 +241,7 @@ GRU_BLOCK = Block(
     gru_rules(),
 )
 MAMBA = Block("MambaMixer", mamba, Mixer, (normal("mamba", 3, 7, 5),))
-ORDER = "order|exchang|permut|swap|gate"
+ORDER = "order|exchang|permut|swap|gate|part"
 SCAN = "between x_proj and out_proj|between dt_proj and out_proj|out_proj"
 STATES, LAST = "output[0]", "output[1]|output[1][0]|output[1][1]"
 MISTAKES = [
@@ -286,7 +286,7 @@ MISTAKES = [
         rules=gru_rules("(g i) o -> g i o"),
         also=LAST,
     ),
-    Mistake("A without its minus", MAMBA, SCAN, "sign|minus|negat", port=GrowingMixer),
+    Mistake("A without its minus", MAMBA, SCAN, "sign|minus|negat|-1", port=GrowingMixer),
     Mistake("dt without softplus", MAMBA, SCAN, "softplus|activation", port=NoSoftplusMixer),
     Mistake(
         "the causal convolution padded on both sides",

@@ -197,7 +197,7 @@ MISTAKES = [
         "dilation forgotten",
         DAC,
         "res_unit2.conv1",
-        "dilat",
+        "dilat|apart|spac",
         port=UndilatedDecoder,
         also="res_unit3.conv1",
     ),

@@ -76,7 +76,7 @@ def _refused(mistake: Mistake, sentence: str) -> Row:
     """A refusal finds a mistake if it names its place: the right port is not refused."""
     here = any(place in sentence for place in mistake.places)
     said = f"refused, {' '.join(sentence.split())}"
-    return Row(mistake, here, here, _named(mistake, sentence), (), None, said)
+    return Row(mistake, here, here, _named(mistake, sentence if here else ""), (), None, said)
 
 
 def _named(mistake: Mistake, told: str) -> bool | None:
