@@ -4,7 +4,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flax_attn.parity import Rule
-from parity_tests.foreign.conv_block import BatchNorm
 
 from .mistake import Block, Mistake, channels_last, normal
 
@@ -30,7 +29,7 @@ class ConvLayer(nnx.Module):
             use_bias=False,
             rngs=rngs,
         )
-        self.normalization = BatchNorm(outward, momentum=self.momentum, epsilon=1e-5, rngs=rngs)
+        self.normalization = nnx.BatchNorm(outward, momentum=self.momentum, epsilon=1e-5, rngs=rngs)
 
     def __call__(self, x):
         running = True if self.always_running else None

@@ -90,10 +90,6 @@ def roberta():
 class Embed(nnx.Embed):
     """As torch with `padding_idx`: that row is not trained."""
 
-    def __init__(self, count, width, *, rngs):
-        super().__init__(count, width, rngs=rngs)
-        self.dtype = None  # or it casts to the dtype its table was built in
-
     def __call__(self, ids):
         rows = super().__call__(ids)
         return jnp.where((ids == PAD)[..., None], jax.lax.stop_gradient(rows), rows)
@@ -108,7 +104,6 @@ class Embeddings(nnx.Module):
         self.word_embeddings = self.Words(13, 6, rngs=rngs)
         self.position_embeddings = Embed(11, 6, rngs=rngs)
         self.token_type_embeddings = nnx.Embed(3, 6, rngs=rngs)
-        self.word_embeddings.dtype = self.token_type_embeddings.dtype = None
         self.LayerNorm = nnx.LayerNorm(6, epsilon=1e-5, rngs=rngs)
 
     def positions(self, ids):
