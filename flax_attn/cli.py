@@ -275,7 +275,7 @@ def _wide_console(console: "Console") -> "Console":
 def _versions(proofs: "Sequence[Proof]") -> dict[str, str]:
     if proofs:
         return proofs[0][2].versions
-    from .parity.compare import versions
+    from .parity.versions import versions
 
     return versions()
 

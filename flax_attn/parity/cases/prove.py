@@ -115,7 +115,7 @@ def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
 
 def not_proven(title: str, failure: Failure) -> Report:
     """A report of nothing, which is not equal."""
-    from ..compare import versions
+    from ..versions import versions
 
     return Report(title, (), notes=(failure.text,), versions=versions())
 
