@@ -1,7 +1,8 @@
 """`compare` and `assert_parity`: two modules, the same weights and inputs, everything compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from flax import nnx
@@ -135,8 +136,9 @@ class _Seen:
         """Runs both sides in every dtype, and step by step in the first, if that is asked for."""
         options = self.options
         for dtype in options.dtypes:
-            for mode, runs in self.pair.run(dtype, options.modes).items():
+            for mode, runs in self.pair.run(dtype, options.modes):
                 self.add(runs, dtype, mode)
+                del runs  # before the next are made
         if options.decode is not None:
             self.decode(options.decode, options.dtypes[0], options.modes[-1])
         if options.optimizer is not None:
@@ -145,12 +147,16 @@ class _Seen:
 
     def add(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         pair = self.pair
-        got, torchs, truth = self.runs[dtype, mode] = runs
+        got, torchs, truth = runs
         noisy = self._noisy(torchs, dtype) if self.options.noise else ()
         rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
             noisy = self._noisy(torchs, dtype)
             rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
+        right = not any(row.verdict.differs for row in rows)
+        # Gradients are as large as the model, and only what differs is looked at again.
+        kept = (replace(run, gradients={}) for run in runs) if right else runs
+        self.runs[dtype, mode] = cast(tuple[Run, Run, Run], tuple(kept))
         self.rows += rows
         states(pair, got, torchs, dtype, mode, self.rows, self.notes)
         draws(got, torchs, self.rows, self.notes)

@@ -23,7 +23,10 @@ def fills(x: np.ndarray, dtype: str) -> np.ndarray:
     [-1, -1, 0, 1]
     """
     finfo = ml_dtypes.finfo(dtype)
-    filled = np.abs(x) >= SHARES.get(dtype, SHARE) * float(finfo.max)
+    large = SHARES.get(dtype, SHARE) * float(finfo.max)
+    if np.abs(x).max(initial=0.0) < min(large, -max(KNOWN) / 2):
+        return np.zeros(x.shape, np.int8)  # nearly all arrays: none is looked through seven times
+    filled = np.abs(x) >= large
     for known in KNOWN:
         filled |= np.abs(x - known) <= float(finfo.eps) * abs(known)
     return np.where(filled & ~np.isposinf(x), np.sign(x), 0).astype(np.int8)
@@ -36,7 +39,11 @@ def groups(x: np.ndarray) -> np.ndarray:
     [0, 0, 1, 1, 2, 0]
     """
     size = np.abs(x)
-    ordered = np.sort(size[size > 0])
+    large = size > HUGE
+    if not large.any():
+        return np.zeros(x.shape, np.int8)
+    below = size[(size > 0) & ~large]  # of which the largest alone may lie before a gap
+    ordered = np.sort(np.concatenate([[below.max()] if below.size else [], size[large]]))
     with np.errstate(over="ignore"):
-        gaps = (ordered[1:] > HUGE * ordered[:-1]) & (ordered[1:] > HUGE)
-    return np.digitize(size, ordered[1:][gaps])
+        gaps = ordered[1:] > HUGE * ordered[:-1]
+    return np.digitize(size, ordered[1:][gaps]).astype(np.int8)

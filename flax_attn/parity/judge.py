@@ -36,6 +36,7 @@ ZEROS = "both are all zeros"
 EMPTY = "there are no elements"
 FILLED = "every element is infinite or a fill"
 ROUNDS = 0.3
+ORDINARY = 128  # powers of two whose squares, and those of differences, float64 holds by far
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def real(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)], axis=-1)
-    return x.astype(np.float64)
+    return x.astype(np.float64, copy=False)
 
 
 def printed(got: np.ndarray, want: np.ndarray) -> bool:
@@ -290,7 +291,7 @@ def whole_gradient(gradients: list[np.ndarray]) -> float:
     bias of keys say, may be nothing but rounding."""
     finite = [x[np.isfinite(x)] for x in map(real, gradients)]
     power = _power(*finite) if finite else 0
-    norms = [np.linalg.norm(np.ldexp(x, power)) for x in finite]
+    norms = [np.linalg.norm(_scaled(x, power)) for x in finite]
     return float(np.ldexp(np.linalg.norm(norms), -power))
 
 
@@ -317,13 +318,13 @@ class _Sides:
         if got.shape != want.shape:
             return cls(got, want, False, np.zeros(()), np.zeros((), int))
         if not split:
-            part = np.where(np.isfinite(want), 0, -1)
+            part = np.isfinite(want).astype(np.int8) - np.int8(1)
             return cls(got, want, True, _pattern(got, want), part)
         filled = fills(want, dtype)
         hidden = (filled < 0) & fill
         wrong = (fills(got, dtype) != filled) | (_pattern(got, want) & ~hidden)
         left = np.isfinite(want) & (filled == 0)
-        part = np.full(want.shape, -1)
+        part = np.full(want.shape, -1, np.int8)
         part[left] = groups(want[left])
         return cls(got, want, True, wrong, part)
 
@@ -331,7 +332,8 @@ class _Sides:
         """That of the elements where `part` is true; of `other` in place of `got`, if given."""
         if not self.lined_up:
             return INF
-        return _over((self.got if other is None else other)[part], self.want[part], scale)
+        some = part if not np.all(part) else ...  # all of a large array is not copied
+        return _over((self.got if other is None else other)[some], self.want[some], scale)
 
 
 def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -> Verdict:
@@ -401,18 +403,29 @@ def _precise(error: float, torch_error: float, dtype: str) -> Verdict:
 
 def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:
     power = _power(got, want)
-    gap = float(np.linalg.norm(np.ldexp(got, power) - np.ldexp(want, power)))
-    size = float(np.linalg.norm(np.ldexp(want, power)) if scale is None else np.ldexp(scale, power))
+    got, want = (_scaled(x, power) for x in (got, want))
+    gap = float(np.linalg.norm(got - want))
+    size = float(np.linalg.norm(want) if scale is None else np.ldexp(scale, power))
     return gap / size if size else (0.0 if gap == 0 else INF)
 
 
 def _power(*arrays: np.ndarray) -> int:
-    """Of two, by which the largest element comes below one: exact, and no square is lost."""
-    return -int(np.frexp(max(np.abs(x).max(initial=0.0) for x in arrays))[1])
+    """Of two, by which the largest element comes below one: exact, and no square is lost.
+
+    0 where none would be lost anyway, so that a large array is not copied.
+    """
+    power = -int(np.frexp(max(np.abs(x).max(initial=0.0) for x in arrays))[1])
+    return power if abs(power) > ORDINARY else 0
+
+
+def _scaled(x: np.ndarray, power: int) -> np.ndarray:
+    return np.ldexp(x, power) if power else x
 
 
 def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Where NaN, Inf or -Inf stands on one side only."""
+    if np.isfinite(got).all() and np.isfinite(want).all():
+        return np.zeros(got.shape, bool)
     kinds = ((np.isnan(x), np.isposinf(x), np.isneginf(x)) for x in (got, want))
     return np.logical_or.reduce([a != b for a, b in zip(*kinds, strict=True)])
 

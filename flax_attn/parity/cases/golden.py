@@ -289,7 +289,7 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     original = Live(torch_module, case.torch_call, _request(case, "float64"))
     pair = make_pair(original, module, options)
     for dtype in case.dtypes:
-        got, torchs, truth = pair.run(dtype, ["jit"])["jit"]
+        _, (got, torchs, truth) = next(pair.run(dtype, ["jit"]))
         facts, pieces = [], []
         entries = _results(got, torchs, truth, pair.names, dtype)
         if case.decode is not None and case.decode.torch and dtype == case.dtypes[0]:

@@ -175,8 +175,8 @@ def _trained(
     made = optimizers.make(*options.optimizer)
     steps = live.steps(made, options.steps, keeps)
     after = [writer.tree("steps", [step.gradients, step.values]) for step in steps]
-    name, given = options.optimizer
-    return {"optimizer": [name, writer.tree("", dict(given))], "steps": after}
+    name, settings = options.optimizer
+    return {"optimizer": [name, writer.tree("", dict(settings))], "steps": after}
 
 
 def _written(path: Path, facts: dict[str, Any], writer: Writer) -> Path:

@@ -133,7 +133,7 @@ class Recording:
     def _arguments(self, asked: Asked) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments: those that were recorded, or equal ones that are given again."""
         known = self.request
-        given = Request(asked.inputs, asked.kwargs, 0, False, False, False).arrays()
+        arrays = Request(asked.inputs, asked.kwargs, 0, False, False, False).arrays()
         has = {k: self.reader.tensor(x) for k, x in self.facts["request"]["arrays"].items()}
         if not asked.inputs and not asked.kwargs:
             if self.facts["request"]["call"] is None:
@@ -142,9 +142,9 @@ class Recording:
                     "written down: give compare the inputs too, as they were recorded."
                 )
             return known.args, known.kwargs
-        if given.keys() != has.keys():
-            self._refuse(f"the inputs {_listed(given)}", f"the inputs {_listed(has)}")
-        for name, x in given.items():
+        if arrays.keys() != has.keys():
+            self._refuse(f"the inputs {_listed(arrays)}", f"the inputs {_listed(has)}")
+        for name, x in arrays.items():
             if not judge.exact(x, has[name]).ok:
                 raise ParityError(
                     f"Input {name!r} is another than was recorded in {self.path}: give no inputs, "
@@ -166,11 +166,11 @@ class Recording:
             if "noise" not in self.facts["runs"][dtype]:
                 self._refuse(f"noise=True in {dtype}", "none there; say record(..., noise=True)")
 
-    def _check_training(self, name: str, given: Mapping[str, Any], steps: int) -> None:
+    def _check_training(self, name: str, settings: Mapping[str, Any], steps: int) -> None:
         known, count = self.training
-        if known is None or (name, dict(given)) != known or steps > count:
+        if known is None or (name, dict(settings)) != known or steps > count:
             has = "no optimizer" if known is None else f"optimizer={known!r}, steps={count}"
-            self._refuse(f"optimizer={(name, dict(given))!r}, steps={steps}", has)
+            self._refuse(f"optimizer={(name, dict(settings))!r}, steps={steps}", has)
 
     def _refuse(self, asked: str, has: str) -> None:
         raise ParityError(f"{self.path} was not recorded with {asked}; it has {has}.")
@@ -254,8 +254,8 @@ def _source(fields: Mapping[str, Any]) -> Source:
 def _training(facts: Mapping[str, Any], reader: Reader) -> tuple[Any, int]:
     if "optimizer" not in facts:
         return None, 1
-    name, given = facts["optimizer"]
-    return (name, reader.value(given)), len(facts["steps"])
+    name, settings = facts["optimizer"]
+    return (name, reader.value(settings)), len(facts["steps"])
 
 
 def _request(facts: Mapping[str, Any], reader: Reader) -> Request:

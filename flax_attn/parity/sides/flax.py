@@ -80,11 +80,16 @@ class Flax:
         """The module as a run has it: in its dtype and mode, with these weights."""
         with self.precise():
             params, _, _, rest = self._arguments(weights)
-            graph, state = nnx.split(self.module)
-            state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
-            return self._merged(graph, state, params | rest["weights"])
+            return self._merged(*nnx.split(self.module), params | rest["weights"])
 
     def _merged(self, graph: Any, state: Any, weights: Mapping[str, Any]) -> nnx.Module:
+        """The module with these weights, and all else in the run's dtype."""
+
+        def cast(path: Sequence[Any], x: Any) -> Any:
+            name = ".".join(str(key.key) for key in path if hasattr(key, "key"))
+            return x if name in weights else _cast(x, self.dtype)  # what is replaced need not be
+
+        state = jax.tree_util.tree_map_with_path(cast, state)
         copy = nnx.merge(graph, state, copy=True)
         _unpin(copy)
         copy.train() if self.request.train else copy.eval()
@@ -137,7 +142,6 @@ class Flax:
     def _forward(self) -> Callable[..., Any]:
         """A pure function of everything floating: floating outputs, and all else beside."""
         graph, state = nnx.split(self.module)
-        state = jax.tree.map(lambda x: _cast(x, self.dtype), state)
         request = self.request
 
         def forward(params, floats, probes, rest):
@@ -341,7 +345,7 @@ def _cast(x: Any, dtype: str) -> Any:
 
 
 def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.array(x) for name, x in arrays.items()}
+    return {name: np.asarray(x) for name, x in arrays.items()}
 
 
 def _conjugate(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -111,22 +111,32 @@ class Pair:
     def _errors(self, dtype: str) -> AbstractContextManager[None]:
         return errors_of("Flax", type(self.flax_module).__name__, dtype, self.call)
 
-    def run(self, dtype: str, modes: Sequence[str]) -> dict[str, tuple[Run, Run, Run]]:
+    def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:
         """Flax in each of `modes`, torch in `dtype`, and torch in float64, which is the truth.
 
         Narrow dtypes run in the last mode alone, under jit, which is how they are used: each eager
         operation is compiled by itself, and float64 shows that both ways are the same function.
+        Each run is given out before the next is made, so that a large model's need not lie beside
+        one another.
         """
         modes = modes if dtype == "float64" else modes[-1:]
         weights = self.weights(self.narrow(dtype))
-        sides = {mode: self.flax(dtype, mode) for mode in modes}
-        got = {mode: self.run_flax(side, weights) for mode, side in sides.items()}
-        keeps = got[modes[0]].keeps
-        if keeps and self.request.train:
+        torchs: tuple[Run, Run] | None = None
+        for mode in modes:
+            got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
+            torchs = torchs or self.original.run(dtype, got[0].keeps)
+            yield mode, (got.pop(), *torchs)  # it is held here no longer
+
+    def _flax_run(
+        self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool
+    ) -> Run:
+        """One run of Flax, and its dropout masks drawn again."""
+        side = self.flax(dtype, mode)
+        got = self.run_flax(side, weights)
+        if redraws and got.keeps and self.request.train:
             with self._errors(dtype):
-                got[modes[-1]].redrawn = sides[modes[-1]].again(_times(keeps, modes[-1]))
-        torchs, truth = self.original.run(dtype, keeps)
-        return {mode: (run, torchs, truth) for mode, run in got.items()}
+                got.redrawn = side.again(_times(got.keeps, mode))
+        return got
 
 
 def _times(keeps: Sequence[np.ndarray], mode: str) -> int:

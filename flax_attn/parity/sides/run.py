@@ -183,7 +183,7 @@ def is_floating(array: Any) -> bool:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """`array` in `dtype` if it is floating, else as it is.
+    """`array` in `dtype` if it is floating, else as it is; no copy if it has that dtype.
 
     Complex numbers have the precision of `dtype`, and of float32 where it is narrower.
     """
@@ -192,7 +192,7 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     if array.dtype.kind == "c":
         kind = np.dtype(complex_dtype(dtype))
-    return array.astype(kind) if is_floating(array) else array
+    return array.astype(kind, copy=False) if is_floating(array) else array
 
 
 def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:

@@ -54,7 +54,7 @@ def run_torch(
         }
         copies = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(copies)
-        recorder = _Recorder(module, keeps, request, dtype)
+        recorder = _Recorder(module, keeps, request, dtype, weights)
         with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
@@ -200,12 +200,15 @@ def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
         to_torch(rounded(request.cotangent(name, x), dtype)).to(x.dtype)
         for name, x in outputs.items()
     ]
-    gradients = torch.autograd.grad(
-        list(outputs.values()), list(wanted.values()), cotangents, allow_unused=True
-    )
+    gradients = list(
+        torch.autograd.grad(
+            list(outputs.values()), list(wanted.values()), cotangents, allow_unused=True
+        )
+    )[::-1]  # each is let go once it is copied
     return {
-        name: to_numpy(torch.zeros_like(x) if g is None else g)
-        for (name, x), g in zip(wanted.items(), gradients, strict=True)
+        name: np.zeros(tuple(x.shape), to_numpy(x[:0]).dtype) if g is None else to_numpy(g)
+        for name, x in wanted.items()
+        for g in [gradients.pop()]
     }
 
 
@@ -213,9 +216,15 @@ class _Recorder:
     """Notes submodules' outputs and the points inside attention; feeds dropout its masks."""
 
     def __init__(
-        self, module: Any, keeps: Sequence[np.ndarray] | None, request: Request, dtype: str
+        self,
+        module: Any,
+        keeps: Sequence[np.ndarray] | None,
+        request: Request,
+        dtype: str,
+        weights: Mapping[str, np.ndarray],
     ):
         self.module, self.wants_taps, self.dtype = module, request.taps, dtype
+        self.weights = {k: x for k, x in weights.items() if x.dtype.name == dtype}
         self.keeps, self.drawn = list(keeps or ()), 0
         self.seed = request.seed if keeps is None else None
         self.run = Run()
@@ -236,6 +245,7 @@ class _Recorder:
                     stack.callback(handle.remove)
             stack.enter_context(dispatch_mode(self._heard))
             stack.enter_context(fused_heard(self.points))
+            stack.callback(self.points.forget)
             yield
 
     def finish(self) -> None:
@@ -265,13 +275,29 @@ class _Recorder:
             self.path.pop()
             inputs = self.inputs.pop()
             if path and self.wants_taps:
-                return self._note_output(path, _call_of(part, inputs), out)
+                return self._note_output(path, self._call_of(path, part, inputs), out)
             return None
 
         return [
             part.register_forward_pre_hook(enter, with_kwargs=True),
             part.register_forward_hook(leave, with_kwargs=True),
         ]
+
+    def _call_of(self, path: str, part: Any, inputs: tuple[Any, ...]) -> Call:
+        """What one call of a submodule was computed from; of parameters no second copy is made."""
+        facts = {
+            name: float(value)
+            for name, value in vars(part).items()
+            if isinstance(value, int | float) and not name.startswith("_")
+        }
+        params = {
+            role: to_numpy(x) if carried is None else carried
+            for role, x in part.named_parameters(recurse=False)
+            for carried in [self.weights.get(f"{path}.{role}")]
+        }
+        buffers = {role: to_numpy(x) for role, x in part.named_buffers(recurse=False)}
+        arrays = {str(i): to_numpy(x) for i, x in enumerate(inputs)}
+        return Call(type(part).__name__, arrays, {**params, **buffers}, facts)
 
     def _note_output(self, path: str, call: Call, out: Any) -> Any:
         """Notes every leaf of a submodule's output."""
@@ -363,22 +389,3 @@ def _step(name: str, place: int, others: Sequence[Any], shape: tuple[int, ...]) 
 
     plain = [to_numpy(x) if torch.is_tensor(x) else x for x in others]
     return Step(name.rstrip("_"), place, tuple(plain), shape)
-
-
-def _call_of(part: Any, inputs: tuple[Any, ...]) -> Call:
-    """What one call of a submodule was computed from."""
-    tensors = {
-        **dict(part.named_parameters(recurse=False)),
-        **dict(part.named_buffers(recurse=False)),
-    }
-    facts = {
-        name: float(value)
-        for name, value in vars(part).items()
-        if isinstance(value, int | float) and not name.startswith("_")
-    }
-    return Call(
-        type(part).__name__,
-        {str(i): to_numpy(x) for i, x in enumerate(inputs)},
-        {role: to_numpy(x) for role, x in tensors.items()},
-        facts,
-    )

@@ -90,6 +90,12 @@ class Points:
         self.backward = False
         self.muted = False
 
+    def forget(self) -> None:
+        """Lets every tensor go: autograd's hooks hold this, and what holds them is never freed."""
+        for kept in (self.known, self.operands, self.kept_alive):
+            kept.clear()
+        self.drawn = None
+
     def about(self, name: str, args: tuple[Any, ...]) -> None:
         """One operation that is yet to come: what it overwrites is kept."""
         inside = name.endswith("_") and name not in ELEMENTWISE and not self.muted
