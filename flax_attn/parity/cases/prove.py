@@ -142,6 +142,18 @@ def record(
         yield Failure(f"not recorded: {result.text}", variant) if failed else result
 
 
+def record_each(wanted: Sequence[tuple[Job, Path]], workers: Workers) -> Iterator[Path | Failure]:
+    """Records each job's witness whole, in a file of its own; yields the files in order."""
+    for (job, _), result in zip(wanted, workers.map(_record_one, wanted), strict=True):
+        failed = isinstance(result, Failure)
+        yield Failure(f"not recorded: {result.text}", job.listed.title) if failed else result
+
+
+def _record_one(wanted: tuple[Job, Path]) -> Path:
+    job, file = wanted
+    return job.case.record(file)
+
+
 def _prove(job: Job) -> Report:
     case = job.case
     with strict() if case.home.is_own(case.flax_class) else nullcontext():
