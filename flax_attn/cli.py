@@ -39,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     console = Console(soft_wrap=True, emoji=False)
     try:
-        return {"bench": _bench, "explain": _explain, "parity": _parity}[options.command](
-            options, console
-        )
+        command = {"bench": _bench, "explain": _explain, "parity": _parity, "record": _record}
+        return command[options.command](options, console)
     except (ValueError, ModuleNotFoundError) as error:
         said = f"flax-attn {options.command}: {error}"
         Console(stderr=True, soft_wrap=True).out(said, highlight=False)
@@ -68,6 +67,12 @@ def _explain(options: argparse.Namespace, console: "Console") -> int:
     return 0
 
 
+def _record(options: argparse.Namespace, console: "Console") -> int:
+    from .record_command import recorded
+
+    return recorded(OWN, options.names, Path(options.to), console)
+
+
 class _Version(argparse.Action):
     """Prints the version, which is looked up only then."""
 
@@ -85,6 +90,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_parity(commands)
+    _add_record(commands)
     _add_explain(commands)
     if "bench" in argv:  # whose options are slow to import
         from .bench.options import add_to
@@ -163,6 +169,26 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep no compiled programs (1 GiB at most, in your cache folder, unless "
         "JAX_COMPILATION_CACHE_DIR says where)",
+    )
+
+
+def _add_record(commands: Any) -> None:
+    record = commands.add_parser(
+        "record",
+        help="record all that PyTorch gives for cases, to prove ports on a machine without it",
+        description="Writes one file for each case: inputs, weights, outputs, intermediate values, "
+        "gradients, dropout masks and rounding noise. There flax_attn.parity.Recording(file) "
+        "stands for the torch module.",
+    )
+    record.add_argument(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="a class by its import path; or, as of parity, a variant, a package, a module or a "
+        "file that holds CASES, and after it one case",
+    )
+    record.add_argument(
+        "--to", default=".", metavar="FOLDER", help="where the files go; default: here"
     )
 
 
@@ -275,7 +301,7 @@ def _wide_console(console: "Console") -> "Console":
 def _versions(proofs: "Sequence[Proof]") -> dict[str, str]:
     if proofs:
         return proofs[0][2].versions
-    from .parity.compare import versions
+    from .parity.versions import versions
 
     return versions()
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .port import plan as plan
     from .port import port as port
     from .port import suggest as suggest
+    from .recording.record import record as record
+    from .recording.recording import Recording as Recording
     from .report import Divergence as Divergence
     from .report import Report as Report
     from .report import Row as Row
@@ -38,6 +40,8 @@ _HOMES = {
     "plan": ".port",
     "port": ".port",
     "suggest": ".port",
+    "record": ".recording.record",
+    "Recording": ".recording.recording",
     "Divergence": ".report",
     "Report": ".report",
     "Row": ".report",

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -14,10 +12,12 @@ from ..weights.mapping import some
 from ..weights.plan import make_plan
 from ..weights.rule import Rule
 from . import judge
+from .asked import Asked, is_torch_module
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
 from .port import flax_values, set_flax
+from .recording.recording import Recording, original_of
 from .repeated import together
 from .report import Report, Row
 from .rows import decoding
@@ -26,13 +26,12 @@ from .rows.state import states
 from .rows.training import stepped, trained
 from .rows.values import idle, judged, other_shapes, unpaired, untested
 from .rows.warnings import warnings
-from .sides.leaves import leaves
-from .sides.live import Live
 from .sides.match import counterparts
 from .sides.original import Original
 from .sides.pair import Names, Pair
-from .sides.run import Request, Run, checked_constants
+from .sides.run import Run
 from .sides.steps import Decoded, check_decode, decoded
+from .versions import versions
 from .watch import Watch
 
 
@@ -41,19 +40,19 @@ def compare(
     flax_module: nnx.Module,
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
-    dtypes: Sequence[str] = ("float64", "float32"),
+    dtypes: Sequence[str] | None = None,
     grads: bool = True,
     taps: bool = True,
     eager: bool = True,
     jit: bool = True,
-    train: bool = False,
+    train: bool | None = None,
     constants: Sequence[str] = (),
     noise: bool = False,
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
-    weights: Weights = "random",
+    weights: Weights | None = None,
     rules: Sequence[Rule] = (),
-    seed: int = 0,
+    seed: int | None = None,
     torch_call: Callable[..., Any] | None = None,
     flax_call: Callable[..., Any] | None = None,
     decode: Decode | None = None,
@@ -67,16 +66,20 @@ def compare(
     runs eagerly and under jit, in narrower dtypes under jit.
 
     Args:
-      torch_module: the original.
+      torch_module: the original, or a `Recording` of it. A recording has the inputs, dtypes, seed,
+        weights and optimizer that it was made with: what is not said is taken from there, and
+        anything else refused.
       flax_module: the port, an nnx module.
       inputs, kwargs: arguments of both calls; numpy arrays are inputs, also those in tuples, lists,
         dicts and dataclasses, and floating ones are differentiated; anything else is passed as it
         is.
       dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
+        None is float64 and float32.
       grads: whether gradients of inputs and parameters are compared, by a random cotangent.
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
-      train: both in train mode; JAX draws the dropout masks and torch repeats them.
+      train: both in train mode; JAX draws the dropout masks and torch repeats them, but those of a
+        recording were drawn by torch, and JAX repeats them.
       constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
         of what lies in containers "cache.k" or all of "cache".
       noise: whether torch's own rounding noise is told beside every error, in every dtype; in
@@ -84,9 +87,9 @@ def compare(
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
         of torch.optim and optax are compared, parameter by parameter, in float64.
       weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
-        carries nothing.
+        carries nothing. None is "random".
       rules: what names and types do not say about the mapping.
-      seed: of weights and cotangents.
+      seed: of weights and cotangents; None is 0.
       torch_call, flax_call: called as `call(module, *inputs, **kwargs)` in place of the module.
       decode: how both are also run step by step with their caches; in the first of `dtypes`.
       title, reproduce: for the report.
@@ -95,7 +98,7 @@ def compare(
       A `Report`; `report.ok` says whether all is equal.
 
     Raises:
-      ParityError: if the two cannot be mapped onto each other.
+      ParityError: if the two cannot be mapped onto each other, or a recording lacks what is asked.
       ValueError: for a dtype or a kind of weights that does not exist.
 
     >>> import torch
@@ -103,16 +106,16 @@ def compare(
     >>> compare(theirs, mine, np.ones((4, 3)), dtypes=("float64",)).ok
     True
     """
-    options = Options(
-        dtypes, eager, jit, noise, optimizer, steps, weights, rules, torch_call, flax_call, decode
-    )
-    _check_modules(torch_module, flax_module, inputs, kwargs or {})
-    request = Request(inputs, dict(kwargs or {}), seed, train, grads, taps)
-    request = checked_constants(constants, request)
-    check_decode(decode, flax_module, options.calls[1], request)
-    original = Live(torch_module, options.calls[0], request)
+    _check_modules(torch_module, flax_module)
+    asked = Asked(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
+    original = original_of(torch_module, asked)
+    training = original.training if optimizer is None else (optimizer, steps)
+    dtypes, weights = dtypes or original.dtypes, weights or original.weights
+    options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
+    original.check(options)
+    check_decode(decode, flax_module, options.call, original.request)
     title = title or f"{type(flax_module).__name__} against {original.name}"
-    pair = make_pair(original, flax_module, request, options, title)
+    pair = make_pair(original, flax_module, options, title)
     with pair.watch:
         seen = _Seen(pair, options)
         seen.run()
@@ -201,7 +204,7 @@ class _Seen:
                 *warnings(self.rows),
             ),
             "unpaired": tuple(self.alone),
-            "versions": versions(),
+            "versions": {**versions(), **self.pair.original.versions},
             "noise": self.options.noise,
         }
 
@@ -226,7 +229,7 @@ def _decided_against(rows: Sequence[Row]) -> bool:
 
 
 def make_pair(
-    original: Original, flax_module: nnx.Module, request: Request, options: Options, title: str = ""
+    original: Original, flax_module: nnx.Module, options: Options, title: str = ""
 ) -> Pair:
     """The two sides with a mapping between them and weights for both."""
     rules, how = options.rules, options.weights
@@ -235,7 +238,7 @@ def make_pair(
     names = Names(plan, flax_module, rules)
     original = original.with_weights(how, plan)
     watch = Watch(title, original.values)
-    return Pair(original, flax_module, options.calls[1], request, plan, names, watch)
+    return Pair(original, flax_module, options.call, original.request, plan, names, watch)
 
 
 def assert_parity(
@@ -264,40 +267,14 @@ def assert_parity(
     return report
 
 
-def versions() -> dict[str, str]:
-    """Of torch (or "missing"), jax, flax and numpy."""
-    by_library = {}
-    for name in ("torch", "jax", "flax", "numpy"):
-        try:
-            by_library[name] = version(name)
-        except PackageNotFoundError:
-            by_library[name] = "missing"
-    return by_library
-
-
-def _check_modules(
-    torch_module: Any, flax_module: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    import torch
-
-    if not isinstance(torch_module, torch.nn.Module) or not isinstance(flax_module, nnx.Module):
+def _check_modules(torch_module: Any, flax_module: Any) -> None:
+    is_torchs = isinstance(torch_module, Recording) or is_torch_module(torch_module)
+    if not is_torchs or not isinstance(flax_module, nnx.Module):
         kinds = f"{type(torch_module).__name__} and {type(flax_module).__name__}"
         raise TypeError(
-            f"compare takes a torch.nn.Module, a flax.nnx.Module and numpy inputs; got {kinds}."
+            "compare takes a torch.nn.Module or a Recording of one, a flax.nnx.Module and numpy "
+            f"inputs; got {kinds}."
         )
-    named = {**{f"input {i}": x for i, x in enumerate(inputs)}, **kwargs}
-    containers = (list, tuple, dict)
-    named_leaves = [
-        leaf
-        for name, value in named.items()
-        for leaf in (leaves(value, name) if isinstance(value, containers) else [(name, value)])
-    ]
-    for name, x in named_leaves:
-        if isinstance(x, jax.Array) or torch.is_tensor(x):
-            raise TypeError(
-                f"Inputs are numpy arrays, so that both sides get the same; got a "
-                f"{type(x).__module__.split('.')[0]} array for {name}: numpy.asarray(...) is one."
-            )
 
 
 def _exact(pair: Pair) -> list[Row]:

@@ -31,6 +31,15 @@ def like(seed: int, name: str, shape: tuple[int, ...], is_complex: bool) -> np.n
     return real + 1j * normal(seed, f"{name}/imaginary", tuple(shape)) if is_complex else real
 
 
+def keep(seed: int, number: int, rate: np.ndarray | float, shape: tuple[int, ...]) -> np.ndarray:
+    """The dropout mask of that number: True, which is kept, with probability `rate`.
+
+    >>> keep(0, 1, 0.9, (3,)).tolist()
+    [True, True, True]
+    """
+    return stream(seed, f"dropout mask {number}").random_sample(shape) < rate
+
+
 def parameter(
     seed: int, name: str, kind: str, shape: tuple[int, ...], is_complex: bool = False
 ) -> np.ndarray:

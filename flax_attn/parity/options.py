@@ -14,7 +14,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """Keywords of `compare`, checked, but for those of one call, which its `Request` holds.
+    """Keywords of `compare`, checked, but for those of one call, which `Asked` holds.
 
     Raises:
       ValueError: for a dtype or a kind of weights that does not exist, for no step, or no run.
@@ -28,7 +28,6 @@ class Options:
     steps: int = 1
     weights: Weights = "random"
     rules: Sequence[Rule] = ()
-    torch_call: Callable[..., Any] | None = None
     flax_call: Callable[..., Any] | None = None
     decode: Decode | None = None
 
@@ -50,6 +49,6 @@ class Options:
         return ["eager"] * self.eager + ["jit"] * self.jit
 
     @property
-    def calls(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """How torch's module and Flax's are called."""
-        return self.torch_call or plain_call, self.flax_call or plain_call
+    def call(self) -> Callable[..., Any]:
+        """How Flax's module is called."""
+        return self.flax_call or plain_call

@@ -15,7 +15,9 @@ from ..weights.mapping import Draft
 from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
 from ..weights.suggest import propose
-from .torch_module import describe, read, write
+from .asked import Asked
+from .recording.recording import Recording, original_of
+from .torch_module import read, write
 
 M = TypeVar("M")
 
@@ -24,7 +26,7 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
     """The mapping that `port` would use, to be read: `print(plan(torch_module, flax_module))`.
 
     Args:
-      torch_module, flax_module: the two; neither is changed.
+      torch_module, flax_module: the two; neither is changed. A `Recording` is a torch module too.
       rules: what names and types do not say.
 
     Raises:
@@ -35,8 +37,8 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
     weight -> kernel  o i -> i o
     bias -> bias
     """
-    parts = [name for name, _ in torch_module.named_modules(remove_duplicate=False) if name]
-    return make_plan(describe(torch_module), flax_module, rules, parts)
+    original = original_of(torch_module, Asked())
+    return make_plan(original.sources, flax_module, rules, [*original.parts])
 
 
 def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
@@ -63,7 +65,7 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
     >>> print(*suggest(theirs, Mine()))
     Rule("project -> proj")
     """
-    return propose(Draft(describe(torch_module), flax_module, rules))
+    return propose(Draft(original_of(torch_module, Asked()).sources, flax_module, rules))
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
@@ -74,7 +76,7 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
     changes.
 
     Args:
-      source: `torch.nn.Module` or `flax.nnx.Module`, left as it is.
+      source: `torch.nn.Module`, a `Recording` of one, or `flax.nnx.Module`, left as it is.
       destination: the other kind; its weights are replaced.
       rules: what names and types do not say, always written from torch to Flax.
 
@@ -92,6 +94,8 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
     >>> bool((mine.kernel[...] == theirs.weight.detach().numpy().T).all())
     True
     """
+    if isinstance(destination, Recording):
+        raise TypeError(f"port fills no Recording; got {destination.path} as its destination.")
     if isinstance(source, nnx.Module) and not isinstance(destination, nnx.Module):
         mapping = plan(destination, source, rules)
         values = mapping.back(flax_values(source))
@@ -99,7 +103,8 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
         write(destination, values)
     elif isinstance(destination, nnx.Module) and not isinstance(source, nnx.Module):
         mapping = plan(source, destination, rules)
-        values = mapping.forward(read(source))
+        stored = source.values if isinstance(source, Recording) else read(source)
+        values = mapping.forward(stored)
         _check_dtypes(values, flax_values(destination))
         set_flax(destination, values)
     else:

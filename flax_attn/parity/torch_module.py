@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from ..weights.described import Source, head_counts
+from .sides.original import Part
 
 # torch's classes -> the kind of what they hold.
 _SAME = "Linear Bilinear Embedding LayerNorm RMSNorm GroupNorm PReLU MultiheadAttention"
@@ -76,6 +77,27 @@ def to_torch(array: np.ndarray) -> Any:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def part_of(module: Any) -> Part:
+    """What one module is, without those in it."""
+    facts = vars(module).items()
+    settings = {name: x for name, x in facts if not name.startswith("_") and is_setting(x)}
+    bases = type(module).__mro__[1:]
+    in_torch = [path_of(base) for base in bases if base.__module__.startswith("torch.")]
+    return Part(path_of(type(module)), tuple(in_torch), settings)
+
+
+def path_of(kind: type) -> str:
+    """The import path of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_setting(value: Any) -> bool:
+    """Whether something is None, a number, a text, a truth, or a tuple of these."""
+    if isinstance(value, tuple):
+        return all(map(is_setting, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _source(name: str, kind: str, tensor: Any, first: str, heads: tuple[int, ...]) -> Source:

@@ -29,6 +29,15 @@ def read_header(path: Path) -> dict[str, Entry]:
     Raises:
       CheckpointError: for a header that is not exactly as the format has it.
     """
+    return read_described(path)[0]
+
+
+def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Every tensor of a file by name, and what is written about the file, from its header alone.
+
+    Raises:
+      CheckpointError: for a header that is not exactly as the format has it.
+    """
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
         first = file.read(8)
@@ -42,12 +51,13 @@ def read_header(path: Path) -> dict[str, Entry]:
     if len(raw) < length:
         raise CheckpointError(path, None, "The file ends within its header.")
     fields = parse(path, _unpadded(path, raw))
-    _check_metadata(path, fields.pop("__metadata__", {}))
+    metadata = fields.pop("__metadata__", {})
+    _check_metadata(path, metadata)
     check_count(path, len(fields))
     begin = 8 + length
     entries = {name: _entry(path, name, fields[name], begin, total) for name in fields}
     _check_contiguous(path, entries, begin, total)
-    return entries
+    return entries, metadata
 
 
 def _no_header(path: Path, total: int, length: int, most: int) -> CheckpointError | None:
@@ -116,9 +126,11 @@ def _check_contiguous(path: Path, entries: Mapping[str, Entry], begin: int, tota
         raise CheckpointError(path, None, f"{total - at} bytes at the end belong to no tensor.")
 
 
-def write_file(path: Path, values: Mapping[str, np.ndarray]) -> None:
+def write_file(
+    path: Path, values: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes tensors to one file, which replaces another of its name only when it is whole."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     order = sorted(values, key=lambda name: -values[name].dtype.itemsize)  # keeps each aligned
     for name in order:

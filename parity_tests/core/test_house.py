@@ -45,11 +45,11 @@ ARROWS = """
 errors, _types, _lazy, _markdown, _devices < taps, _checks, _arrays, quantized < places, layouts
 < masks, positions, norms, normalisers, dropout < scores < rules < request, reference
 < backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
-< flax_drop_in, bench, proving, explain_command, family_table < cli, _pytest
+< flax_drop_in, bench, proving, explain_command, record_command, family_table < cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
-KNOW_PARITY = ("bench", "family_table", "proving", "cli", "_pytest")
+KNOW_PARITY = ("bench", "family_table", "proving", "record_command", "cli", "_pytest")
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 # Shape no equation, so are not counted.

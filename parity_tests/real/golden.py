@@ -17,12 +17,12 @@ from flax import nnx
 import flax_attn
 from flax_attn.parity import ParityError, Report, Row, judge
 from flax_attn.parity.cases.golden import sketch
-from flax_attn.parity.compare import versions
 from flax_attn.parity.rows.values import gradients
 from flax_attn.parity.sides.flax import Flax
 from flax_attn.parity.sides.pair import Names, canonical
 from flax_attn.parity.sides.run import Request, Run, rounded
 from flax_attn.parity.torch_module import describe
+from flax_attn.parity.versions import versions
 from flax_attn.weights.described import Source
 from flax_attn.weights.plan import make_plan
 

@@ -18,7 +18,7 @@ from flax import nnx
 from flax_attn import Dense
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity import Report, Row, Rule, compare, judge, port
-from flax_attn.parity.compare import versions
+from flax_attn.parity.versions import versions
 
 from .fetch import MINILM, read
 from .proof import Proofs, Say, need, prove

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -17,10 +19,13 @@ from ...weights.rule import Rule
 from .. import draw
 from ..compare import compare
 from ..decode import Decode
+from ..recording.record import record
+from ..recording.recording import Recording
 from ..report import Report
 from . import golden
 from .home import caller_of, has_torch, is_ours, quoted
 
+Call = Callable[..., Any]
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
@@ -158,15 +163,44 @@ class Case:
             for name, x in self.inputs.items()
         }
 
-    def report(self, live: bool | None = None, eager: bool | None = None) -> Report:
+    def record(self, file: str | PathLike[str]) -> Path:
+        """Writes all that the witness gives into a file; `report(recording=...)` needs no torch.
+
+        Args:
+          file: to write, `.safetensors`.
+        """
+        steps = self.decode if self.decode is not None and self.decode.torch else None
+        return record(
+            self.torch_module(),
+            (),
+            file,
+            kwargs=self.arrays(),
+            dtypes=self.dtypes,
+            train=self.train,
+            rules=self.rules,
+            seed=self.seed,
+            constants=self.constants,
+            torch_call=self.torch_call,
+            decode=steps,
+        )
+
+    def report(
+        self,
+        live: bool | None = None,
+        eager: bool | None = None,
+        recording: Recording | None = None,
+    ) -> Report:
         """The comparison: live against torch, or against what torch gave when it was recorded.
 
         Args:
           live: None for live where torch is installed.
           eager: None as the case says.
+          recording: what `record` wrote, in torch's place.
         """
         live = has_torch() if live is None else live
         eager = self.eager if eager is None else eager
+        if recording is not None:
+            return self._compared(recording, eager, None, _without_torch(self.decode))
         if not live:
             return golden.replay(self, self.dtypes, eager)
         try:
@@ -175,7 +209,7 @@ class Case:
             if not _is_not_installed(error) or self.seed != self._first_seed:
                 raise
             return self._replayed(error, eager)
-        return self._live(witness, eager)
+        return self._compared(witness, eager, self.torch_call, self.decode)
 
     def _replayed(self, missing: ModuleNotFoundError, eager: bool) -> Report:
         """The comparison with the record, since the witness is not installed."""
@@ -186,7 +220,9 @@ class Case:
             raise ParityError(f"{why}, and {error}") from missing
         return replace(report, replayed=f"compared with recorded results: {why}")
 
-    def _live(self, witness: Any, eager: bool) -> Report:
+    def _compared(
+        self, witness: Any, eager: bool, torch_call: Call | None, decode: Decode | None
+    ) -> Report:
         return compare(
             witness,
             self.flax_module(),
@@ -197,9 +233,9 @@ class Case:
             rules=self.rules,
             seed=self.seed,
             constants=self.constants,
-            torch_call=self.torch_call,
+            torch_call=torch_call,
             flax_call=self.flax_call,
-            decode=self.decode,
+            decode=decode,
             title=str(self),
             reproduce=self.reproduce,
         )
@@ -209,6 +245,11 @@ class Case:
         report = self.report()
         if not report.certain:
             raise ParityError(str(report), report)
+
+
+def _without_torch(decode: Decode | None) -> Decode | None:
+    """How Flax steps, where torch's steps are recorded."""
+    return None if decode is None else replace(decode, torch=None)
 
 
 def _call(module: Any, **inputs: Any) -> Any:

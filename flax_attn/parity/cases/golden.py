@@ -23,7 +23,7 @@ from ...weights.described import Source
 from ...weights.plan import make_plan
 from ...weights.rule import Rule
 from .. import draw, judge
-from ..compare import make_pair, versions
+from ..compare import make_pair
 from ..decode import Decode
 from ..groups import fills, groups
 from ..options import Options
@@ -36,6 +36,7 @@ from ..sides.match import hidden
 from ..sides.pair import Names, Pair, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..sides.steps import FlaxSteps, decoded, joined, output_of
+from ..versions import versions
 from .home import LIBRARY, Home, is_ours
 
 Call = Callable[..., Any]
@@ -286,7 +287,7 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     results, arrays = {}, {}
     options = Options(rules=case.rules, flax_call=case.flax_call)
     original = Live(torch_module, case.torch_call, _request(case, "float64"))
-    pair = make_pair(original, module, original.request, options)
+    pair = make_pair(original, module, options)
     for dtype in case.dtypes:
         _, (got, torchs, truth) = next(pair.run(dtype, ["jit"]))
         facts, pieces = [], []

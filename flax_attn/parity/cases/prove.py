@@ -115,7 +115,7 @@ def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
 
 def not_proven(title: str, failure: Failure) -> Report:
     """A report of nothing, which is not equal."""
-    from ..compare import versions
+    from ..versions import versions
 
     return Report(title, (), notes=(failure.text,), versions=versions())
 
@@ -140,6 +140,18 @@ def record(
     ):
         failed = isinstance(result, Failure)
         yield Failure(f"not recorded: {result.text}", variant) if failed else result
+
+
+def record_each(wanted: Sequence[tuple[Job, Path]], workers: Workers) -> Iterator[Path | Failure]:
+    """Records each job's witness whole, in a file of its own; yields the files in order."""
+    for (job, _), result in zip(wanted, workers.map(_record_one, wanted), strict=True):
+        failed = isinstance(result, Failure)
+        yield Failure(f"not recorded: {result.text}", job.listed.title) if failed else result
+
+
+def _record_one(wanted: tuple[Job, Path]) -> Path:
+    job, file = wanted
+    return job.case.record(file)
 
 
 def _prove(job: Job) -> Report:

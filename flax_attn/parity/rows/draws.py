@@ -1,13 +1,14 @@
 """Dropout's masks: what share they keep, and whether other random keys give others."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from .. import judge
 from ..report import Row
 from ..sides.leaves import counted
-from ..sides.run import Run
+from ..sides.run import Run, laid_out
 
 FEW = "{} has {} places in {} calls, too few to tell whether it changes with the random key"
 FIXED = (
@@ -17,11 +18,19 @@ FIXED = (
 SHARED = (
     "{} is the same all along its axis {} of {} in Flax, where torch draws each place by itself"
 )
+MASKS = "dropout masks"
+NUMBER = "Flax drew {} dropout masks, torch {}: dropout stands in different places"
 INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
 
 
 def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
-    """Adds a row for every mask that torch repeated: that Flax drew it as torch would have."""
+    """Adds a row for every mask that torch repeated: that Flax drew it as torch would have.
+
+    And one if Flax, which repeated torch's, has them in another number or in other shapes.
+    """
+    said = _apart(got.keeps, torchs.keeps)
+    if said and not any(row.name == MASKS for row in rows):
+        rows.append(Row(MASKS, "exact", "", "", judge.unlike(said)))
     if not got.redrawn:
         return
     seen: dict[str, None] = {}
@@ -36,6 +45,16 @@ def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
         if not any(row.name == name and row.kind == "exact" for row in rows):
             verdict = judge.unlike(said) if said else judge.Verdict("exact", 0.0, 0.0)
             rows.append(Row(name, "exact", "", "", verdict))
+
+
+def _apart(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+    """Why masks of torch cannot stand in the places of Flax's, in a sentence, or ""."""
+    if len(ours) != len(theirs):
+        return NUMBER.format(len(ours), len(theirs))
+    for i, (mine, want) in enumerate(zip(ours, theirs, strict=True), 1):
+        if laid_out(want, mine.shape) is None:
+            return f"dropout mask {i} has shape {mine.shape} in Flax and {want.shape} in torch"
+    return ""
 
 
 def drawing_fault(

@@ -30,6 +30,7 @@ class Flax:
       dtype: of weights and inputs.
       jit: whether it is one jitted function.
       force: taps whose computed value and arriving cotangent are noted and replaced by torch's.
+      repeats: torch's dropout masks, if this side repeats them.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class Flax:
         dtype: str,
         jit: bool,
         force: Mapping[str, Force] | None = None,
+        repeats: Sequence[np.ndarray] | None = None,
     ):
         self.module, self.call, self.request = module, call, request
         self.dtype, self.jit, self.force = dtype, jit, dict(force or {})
+        self.repeats = repeats
         self.program: Callable[..., Any] | None = None
         self.findings: dict[str, list[str]] = {}
         self.static = Static({}, {}, {}, [], [], {}, [])
@@ -146,7 +149,7 @@ class Flax:
             _set_random(copy, rest)
             before = _States(copy)
             args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})
-            with hearing(copy, self.force, probes, rest.get("turn")) as heard:
+            with hearing(copy, self.force, probes, rest.get("turn"), self.repeats) as heard:
                 out = self.call(copy, *args, **kwargs)
             outputs = sort_leaves(out, is_array)
             refuse_unknown(outputs.unknown, "Flax")

@@ -1,6 +1,6 @@
 """What is heard while a Flax module runs: submodules' outputs, taps, dropout masks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from jax.extend.core import get_opaque_trace_state
 from ... import taps
 from ...weights.known_layers import a
 from .leaves import counted, leaves, one_or, rebuilt, sort_leaves
+from .run import laid_out
 
 
 class Force(NamedTuple):
@@ -29,16 +30,22 @@ class Heard:
     Attributes:
       taps, inputs: of submodules and named points, by path; what each submodule was called with.
       numbers: taps that are Python numbers or numpy arrays, which `jax.jit` could not return.
-      keeps, rates, places: dropout masks, what each was asked to keep (NaN where that is not
-        known), and which submodule drew it.
+      keeps, rates, places: dropout masks as they were drawn, what each was asked to keep (NaN
+        where that is not known), and which submodule drew it.
+      repeats: torch's masks, which go on in their places where their shapes fit; None if the drawn
+        ones do.
       notes: sentences about outputs of submodules that are not compared.
     """
 
     def __init__(
-        self, force: Mapping[str, Force], probes: Mapping[str, jax.Array], turn: Any = None
+        self,
+        force: Mapping[str, Force],
+        probes: Mapping[str, jax.Array],
+        turn: Any = None,
+        repeats: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.trace = get_opaque_trace_state(convention="flax")
-        self.force, self.probes, self.turn = force, probes, turn
+        self.force, self.probes, self.turn, self.repeats = force, probes, turn, repeats
         self.taps: dict[str, jax.Array] = {}
         self.inputs: dict[str, tuple[Any, ...]] = {}
         self.numbers: dict[str, np.ndarray] = {}
@@ -84,19 +91,24 @@ class Heard:
 
         return rebuilt(out, change, path)
 
-    def keep(self, value: jax.Array, rate: Any = np.nan) -> None:
-        if self.here():
-            self.keeps.append(value)
-            self.rates.append(jnp.mean(jnp.asarray(rate, jnp.float32)))
-            self.places.append(self.path[-1] if self.path else "")
+    def keep(self, value: jax.Array, rate: Any = np.nan) -> jax.Array:
+        """Notes a mask that was drawn; what goes on is torch's, if there is one."""
+        if not self.here():
+            return value
+        self.keeps.append(value)
+        self.rates.append(jnp.mean(jnp.asarray(rate, jnp.float32)))
+        self.places.append(self.path[-1] if self.path else "")
+        if self.repeats is None or len(self.keeps) > len(self.repeats):
+            return value
+        laid = laid_out(self.repeats[len(self.keeps) - 1], value.shape)
+        return value if laid is None else jnp.asarray(laid, value.dtype)
 
     def tap(self, name: str, value: jax.Array) -> jax.Array:
         if name != "keep":
             return self.note(
                 f"{self.path[-1]}.{name}" if self.path and self.path[-1] else name, value
             )
-        self.keep(value)
-        return value
+        return self.keep(value)
 
     def other_key(self, key: Any) -> Any:
         """A key made outside all modules, another one for another turn."""
@@ -151,14 +163,16 @@ def hearing(
     force: Mapping[str, Force],
     probes: Mapping[str, jax.Array],
     turn: Any = None,
+    repeats: Sequence[np.ndarray] | None = None,
 ) -> Iterator[Heard]:
     """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile.
 
     Args:
       force, probes: what torch had at taps, and zeros whose gradients arrive there.
       turn: a number by which keys that the call itself makes become others; None leaves them.
+      repeats: torch's dropout masks, if Flax repeats them.
     """
-    heard = Heard(force, probes, turn)
+    heard = Heard(force, probes, turn, repeats)
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
@@ -182,9 +196,7 @@ def _draws_heard(heard: Heard) -> Iterator[None]:
     plain = {name: getattr(jax.random, name) for name in ("bernoulli", "key", "PRNGKey")}
 
     def bernoulli(key, p=0.5, *args, **kwargs):
-        keep = plain["bernoulli"](key, p, *args, **kwargs)
-        heard.keep(keep, p)
-        return keep
+        return heard.keep(plain["bernoulli"](key, p, *args, **kwargs), p)
 
     def made(name):
         return lambda *args, **kwargs: heard.other_key(plain[name](*args, **kwargs))

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ...weights.described import Source
 from ...weights.plan import Plan
 from .. import draw
-from ..torch_module import describe, read, to_numpy, to_torch
+from ..torch_module import describe, part_of, read, to_numpy, to_torch
 from .calls import errors_of
-from .original import Arrays, Stepped
+from .original import Arrays, Part, Stepped
 from .run import Request, Run, narrowed
 from .steps import TorchSteps
 from .torch import is_inexact, run_torch, stiff
@@ -35,6 +35,13 @@ class Live:
     request: Request
     values: Arrays = field(default_factory=dict)
     keeps: None = None
+    dtypes: tuple[str, ...] = ("float64", "float32")
+    weights: Literal["random"] = "random"
+    training: tuple[None, int] = (None, 1)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, options: Any) -> None:
+        """A module that is here serves every option."""
 
     @property
     def name(self) -> str:
@@ -47,6 +54,11 @@ class Live:
     @property
     def parts(self) -> list[str]:
         return [name for name, _ in self.module.named_modules(remove_duplicate=False) if name]
+
+    @property
+    def modules(self) -> Mapping[str, Part]:
+        named = self.module.named_modules(remove_duplicate=False)
+        return {name: part_of(module) for name, module in named}
 
     @property
     def trained(self) -> Mapping[str, bool | None]:
@@ -82,10 +94,17 @@ class Live:
         return replace(self, values=values | {k: v for k, v in built.items() if k in carried})
 
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
-        values = narrowed(self.values, dtype)
-        torchs = self._run(dtype, values, keeps)
-        truth = torchs if dtype == "float64" else self._run(dtype, values, keeps, "float64")
+        torchs = self.alone(dtype, keeps)
+        truth = torchs if dtype == "float64" else self.truth(dtype, keeps)
         return torchs, truth
+
+    def alone(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
+        """Torch in `dtype`; where `keeps` is None its dropout draws."""
+        return self._run(dtype, narrowed(self.values, dtype), keeps)
+
+    def truth(self, dtype: str, keeps: Sequence[np.ndarray]) -> Run:
+        """Torch in float64, with everything rounded to `dtype` before."""
+        return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
         values, quiet = narrowed(self.values, dtype), Moved(None)
@@ -123,7 +142,7 @@ class Live:
         self,
         dtype: str,
         values: Arrays,
-        keeps: Sequence[np.ndarray],
+        keeps: Sequence[np.ndarray] | None,
         at: str = "",
         moved: Moved | None = None,
     ) -> Run:

@@ -1,15 +1,31 @@
 """What the harness asks of torch's side: a live module, or what one gave before."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from ...weights.described import Source
 from ...weights.plan import Plan
-from .run import Run
+from .run import Request, Run
 
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one submodule of torch's is.
+
+    Attributes:
+      kind: the import path of its class.
+      bases: those of the classes of torch that it is built on, the nearest first.
+      settings: its own numbers, texts, truths and tuples of these by name: eps, groups, stride.
+    """
+
+    kind: str
+    bases: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Stepped(NamedTuple):
@@ -27,10 +43,15 @@ class Original(Protocol):
       sources: its tensors.
       parts: the paths of all its submodules.
       values: its weights by name.
+      modules: what each of them is, and the whole by the path "".
       trained: whether each of its parameters is trained; None of whole numbers, which cannot be.
       dropouts: the paths of its dropouts.
       notes: sentences about how it was found.
       keeps: the dropout masks that JAX repeats; None if JAX draws them and torch repeats.
+      request: the call's arguments, and what is wanted of it.
+      dtypes, weights: in which dtypes it is compared and with which weights, unless that is said.
+      training: an optimizer with its options, if it must not be said, and how many steps.
+      versions: of what it ran under, where that is not here.
     """
 
     @property
@@ -42,6 +63,8 @@ class Original(Protocol):
     @property
     def values(self) -> Arrays: ...
     @property
+    def modules(self) -> Mapping[str, Part]: ...
+    @property
     def trained(self) -> Mapping[str, bool | None]: ...
     @property
     def dropouts(self) -> Sequence[str]: ...
@@ -49,6 +72,20 @@ class Original(Protocol):
     def notes(self) -> Sequence[str]: ...
     @property
     def keeps(self) -> Sequence[np.ndarray] | None: ...
+    @property
+    def request(self) -> Request: ...
+    @property
+    def dtypes(self) -> Sequence[str]: ...
+    @property
+    def weights(self) -> Literal["random", "given", "as_is"]: ...
+    @property
+    def training(self) -> tuple[tuple[str, Mapping[str, Any]] | None, int]: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+    def check(self, options: Any) -> None:
+        """Raises ParityError for options that it cannot serve."""
+        ...
 
     def with_weights(self, how: str, plan: Plan | None) -> "Original":
         """The same with its weights for a comparison: "random", "given" or "as_is"."""

@@ -103,7 +103,8 @@ class Pair:
     def flax(self, dtype: str, mode: str, force: Mapping[str, Force] | None = None) -> Flax:
         """Flax's side, ready to run."""
         request = self.request.in_dtype(dtype)
-        return Flax(self.flax_module, self.call, request, dtype, mode == "jit", force)
+        how = dtype, mode == "jit", force, self.original.keeps
+        return Flax(self.flax_module, self.call, request, *how)
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
         """One run of Flax's side with its own weights, by path."""

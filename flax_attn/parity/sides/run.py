@@ -21,13 +21,15 @@ class Run:
       others: every other leaf that its text tells: None and strings.
       taps: outputs of submodules and named points, by path, in the order of the calls.
       gradients: of inputs ("input x") and parameters (the module's own names).
-      keeps: dropout's keep-masks, in the order they were drawn.
+      keeps: dropout's keep-masks, in the order they were drawn; of Flax those that it drew, even
+        where it repeated torch's.
       rates: what share each of them was asked to keep, NaN where that is not known.
       places: which submodule drew each of them.
       redrawn: the masks of further calls of Flax with other random keys.
       tap_gradients: of taps, where they are known.
       state: running statistics and other variables or buffers after the call, by path.
       changed: what of the module's own state the call changed, by path.
+      order: torch's submodules in the order in which their calls began.
       calls: what each tap of torch was computed from.
       inputs: of Flax's submodules, by the names of the taps of their outputs: the array arguments
         of that call in their order.
@@ -46,6 +48,7 @@ class Run:
     tap_gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
     calls: dict[str, "Call"] = field(default_factory=dict)
     inputs: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -195,6 +198,18 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """Arrays by name, each `rounded`."""
     return {name: rounded(x, dtype) for name, x in arrays.items()}
+
+
+def laid_out(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A dropout mask in the other side's shape; None unless leading axes alone are split otherwise.
+
+    >>> laid_out(np.ones((6, 5, 4)), (2, 3, 5, 4)).shape, laid_out(np.ones((5, 4)), (4, 5))
+    ((2, 3, 5, 4), None)
+    """
+    alike = keep.shape[-2:] == shape[-2:] and min(keep.ndim, len(shape)) >= 2
+    if keep.shape == shape or (alike and keep.size == int(np.prod(shape))):
+        return keep.reshape(shape)
+    return None
 
 
 def complex_dtype(dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""Torch's side: a copy of the module, run with hooks, its dropout repeating recorded masks."""
+"""Torch's side: a copy of the module, run with hooks, its dropout repeating masks or drawing."""
 
 import copy
 import random
@@ -10,10 +10,10 @@ import numpy as np
 
 from ...errors import ParityError
 from ...weights.known_layers import a
-from .. import judge
+from .. import draw, judge
 from ..torch_module import to_numpy, to_torch, write
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
-from .run import Call, Request, Run, Step, complex_dtype, rounded
+from .run import Call, Request, Run, Step, complex_dtype, laid_out, rounded
 from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
 from .torch_fused import fused_heard
@@ -27,14 +27,15 @@ def run_torch(
     request: Request,
     weights: Mapping[str, np.ndarray],
     dtype: str,
-    keeps: Sequence[np.ndarray] = (),
+    keeps: Sequence[np.ndarray] | None = (),
     all_narrow: bool = False,
     moved: Moved | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
     In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`,
-    every operation's result is moved by its rounding.
+    every operation's result is moved by its rounding. Dropout repeats the masks `keeps`; None has
+    it draw its own, from numpy's frozen stream of the request's seed.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -53,7 +54,7 @@ def run_torch(
         }
         copies = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(copies)
-        recorder = _Recorder(module, keeps, request.taps, dtype, weights)
+        recorder = _Recorder(module, keeps, request, dtype, weights)
         with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
@@ -217,14 +218,15 @@ class _Recorder:
     def __init__(
         self,
         module: Any,
-        keeps: Sequence[np.ndarray],
-        taps: bool,
+        keeps: Sequence[np.ndarray] | None,
+        request: Request,
         dtype: str,
         weights: Mapping[str, np.ndarray],
     ):
-        self.module, self.wants_taps, self.dtype = module, taps, dtype
+        self.module, self.wants_taps, self.dtype = module, request.taps, dtype
         self.weights = {k: x for k, x in weights.items() if x.dtype.name == dtype}
-        self.keeps, self.drawn = list(keeps), 0
+        self.keeps, self.drawn = list(keeps or ()), 0
+        self.seed = request.seed if keeps is None else None
         self.run = Run()
         self.path: list[str] = []
         self.inputs: list[tuple[Any, ...]] = []
@@ -247,6 +249,8 @@ class _Recorder:
             yield
 
     def finish(self) -> None:
+        if self.seed is not None:
+            return
         if self.keeps and not self.module.training:
             raise ParityError(
                 f"Flax drew {len(self.keeps)} dropout masks in eval mode: a dropout of it does not "
@@ -263,6 +267,7 @@ class _Recorder:
 
         def enter(module, args, kwargs):
             self.path.append(path)
+            self.run.order.append(path)
             arguments = (x for _, x in leaves((*args, *kwargs.values())))
             self.inputs.append(tuple(x.detach().clone() for x in arguments if torch.is_tensor(x)))
 
@@ -286,9 +291,9 @@ class _Recorder:
             if isinstance(value, int | float) and not name.startswith("_")
         }
         params = {
-            role: to_numpy(x) if held is None else held
+            role: to_numpy(x) if carried is None else carried
             for role, x in part.named_parameters(recurse=False)
-            for held in [self.weights.get(f"{path}.{role}")]
+            for carried in [self.weights.get(f"{path}.{role}")]
         }
         buffers = {role: to_numpy(x) for role, x in part.named_buffers(recurse=False)}
         arrays = {str(i): to_numpy(x) for i, x in enumerate(inputs)}
@@ -341,25 +346,30 @@ class _Recorder:
             self.run.tap_gradients[name] = to_numpy(gradient)
 
     def _keep(self, like: Any, rate: Any) -> Any:
-        """Flax's mask in torch's shape; notes what share torch would have kept."""
+        """The mask that is repeated, or drawn; notes what share torch would have kept."""
         self.drawn += 1
         self.run.rates.append(float(rate.double().mean()) if hasattr(rate, "double") else rate)
         self.run.places.append(self.path[-1] if self.path else "")
-        if self.drawn > len(self.keeps):
+        shape = tuple(like.shape)
+        if self.seed is not None:
+            chance = to_numpy(rate) if hasattr(rate, "double") else rate
+            self.keeps.append(draw.keep(self.seed, self.drawn, chance, shape))
+        elif self.drawn > len(self.keeps):
             raise ParityError(
                 f"torch draws dropout mask {self.drawn}, in {self.run.places[-1] or 'the module'}; "
                 f"Flax drew {len(self.keeps)}: a dropout is missing in Flax, or its mask is not "
                 "drawn by jax.random.bernoulli, the one draw that is heard."
             )
-        keep, shape = self.keeps[self.drawn - 1], tuple(like.shape)
-        if keep.shape != shape and not _same_but_leading(keep.shape, shape):
+        keep = self.keeps[self.drawn - 1]
+        laid = laid_out(keep, shape)
+        if laid is None:
             raise ParityError(
                 f"Dropout mask {self.drawn} has shape {keep.shape} in Flax and {shape} in torch."
             )
-        return to_torch(keep.reshape(shape)).to(like.dtype)
+        return to_torch(laid).to(like.dtype)
 
     def _heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives: a dropout draws Flax's mask, all others are noted."""
+        """What an operation gives: a dropout's is a mask, all others are noted."""
         name = func.overloadpacket.__name__
         if name in ("bernoulli_", "bernoulli"):
             inside = name == "bernoulli" and len(args) == 1
@@ -379,8 +389,3 @@ def _step(name: str, place: int, others: Sequence[Any], shape: tuple[int, ...]) 
 
     plain = [to_numpy(x) if torch.is_tensor(x) else x for x in others]
     return Step(name.rstrip("_"), place, tuple(plain), shape)
-
-
-def _same_but_leading(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether two shapes differ only in how their leading axes are split."""
-    return a[-2:] == b[-2:] and int(np.prod(a)) == int(np.prod(b)) and min(len(a), len(b)) >= 2

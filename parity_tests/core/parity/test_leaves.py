@@ -44,7 +44,7 @@ def test_inputs_of_submodules_are_recorded_on_both_sides():
 
     request = Request((X,), {}, seed=0, train=False, grads=True, taps=True)
     original = Live(Twice(), call, request)
-    pair = make_pair(original, Port(), request, Options(flax_call=call))
+    pair = make_pair(original, Port(), Options(flax_call=call))
     for mode, (got, _, truth) in pair.run("float64", ["eager", "jit"]):
         assert set(got.inputs) == set(got.taps) == {"up", "up#2"}, mode
         for name, inputs in got.inputs.items():

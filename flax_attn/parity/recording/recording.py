@@ -1,0 +1,290 @@
+"""`Recording`: torch's side of a comparison, read from a file that `record` wrote."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import CheckpointError, ParityError
+from ...weights.described import Source
+from ...weights.plan import Plan
+from ...weights.safetensors import read_described
+from .. import judge
+from ..asked import Asked
+from ..decode import Cut
+from ..options import Options
+from ..sides.original import Arrays, Original, Part, Stepped
+from ..sides.run import Request, Run, is_floating
+from ..sides.steps import Steps
+from .store import Reader
+
+KEY = "flax_attn.recording"  # of the JSON among a file's metadata
+FORMAT = 1
+NO_FLOAT64 = (
+    "torch was not recorded in float64: its own result in {} stands for the truth, and what its "
+    "rounding changes there in three runs for its error, so that the same precision is all that is "
+    "judged"
+)
+
+
+class Recording:
+    """What torch gave on some machine, in place of a torch module: of `compare`, `plan`, `port`.
+
+    Tensors are read when they are needed. Torch need not be installed.
+
+    Args:
+      file: that `record` wrote.
+
+    Attributes:
+      path: of the file.
+      name: of torch's class.
+      modules: what each submodule of torch's was, by path: its class, and its settings.
+      order: the submodules in the order in which torch called them.
+      dtypes, weights, training: in which dtypes it was recorded, which weights it has ("random" or
+        "given"), and with which optimizer and how many steps.
+
+    Raises:
+      ParityError: if the file is no recording, is damaged, or is of a newer format.
+
+    >>> import tempfile, torch
+    >>> from flax import nnx
+    >>> from flax_attn.parity import compare, record
+    >>> file = Path(tempfile.mkdtemp()) / "linear.safetensors"
+    >>> _ = record(torch.nn.Linear(3, 2), (np.ones((4, 3)),), file, dtypes=("float64",))
+    >>> compare(Recording(file), nnx.Linear(3, 2, rngs=nnx.Rngs(0))).ok
+    True
+    """
+
+    def __init__(self, file: str | PathLike[str]):
+        self.path = Path(file)
+        facts, self.reader = _opened(self.path)
+        self.facts = facts
+        self.loaded: Arrays = {}
+        try:
+            self.name: str = facts["name"]
+            self.sources = [_source(fields) for fields in facts["sources"]]
+            self.modules = {k: Part(**self.reader.value(x)) for k, x in facts["modules"].items()}
+            self.order: list[str] = facts["order"]
+            self.trained: dict[str, bool | None] = facts["trained"]
+            self.dropouts: list[str] = facts["dropouts"]
+            self.weights: Literal["random", "given"] = facts["weights"]
+            self.dtypes = tuple(facts["runs"])
+            self.training = _training(facts, self.reader)
+            self.recorded: dict[str, str] = facts["versions"]
+            self.request = _request(facts["request"], self.reader)
+            self.keeps = self.reader.value(facts["keeps"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ParityError(f"{self.path} is damaged ({error}): record it again.") from error
+
+    @property
+    def parts(self) -> list[str]:
+        return [name for name in self.modules if name]
+
+    @property
+    def values(self) -> Arrays:
+        if not self.loaded:
+            stored = self.facts["values"].items()
+            self.loaded.update({name: self.reader.tensor(x) for name, x in stored})
+        return self.loaded
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"torch": f"{self.recorded['torch']} (recorded)"}
+
+    @property
+    def notes(self) -> list[str]:
+        """How torch was found, and what the recording lacks."""
+        by = f"torch {self.recorded['torch']} on {self.recorded['machine']}"
+        notes = [*self.facts["notes"], f"compared with {self.path.name}, recorded by {by}"]
+        if "float64" not in self.dtypes:
+            notes.append(NO_FLOAT64.format(" and ".join(self.dtypes)))
+        known = {"gradients": self.facts["request"]["grads"], "taps": self.facts["request"]["taps"]}
+        return notes + [f"{what} were not recorded" for what, has in known.items() if not has]
+
+    def asked(self, asked: Asked) -> "Recording":
+        """The same for a call.
+
+        Raises:
+          ParityError: if the call is another than was recorded.
+        """
+        known = self.request
+        for what, want, has in (
+            ("seed", asked.seed, known.seed),
+            ("train", asked.train, known.train),
+            ("constants", {*asked.constants} or None, {*known.constants}),
+        ):
+            if want not in (None, has):
+                self._refuse(f"{what}={_shown(want)}", f"{what}={_shown(has)}")
+        if asked.call is not None:
+            raise ParityError(
+                f"{self.path} holds what torch gave, and calls nothing: give torch_call= to record."
+            )
+        other = copy(self)
+        args, kwargs = self._arguments(asked)
+        flags = asked.grads and known.grads, asked.taps and known.taps
+        facts = known.seed, known.train, *flags, known.constants
+        other.request = Request(args, kwargs, *facts)
+        return other
+
+    def _arguments(self, asked: Asked) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments: those that were recorded, or equal ones that are given again."""
+        known = self.request
+        arrays = Request(asked.inputs, asked.kwargs, 0, False, False, False).arrays()
+        has = {k: self.reader.tensor(x) for k, x in self.facts["request"]["arrays"].items()}
+        if not asked.inputs and not asked.kwargs:
+            if self.facts["request"]["call"] is None:
+                raise ParityError(
+                    f"{self.path} holds the arrays among the inputs alone, since others cannot be "
+                    "written down: give compare the inputs too, as they were recorded."
+                )
+            return known.args, known.kwargs
+        if arrays.keys() != has.keys():
+            self._refuse(f"the inputs {_listed(arrays)}", f"the inputs {_listed(has)}")
+        for name, x in arrays.items():
+            if not judge.exact(x, has[name]).ok:
+                raise ParityError(
+                    f"Input {name!r} is another than was recorded in {self.path}: give no inputs, "
+                    "and the recorded ones are used, or record again."
+                )
+        return asked.inputs, asked.kwargs
+
+    def check(self, options: Options) -> None:
+        """Raises ParityError for options of a comparison that were not recorded."""
+        missing = [dtype for dtype in options.dtypes if dtype not in self.dtypes]
+        if missing:
+            self._refuse(f"dtypes {', '.join(missing)}", ", ".join(self.dtypes))
+        carried = self.weights if options.weights == "as_is" else options.weights
+        if carried != self.weights or (options.weights == "as_is" and self.weights != "given"):
+            self._refuse(f'weights="{options.weights}"', f'weights="{self.weights}"')
+        if options.optimizer is not None:
+            self._check_training(*options.optimizer, options.steps)
+        for dtype in options.dtypes if options.noise else ():
+            if "noise" not in self.facts["runs"][dtype]:
+                self._refuse(f"noise=True in {dtype}", "none there; say record(..., noise=True)")
+
+    def _check_training(self, name: str, settings: Mapping[str, Any], steps: int) -> None:
+        known, count = self.training
+        if known is None or (name, dict(settings)) != known or steps > count:
+            has = "no optimizer" if known is None else f"optimizer={known!r}, steps={count}"
+            self._refuse(f"optimizer={(name, dict(settings))!r}, steps={steps}", has)
+
+    def _refuse(self, asked: str, has: str) -> None:
+        raise ParityError(f"{self.path} was not recorded with {asked}; it has {has}.")
+
+    def with_weights(self, how: str, plan: Plan | None) -> "Recording":
+        """Itself, whose weights were drawn when it was recorded.
+
+        Raises:
+          ParityError: if a rule skips what has random numbers here, and its own in Flax.
+        """
+        skipped = plan.skipped if plan else ()
+        kinds = {source.name: source.kind for source in self.sources}
+        kept = [x for x in self.facts["skipped"] if x in skipped]
+        drawn = [x for x in skipped if kinds[x] != "buffer" and x not in kept]
+        if self.weights == "random" and drawn:
+            raise ParityError(
+                f"{drawn[0]}, which a rule skips, has random numbers in {self.path}: give record "
+                'the rule too, rules=[Rule.skip(...)], or say weights="given" there.'
+            )
+        return self
+
+    def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
+        run = self.reader.value(self.facts["runs"][dtype]["torch"])
+        if dtype == "float64":
+            return run, run
+        if "float64" in self.dtypes:
+            return run, self.reader.value(self.facts["runs"][dtype]["truth"])
+        return _farthest(run, self.noisy(dtype, keeps)), run
+
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+        return [self.reader.value(run) for run in self.facts["runs"][dtype]["noise"]]
+
+    def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
+        for step in self.facts["steps"][:count]:
+            yield Stepped(*self.reader.value(step))
+
+    def decoded(self, decode: Any, cuts: Sequence[Cut], dtype: str) -> tuple[dict, dict]:
+        if decode.torch is not None:
+            raise ParityError(f"{self.path} calls nothing: give Decode(torch=...) to record.")
+        stored = self.facts["runs"][dtype].get("decoded", [])
+        known = {Cut(tuple(lengths)): sides for lengths, *sides in stored}
+        missing = [str(cut) for cut in cuts if known and cut not in known]
+        if missing:
+            self._refuse(f"the cut {missing[0]}", ", ".join(map(str, known)))
+        sides = [{c: Steps(self.reader.value(known[c][i])) for c in cuts if known} for i in (0, 1)]
+        return sides[0], sides[1]
+
+
+def original_of(torch_module: Any, asked: Asked) -> Original:
+    """Torch's side of a comparison: live, or recorded."""
+    is_recording = isinstance(torch_module, Recording)
+    return torch_module.asked(asked) if is_recording else asked.live(torch_module)
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
+    """What is written about a file's tensors, and who reads them."""
+    try:
+        entries, metadata = read_described(path)
+        facts = json.loads(metadata[KEY])
+        is_recording = isinstance(facts, dict) and isinstance(facts.get("format"), int)
+    except (CheckpointError, KeyError, ValueError) as error:
+        why = "" if isinstance(error, KeyError) else f" ({' '.join(str(error).split())})"
+        raise ParityError(
+            f"{path} is no recording{why}: flax_attn.parity.record writes one where torch is."
+        ) from error
+    if not is_recording or facts["format"] > FORMAT:
+        what = facts.get("format") if isinstance(facts, dict) else None
+        raise ParityError(
+            f"{path} is of format {what}, and this flax_attn reads {FORMAT}: install a newer one, "
+            "or record again with this one."
+        )
+    return facts, Reader(path, entries, facts.get("checksums", {}))
+
+
+def _source(fields: Mapping[str, Any]) -> Source:
+    plain = {key: value for key, value in fields.items() if key != "heads"}
+    source = Source.from_json(plain)
+    return Source(**{**vars(source), "heads": tuple(fields["heads"])})
+
+
+def _training(facts: Mapping[str, Any], reader: Reader) -> tuple[Any, int]:
+    if "optimizer" not in facts:
+        return None, 1
+    name, settings = facts["optimizer"]
+    return (name, reader.value(settings)), len(facts["steps"])
+
+
+def _request(facts: Mapping[str, Any], reader: Reader) -> Request:
+    """What was asked of torch; without arguments, where they could not be written down."""
+    args, kwargs = reader.value(facts["call"]) if facts["call"] is not None else ((), {})
+    flags = {key: facts[key] for key in ("seed", "train", "grads", "taps")}
+    return Request(args, kwargs, constants=frozenset(facts["constants"]), **flags)
+
+
+def _farthest(run: Run, noisy: Sequence[Run]) -> Run:
+    """Of runs that were moved by rounding, each value from that in which it was moved most."""
+    made = copy(noisy[0])
+    made.keeps, made.rates, made.places = run.keeps, run.rates, run.places
+    for kind in ("outputs", "gradients", "taps"):
+        moved = [getattr(other, kind) for other in noisy]
+        wants = getattr(run, kind).items()
+        setattr(made, kind, {k: _most(x, [other[k] for other in moved]) for k, x in wants})
+    return made
+
+
+def _most(want: np.ndarray, moved: Sequence[np.ndarray]) -> np.ndarray:
+    if not is_floating(want):
+        return want
+    return max(moved, key=lambda x: judge.error(x, want))
+
+
+def _listed(arrays: Mapping[str, Any]) -> str:
+    return ", ".join(arrays) or "none"
+
+
+def _shown(value: Any) -> str:
+    return repr(tuple(sorted(value))) if isinstance(value, set) else repr(value)

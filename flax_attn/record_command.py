@@ -1,0 +1,77 @@
+"""What `flax-attn record` does: all that torch gives for each case, in a file of its own."""
+
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from .parity.cases.asked import ask
+from .parity.cases.home import file_of, has_torch
+from .parity.cases.known import check_names, may_be_package
+from .parity.cases.prove import jobs, record_each
+from .parity.cases.workers import Failure, Workers
+
+LONGEST = 120  # of a file's name, before its end
+
+
+def recorded(library: str, names: Sequence[str], folder: Path, console: Console) -> int:
+    """Records the cases that `names` ask for.
+
+    Args:
+      library: the package of this library's cases.
+      names: as the command was given them.
+      folder: where the files go.
+      console: to say what was written.
+
+    Returns:
+      0 if all is recorded, else 1.
+
+    Raises:
+      ValueError: without torch, without the folder, or for a name that means nothing.
+    """
+    if not has_torch():
+        raise ValueError("record needs torch: pip install 'flax-attn[torch]'.")
+    if not folder.is_dir():
+        raise ValueError(f"--to {folder}: there is no such folder to write into.")
+    wanted = [piece for name in names for piece in pieces(name)]
+    check_names(library, wanted)
+    with Workers() as workers:
+        asked = ask(library, wanted, workers)
+        work = [(job, folder / file_name(job.listed.title)) for job in jobs(asked.cases, True)]
+        failures = [Failure(failure.text, name) for name, failure in asked.failed]
+        for result in record_each(work, workers):
+            if isinstance(result, Failure):
+                failures.append(result)
+            else:
+                console.out(f"recorded {result}", highlight=False)
+    for failure in failures:
+        console.out(f"{failure.about}: {failure.text}", highlight=False)
+    return 1 if failures or not work else 0
+
+
+def pieces(name: str) -> list[str]:
+    """A class by its import path as the package that has its cases, and its name.
+
+    >>> pieces("flax_attn.GroupedQueryAttention"), pieces("grouped_query")
+    (['GroupedQueryAttention'], ['grouped_query'])
+    """
+    package, _, last = name.rpartition(".")
+    if not package or file_of(name) is not None or not last[:1].isupper():
+        return [name]
+    if package.partition(".")[0] == "flax_attn":
+        return [last]
+    return [package, last] if may_be_package(package) else [name]
+
+
+def file_name(title: str) -> str:
+    """The file of a case: its title, in letters that every system takes.
+
+    >>> file_name("linear[width=4|x=3x4|torch.nn.Linear]")
+    'linear-width=4-x=3x4-torch.nn.Linear.safetensors'
+    """
+    plain = re.sub(r"[^\w.=,]+", "-", title).strip("-")
+    if len(plain) > LONGEST:
+        plain = f"{plain[:LONGEST]}-{zlib.crc32(title.encode()):08x}"
+    return f"{plain}.safetensors"
