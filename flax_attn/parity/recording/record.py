@@ -147,7 +147,7 @@ def _ran(live: Live, options: Options, decode: Decode | None, writer: Writer) ->
         if wide and dtype != "float64":
             entry["truth"] = writer.tree(f"{dtype}/truth", live.truth(dtype, keeps))
         if options.noise or dtype == "float64" or not wide:
-            noisy = live.noisy(dtype, keeps)
+            noisy = [*live.noisy(dtype, keeps)]
             entry["noise"] = [writer.tree(f"{dtype}/noise", run) for run in noisy]
         if decode is not None and dtype == options.dtypes[0]:
             entry["decoded"] = [*_steps(live, decode, dtype, writer)]
