@@ -6,7 +6,7 @@ The set is `query, key, value, out`, each a `weight`, `(in, out)`, and a `bias`.
 
 from collections.abc import Sequence
 
-from ..weights.mapping import Move
+from ..weights.move import Move
 from ..weights.plan import Plan
 from ..weights.rule import Rule
 from .workload import PROJECTIONS

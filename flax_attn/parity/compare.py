@@ -18,6 +18,7 @@ from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
 from .port import flax_values, set_flax
 from .recording.recording import Recording, original_of
+from .repeated import together
 from .report import Report, Row
 from .rows import decoding
 from .rows.draws import draws
@@ -31,6 +32,7 @@ from .sides.pair import Names, Pair
 from .sides.run import Run
 from .sides.steps import Decoded, check_decode, decoded
 from .versions import versions
+from .watch import Watch
 
 
 def compare(
@@ -112,12 +114,13 @@ def compare(
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
-    pair = make_pair(original, flax_module, options)
-    seen = _Seen(pair, options)
-    seen.run()
     title = title or f"{type(flax_module).__name__} against {original.name}"
-    report = Report(title, **seen.facts(), reproduce=reproduce)
-    return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
+    pair = make_pair(original, flax_module, options, title)
+    with pair.watch:
+        seen = _Seen(pair, options)
+        seen.run()
+        report = Report(title, **seen.facts(), reproduce=reproduce)
+        return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
 
 
 class _Seen:
@@ -212,7 +215,8 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
         return []
     drops = {f"{name} (torch)" for name in pair.original.dropouts}
     names = [name.removesuffix(" (torch)") for name in alone if name in drops]
-    sentence = f"torch has dropout ({some(names)}) that Flax does not show: it is off in eval mode"
+    few = some(together(names))
+    sentence = f"torch has dropout ({few}) that Flax does not show: it is off in eval mode"
     return [f"{sentence}, train=True compares it"] if names else []
 
 
@@ -224,14 +228,17 @@ def _decided_against(rows: Sequence[Row]) -> bool:
     )
 
 
-def make_pair(original: Original, flax_module: nnx.Module, options: Options) -> Pair:
+def make_pair(
+    original: Original, flax_module: nnx.Module, options: Options, title: str = ""
+) -> Pair:
     """The two sides with a mapping between them and weights for both."""
     rules, how = options.rules, options.weights
     parts = [*original.parts]
     plan = None if how == "as_is" else make_plan(original.sources, flax_module, rules, parts)
     names = Names(plan, flax_module, rules)
     original = original.with_weights(how, plan)
-    return Pair(original, flax_module, options.call, original.request, plan, names)
+    watch = Watch(title, original.values)
+    return Pair(original, flax_module, options.call, original.request, plan, names, watch)
 
 
 def assert_parity(

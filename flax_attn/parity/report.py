@@ -1,6 +1,7 @@
 """Reports: what was compared, what differs first, and how to see it again."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .judge import Verdict
+from .repeated import of_layers, together
 
 # Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
 DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
@@ -298,6 +300,7 @@ def _text(report: Report) -> str:
     else:
         lines += [*_first(report), *_others(report), "  what it does:"]
         lines += [f"    {line}" for line in effects(report)]
+    lines += [f"  {line}" for line in _layers(report)]
     states = {row.name for row in report.rows if row.kind == "state"}
     facts = (
         ("constant, not carried", tuple(x for x in report.constants if x not in states)),
@@ -316,6 +319,16 @@ def _text(report: Report) -> str:
         if report.reproduce.startswith("flax-attn"):
             lines.append(f"  as a page     {report.reproduce} --html report.html")
     return "\n".join(lines)
+
+
+def _layers(report: Report) -> list[str]:
+    """A line for each list of repeated layers, by what each made by itself where that is known."""
+    rows = report.local or [row for row in report.rows if row.kind in ("tap", "gradient")]
+    errors: dict[str, float] = {}
+    for row in rows:
+        if row.dtype == "float64" and row.verdict.shows:
+            errors[row.name] = max(errors.get(row.name, 0.0), badness(row.verdict.error))
+    return of_layers(errors, [row.name for row in rows if row.verdict.differs])
 
 
 def unproven(report: Report) -> str:
@@ -416,6 +429,7 @@ def _line(row: Row, wide: int) -> str:
     return f"{what}  {v.error:.1e}  {v.noise:.1e}{torch_error}"
 
 
-def _few(names: tuple[str, ...]) -> str:
+def _few(names: Sequence[str]) -> str:
+    names = together(names)
     rest = len(names) - MANY
     return ", ".join(names[:MANY]) + (f" and {rest} more" if rest > 0 else "")

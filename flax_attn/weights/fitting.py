@@ -12,8 +12,9 @@ from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
 from .entry import Entry
-from .known_layers import flax_path, held_at, kind_of
-from .mapping import Draft, Move, nearest
+from .known_layers import flax_path, held_at, kind_of, unstacked
+from .mapping import Draft, nearest
+from .move import Move, Stack
 from .rule import Rule
 from .suggest import propose
 
@@ -48,7 +49,7 @@ def fit(
     rules: Sequence[Rule],
     read: Callable[[str], np.ndarray],
     cast: Cast,
-) -> list[Move]:
+) -> list[Move | Stack]:
     """What goes where: every tensor used once, every Param filled once, shapes and dtypes right.
 
     Args:
@@ -91,7 +92,8 @@ def _sources(
     tied = _tied_names(entries, rules, read)
     sources = []
     for name, entry in entries.items():
-        owner, _, role = flax_path(module, targets.get(name, name)).rpartition(".")
+        path, _ = unstacked(module, flax_path(module, targets.get(name, name)))
+        owner, _, role = path.rpartition(".")
         layer = held_at(module, owner)
         kind = _likely_kind(name, entries) if layer is None else kind_of(layer, role)
         sources.append(Source(name, kind, entry.shape, entry.dtype, tied.get(name, "")))

@@ -286,6 +286,36 @@ def flax_path(module: nnx.Module, path: str) -> str:
     return ".".join(pieces)
 
 
+def unstacked(module: nnx.Module, path: str) -> tuple[str, int | None]:
+    """A path without the number of a layer, and the number, where Flax has the layers stacked.
+
+    >>> stack = nnx.vmap(lambda key: nnx.Linear(3, 2, rngs=nnx.Rngs(key)))
+    >>> net = nnx.Sequential(nnx.relu)
+    >>> net.blocks = stack(jax.random.split(jax.random.key(0), 4))
+    >>> unstacked(net, "blocks.3.kernel")
+    ('blocks.kernel', 3)
+    """
+    node: Any = module
+    pieces = path.split(".")
+    for i, piece in enumerate(pieces):
+        parts = _children(node)
+        if piece.isdigit() and piece not in parts and _is_stack(node, pieces[i + 1 :]):
+            return ".".join([*pieces[:i], *pieces[i + 1 :]]), int(piece)
+        node = parts.get(piece)
+    return path, None
+
+
+def _is_stack(node: Any, rest: list[str]) -> bool:
+    """Whether a module may be several layers in one, of which each has what `rest` begins with."""
+    counted = isinstance(node, nnx.List | nnx.Dict | nnx.Sequential)
+    return (
+        isinstance(node, nnx.Module)
+        and not counted
+        and len(rest) > 0
+        and (len(rest) == 1 or rest[0] in _children(node))
+    )
+
+
 def _children(node: Any) -> dict[str, Any]:
     """The named parts of a module, list or dict; its attributes in order of their names."""
     if isinstance(node, nnx.List | nnx.Dict | nnx.Module):

@@ -19,7 +19,8 @@ from .checkpoint import Checkpoint, Given
 from .dtypes import overflows
 from .fitting import CASTS, Cast, fit, under
 from .known_layers import flax_state
-from .mapping import Move, nearest
+from .mapping import nearest
+from .move import Move, Stack
 from .rule import Rule
 
 Shardings = Sharding | Mapping[str, Sharding] | None
@@ -206,7 +207,7 @@ def _sharding_of(path: str, how: _How) -> Sharding | None:
 
 def _moves(
     checkpoint: Checkpoint, prefix: str, module: nnx.Module, how: _How, times: int = 1
-) -> list[Move]:
+) -> list[Move | Stack]:
     """What goes where, each checked against the checkpoint's headers."""
     entries = under(checkpoint.path, checkpoint.entries, prefix)
     read = _reader(checkpoint, prefix)
@@ -226,7 +227,7 @@ def _reader(checkpoint: Checkpoint, prefix: str):
 def _fill(
     layer: nnx.Module,
     checkpoint: Checkpoint,
-    moves: Sequence[Move],
+    moves: Sequence[Move | Stack],
     prefixes: Sequence[str],
     stacked: bool,
     how: _How,
@@ -251,7 +252,9 @@ def _fill(
         state[target].set_value(array)
 
 
-def _cast(value: np.ndarray, want: np.dtype, checkpoint: Checkpoint, move: Move) -> np.ndarray:
+def _cast(
+    value: np.ndarray, want: np.dtype, checkpoint: Checkpoint, move: Move | Stack
+) -> np.ndarray:
     if value.dtype == want:
         return value
     with np.errstate(all="ignore"):

@@ -1,13 +1,12 @@
 """Which torch tensor goes where in Flax: by type and name, never by shape, and strict."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from ..taps import POINTS
@@ -24,38 +23,10 @@ from .known_layers import (
     no_groups,
     place,
     refusal,
+    unstacked,
 )
-from .rule import Rule, Size, backwards, lay_out, sizes_of
-
-
-@dataclass(frozen=True)
-class Move:
-    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is).
-
-    `shift` is added on the way to Flax.
-    """
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    layout: str | None = None
-    sizes: dict[str, Size] = field(default_factory=dict)
-    shift: float = 0.0
-
-    def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays from torch's."""
-        return self._carry(values, self.sources, self.targets, self.layout, self.shift)
-
-    def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays from Flax's."""
-        layout = None if self.layout is None else backwards(self.layout)
-        return self._carry(values, self.targets, self.sources, layout, -self.shift)
-
-    def _carry(self, values, sources, targets, layout, shift):
-        arrays = [values[name] for name in sources]
-        if shift:
-            arrays = [x + np.asarray(shift, x.dtype) for x in arrays]
-        laid = arrays if layout is None else lay_out(arrays, layout, len(targets), self.sizes)
-        return dict(zip(targets, laid, strict=True))
+from .move import Misfit, Move, Stack
+from .rule import Rule
 
 
 class Draft:
@@ -83,7 +54,8 @@ class Draft:
         self.problems: list[str] = []
         self.unplaced: list[str] = []
         self.misfits: list[int] = []
-        self.moves: list[Move] = []
+        self.moves: list[Move | Stack] = []
+        self.stacks: dict[tuple[str, ...], dict[int, Move]] = {}
         self.done: set[str] = set()
         self.skipped: list[str] = []
         self.tied: list[str] = []
@@ -91,7 +63,9 @@ class Draft:
             self._apply(rule)
         for name, source in self.sources.items():
             if name not in self.done and source.kind != "buffer":
-                self._move_by_type(name, name)
+                self._carry(name, name)
+        for layers in self.stacks.values():
+            self._move(Stack(tuple(layers[number] for number in sorted(layers))))
         self.constants = tuple(
             n for n, s in self.sources.items() if s.kind == "buffer" and n not in self.done
         )
@@ -122,12 +96,11 @@ class Draft:
             if rule.kind == "skip":
                 self.skipped += sources
             elif rule.layout is None:
-                count = len(self.moves)
-                self._move_by_type(sources[0], targets[0])
-                self.moves[count:] = [replace(x, shift=rule.shift) for x in self.moves[count:]]
+                self._carry(sources[0], targets[0], rule.shift)
             else:
-                paths = tuple(flax_path(self.module, path) for path in targets)
-                self._move(Move(sources, paths, rule.layout, dict(rule.sizes)))
+                paths = [unstacked(self.module, flax_path(self.module, x)) for x in targets]
+                move = Move(sources, tuple(x for x, _ in paths), rule.layout, dict(rule.sizes))
+                self._add(move, paths[0][1])
 
     def _names_taps(self, rule: Rule) -> bool:
         """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""
@@ -164,13 +137,31 @@ class Draft:
         self.done.add(second)
         self.tied.append(second)
 
-    def _move_by_type(self, name: str, path: str) -> None:
-        """Moves one tensor to where its type has it in the Flax module at the path's owner."""
+    def _carry(self, name: str, path: str, shift: float = 0.0) -> None:
+        """Carries one tensor by its type to a path."""
         self.done.add(name)
-        source, full_path = self.sources[name], flax_path(self.module, path)
+        path, number = unstacked(self.module, flax_path(self.module, path))
+        move = self._typed(name, path)
+        if move is not None:
+            self._add(replace(move, shift=shift), number)
+
+    def _add(self, move: Move, number: int | None) -> None:
+        """A move of one layer of several that Flax has stacked waits for the others."""
+        if number is None:
+            return self._move(move)
+        layers = self.stacks.setdefault(move.targets, {})
+        if number in layers:
+            by = f"{', '.join(layers[number].sources)} and by {', '.join(move.sources)}"
+            self.problems.append(f"Layer {number} of {move.targets[0]} is filled twice: by {by}.")
+        layers[number] = move
+        return None
+
+    def _typed(self, name: str, full_path: str) -> Move | None:
+        """One tensor to where its type has it in the Flax module at the path's owner."""
+        source = self.sources[name]
         owner, role, layer, kind = self._owner(full_path, source.kind)
         if full_path in self.state:
-            return self._move_onto(name, full_path, layer)
+            return self._onto(name, full_path, layer)
         known = place(kind, role, layer)
         dot = f"{owner}." if owner else ""
         if known is not None:
@@ -178,7 +169,7 @@ class Draft:
             absent = any(path not in self.state for path in paths)
             why = refusal(source, layer, full_path) if absent else no_groups(source, layer)
             if why is None:
-                return self._move(Move((name,), paths, known.layout, dict(known.sizes)))
+                return Move((name,), paths, known.layout, dict(known.sizes))
             return self._refuse((name,), why)
         meant = becomes(cell_of(kind, role), role)
         why = refusal(source, layer, full_path)
@@ -187,7 +178,7 @@ class Draft:
         if why is not None:
             return self._refuse((name,), why)
         target = f"{dot}{meant[1]}" if meant is not None and layer is None else full_path
-        return self._move(Move((name,), (target,), None))
+        return Move((name,), (target,), None)
 
     def _owner(self, path: str, kind: str) -> tuple[str, str, Any, str]:
         """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by."""
@@ -199,16 +190,16 @@ class Draft:
             return above, f"{last}.{role}", parent, "MultiheadAttention"
         return owner, role, layer, kind
 
-    def _move_onto(self, name: str, path: str, layer: Any) -> None:
-        """Moves one tensor onto the value at this very path, laid out as the two types ask."""
+    def _onto(self, name: str, path: str, layer: Any) -> Move | None:
+        """One tensor onto the value at this very path, laid out as the two types ask."""
         source, (owner, _, leaf) = self.sources[name], path.rpartition(".")
         known = place(source.kind, name.rpartition(".")[2], layer)
         if known is not None and known.targets == (leaf,):
-            return self._move(Move((name,), (path,), known.layout, dict(known.sizes)))
+            return Move((name,), (path,), known.layout, dict(known.sizes))
         if PAIRS.get(source.kind) and isinstance(layer, LAYERS) and len(source.shape) > 1:
             meant = next(iter(PAIRS[source.kind]))
             return self._refuse((name,), self._meets(name, owner, layer, meant, path))
-        return self._move(Move((name,), (path,), None))
+        return Move((name,), (path,), None)
 
     def _meets(self, name: str, owner: str, layer: Any, meant: type, path: str) -> str:
         return (
@@ -221,9 +212,10 @@ class Draft:
         if why not in self.problems:
             self.problems.append(why)
 
-    def _move(self, move: Move) -> None:
-        shapes = [self.sources[name].shape for name in move.sources]
-        what = f"{', '.join(move.sources)} {' '.join(str(list(shape)) for shape in shapes)}"
+    def _move(self, move: Move | Stack) -> None:
+        shapes = {name: self.sources[name].shape for name in move.sources}
+        given = " ".join(str(list(shape)) for shape in shapes.values())
+        what = f"{', '.join(move.sources)} {given}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
             near = nearest(absent[0], self.state if self.near else ())
@@ -233,27 +225,16 @@ class Draft:
             )
         wants = {path: tuple(self.state[path].get_value().shape) for path in move.targets}
         try:
-            sizes = dict(move.sizes)
-            if move.layout is not None:
-                sizes = sizes_of(move.layout, shapes, len(move.targets), sizes)
-            move = Move(move.sources, move.targets, move.layout, sizes)
-            empty = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
-            got = move.forward(dict(zip(move.sources, empty, strict=True)))
+            self.moves.append(move.fitted(shapes, wants))
         except ValueError as error:
             current_shapes = " ".join(str(list(want)) for want in wants.values())
             why = f"{what} cannot fill {some(wants)} {current_shapes}: {error}."
             return self._misfit(move, why)
-        for path, value in got.items():
-            if value.shape != wants[path]:
-                why = (
-                    f"{', '.join(move.sources)} {[list(s) for s in shapes]} would fill {path} "
-                    f"as {list(value.shape)}, but it is {list(wants[path])}."
-                )
-                return self._misfit(move, why)
-        self.moves.append(move)
+        except Misfit as misfit:
+            return self._misfit(move, str(misfit))
         return None
 
-    def _misfit(self, move: Move, why: str) -> None:
+    def _misfit(self, move: Move | Stack, why: str) -> None:
         self.misfits += [id(self.state[path]) for path in move.targets]
         self._refuse(move.sources, why)
 
@@ -303,11 +284,11 @@ class Draft:
 
     def _carry_ties_once(self) -> None:
         """One move for a tied tensor, under torch's first name."""
-        kept: dict[tuple[str, ...], Move] = {}
+        kept: dict[tuple[str, ...], Move | Stack] = {}
         for move in self.moves:
             self.tied += [name for name in move.sources if self.sources[name].same_as]
-            roots = tuple(self._root(name) for name in move.sources)
-            kept.setdefault(roots, replace(move, sources=roots))
+            move = move.renamed(self._root)
+            kept.setdefault(move.sources, move)
         self.moves = list(kept.values())
         carried = {name for move in self.moves for name in move.sources}
         self.tied = [name for name in dict.fromkeys(self.tied) if name not in carried]

@@ -8,7 +8,8 @@ from flax import nnx
 
 from ..errors import ParityError
 from .described import Source
-from .mapping import Draft, Move
+from .mapping import Draft
+from .move import Move, Stack
 from .rule import Rule
 from .suggest import ALTERNATIVES, propose
 
@@ -27,7 +28,7 @@ class Plan:
     ('mask',)
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[Move | Stack, ...]
     constants: tuple[str, ...]
     skipped: tuple[str, ...]
     tied: tuple[str, ...]
@@ -44,13 +45,20 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{', '.join(m.sources)} -> {', '.join(m.targets)}"
-            + (f"  {m.layout}" if m.layout else "")
+            f"{_names(m)} -> {', '.join(m.targets)}" + (f"  {m.layout}" if m.layout else "")
             for m in self.moves
         ]
         lines += [f"{name}: constant, not carried" for name in self.constants]
         lines += [f"{name}: skipped by rule" for name in self.skipped]
         return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
+
+
+def _names(move: Move | Stack) -> str:
+    """Torch's names; of stacked layers the first's and the last's."""
+    if isinstance(move, Stack) and len(move.layers) > 2:
+        first, last = (", ".join(layer.sources) for layer in (move.layers[0], move.layers[-1]))
+        return f"{first} ... {last}"
+    return ", ".join(move.sources)
 
 
 def make_plan(

@@ -23,7 +23,9 @@ class Rule:
     Names may hold `*` (anything without a dot, as many on each side) and one `{a,b,c}` on a side:
     its arrays are stacked on, or split from, the layout's first axis. A name may also be the name
     of a module: everything in it moves, each value by its type. Without a layout a value is carried
-    as its type asks where the types are a known pair, and as it is elsewhere.
+    as its type asks where the types are a known pair, and as it is elsewhere, and braces on both
+    sides are that many rules: `"attn.{q,k} -> {query,key}"`. Where Flax has layers stacked, as
+    `nnx.vmap` makes them, a rule names one by its number all the same: `"h.*.fc -> layers.*.up"`.
 
     A layout is reversible: every axis once on each side. `...` stands for any number of axes, and
     `~axis` on one side alone for an axis whose order is reversed.
@@ -75,9 +77,11 @@ class Rule:
                 raise ParityError(
                     f"One {{a,b,c}} a side at most, and a name on each; got {names!r}."
                 )
-        if "{" in names and layout is None:
+        left, right = map(spread, self.sides)
+        if layout is None and len(left) != len(right):
             raise ParityError(
-                f"A rule with braces needs a layout, its first axis the braces'; got {names!r}."
+                f"A rule of {len(left)} names onto {len(right)} needs a layout, its first axis the "
+                f"braces'; got {names!r}."
             )
         _check_stars(names)
         check_layout(layout, names, known)
@@ -129,18 +133,16 @@ class Rule:
 
         A name counts if it is the left side or lies in a module of that name.
         """
-        left, right = (self.names, self.names) if self.kind == "skip" else self.sides
-        alternatives = spread(left)
-        pattern = re.compile(_regex(alternatives[0]))
+        left, right = map(spread, (self.names,) * 2 if self.kind == "skip" else self.sides)
+        together = self.layout is not None or self.kind == "skip"
+        sides = [(left, right)] if together else [*zip(zip(left), zip(right), strict=True)]
         groups = {}
-        for name in names:
-            match = pattern.fullmatch(name)
-            if match:
+        for sources, targets in sides:
+            pattern = re.compile(_regex(sources[0]))
+            for match in filter(None, map(pattern.fullmatch, names)):
                 *wild, rest = match.groups()
-                fill = [_filled_name(side, wild) + (rest or "") for side in alternatives]
-                groups[tuple(fill)] = tuple(
-                    _filled_name(side, wild) + (rest or "") for side in spread(right)
-                )
+                fill = tuple(_filled_name(side, wild) + (rest or "") for side in sources)
+                groups[fill] = tuple(_filled_name(side, wild) + (rest or "") for side in targets)
         return list(groups.items())
 
     def inside(self, source: str, target: str) -> "Rule":

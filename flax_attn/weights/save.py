@@ -14,7 +14,7 @@ from .entry import Entry
 from .fitting import fit
 from .known_layers import flax_state, held_at, roles_of
 from .manifest import manifest_path, write_manifest
-from .mapping import Move
+from .move import Move
 from .replacing import replacing
 from .rule import Rule, backwards, sizes_of
 from .safetensors import write_file

@@ -37,6 +37,7 @@ def diagnosed(
     `runs` are those that it tells of, by dtype and mode, `decoding` the steps beside them. The
     verdict stands whatever happens while places are looked for.
     """
+    pair.watch.at("looking for the place")
     rows = [row for row in report.failed if row.mode and row.kind != "decode"]
     try:
         placed = _diagnosed(pair, report, rows, runs) if rows and pair.request.taps else report

@@ -11,6 +11,7 @@ from flax import nnx
 from ...weights.known_layers import flax_path
 from ...weights.plan import Plan
 from ...weights.rule import Rule
+from ..watch import Watch
 from .calls import errors_of
 from .flax import Flax, Force, unique_params
 from .match import Match, agreed
@@ -80,6 +81,7 @@ class Pair:
       request: the call's arguments, and what is wanted of it.
       plan: the mapping; None if each keeps its own weights.
       names: torch's names in Flax's.
+      watch: told what is about to be done.
     """
 
     original: Original
@@ -88,6 +90,7 @@ class Pair:
     request: Request
     plan: Plan | None
     names: Names
+    watch: Watch
 
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
         """Torch's weights, rounded."""
@@ -123,8 +126,12 @@ class Pair:
         weights = self.weights(self.narrow(dtype))
         torchs: tuple[Run, Run] | None = None
         for mode in modes:
+            self.watch.at(f"Flax in {dtype}, {'under jit' if mode == 'jit' else 'eagerly'}")
             got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
-            torchs = torchs or self.original.run(dtype, got[0].keeps)
+            if torchs is None:
+                self.watch.at(f"torch in {dtype}")
+                torchs = self.original.run(dtype, got[0].keeps)
+            self.watch.at(f"judging {dtype}")
             yield mode, (got.pop(), *torchs)  # it is held here no longer
 
     def _flax_run(

@@ -43,13 +43,15 @@ class Tally:
 
     def text(self, found: Sequence[Answer]) -> str:
         """The table as text, each amplitude by itself, and a line for each fault missed."""
-        asked = [(low, question) for low in (False, True) for question in self.questions]
+        lows = sorted({row.low for row in found})
+        asked = [(low, question) for low in lows for question in self.questions]
         heads = [f"{question} {'low' if low else 'full'}" for low, question in asked]
-        lines = [f"{self.title:<22}" + "".join(f"{head:>15}" for head in heads)]
+        wide = max(map(len, (self.title, *self.groups))) + 2
+        lines = [f"{self.title:<{wide}}" + "".join(f"{head:>15}" for head in heads)]
         for group in (*self.groups, "all"):
             mine = _of(found, group)
             cells = [_cell([row for row in mine if row.low is low], q) for low, q in asked]
-            lines.append(f"{group:<22}" + "".join(f"{cell:>15}" for cell in cells))
+            lines.append(f"{group:<{wide}}" + "".join(f"{cell:>15}" for cell in cells))
         return "\n".join([*lines, "", *self.missed(found)])
 
     def markdown(self, found: Sequence[Answer]) -> str:

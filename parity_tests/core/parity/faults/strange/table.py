@@ -55,7 +55,7 @@ def judged(fault: Strange, low: bool) -> Row:
         return _row(fault, low, True, fault.whole, str(report), str(report).partition("\n")[0])
     facts = " ".join(row.verdict.note for row in report.failed if row.name == first.tap)
     told = f"{first.hint} {facts}"
-    placed = any(_is_place(first.tap, place) for place in fault.places)
+    placed = any(is_place(first.tap, place) for place in fault.places)
     if first.kind not in ("value", "gradient"):  # a fact, told in a sentence that names the place
         placed |= any(_names(place, facts) for place in fault.places)
     if fault.whole:
@@ -103,7 +103,7 @@ def speaks(fault: Strange, note: str) -> bool:
     return right and any(word in note for word in fault.words)
 
 
-def _is_place(tap: str, place: str) -> bool:
+def is_place(tap: str, place: str) -> bool:
     """An output may also be told as what lies between the last tap and itself."""
     return tap == place or (place.startswith("output") and tap.endswith(f" and {place}"))
 

@@ -1,0 +1,125 @@
+"""What is carried: some torch tensors, some Flax Params, and how the one lies in the other."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .rule import Size, backwards, lay_out, sizes_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is).
+
+    `shift` is added on the way to Flax.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    layout: str | None = None
+    sizes: dict[str, Size] = field(default_factory=dict)
+    shift: float = 0.0
+
+    def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Flax's arrays from torch's."""
+        return self._carry(values, self.sources, self.targets, self.layout, self.shift)
+
+    def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Torch's arrays from Flax's."""
+        layout = None if self.layout is None else backwards(self.layout)
+        return self._carry(values, self.targets, self.sources, layout, -self.shift)
+
+    def renamed(self, name: Callable[[str], str]) -> "Move":
+        """The same of torch's tensors under other names."""
+        return replace(self, sources=tuple(map(name, self.sources)))
+
+    def fitted(self, shapes: Mapping[str, Shape], wants: Mapping[str, Shape]) -> "Move":
+        """The same with the size of every axis.
+
+        Args:
+          shapes, wants: of torch's tensors, and of Flax's.
+
+        Raises:
+          ValueError: with a sentence, if the layout does not fit torch's shapes.
+          Misfit: if it gives Flax other shapes than it has.
+        """
+        given = [shapes[name] for name in self.sources]
+        sizes = dict(self.sizes)
+        if self.layout is not None:
+            sizes = sizes_of(self.layout, given, len(self.targets), sizes)
+        move = replace(self, sizes=sizes)
+        empty = [np.broadcast_to(np.int8(0), shape) for shape in given]
+        for path, value in move.forward(dict(zip(self.sources, empty, strict=True))).items():
+            if value.shape != wants[path]:
+                raise Misfit(self.sources, given, path, value.shape, wants[path])
+        return move
+
+    def _carry(self, values, sources, targets, layout, shift):
+        arrays = [values[name] for name in sources]
+        if shift:
+            arrays = [x + np.asarray(shift, x.dtype) for x in arrays]
+        laid = arrays if layout is None else lay_out(arrays, layout, len(targets), self.sizes)
+        return dict(zip(targets, laid, strict=True))
+
+
+class Misfit(Exception):
+    """Torch's tensors have a layout, and Flax's have another shape than it gives."""
+
+    def __init__(self, sources: tuple[str, ...], shapes: list[Shape], path: str, got, want):
+        super().__init__(
+            f"{', '.join(sources)} {[list(s) for s in shapes]} would fill {path} "
+            f"as {list(got)}, but it is {list(want)}."
+        )
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The moves of layers that torch counts and nnx stacks, onto the first axis of its Params."""
+
+    layers: tuple[Move, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(name for layer in self.layers for name in layer.sources)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.layers[0].targets
+
+    @property
+    def layout(self) -> str | None:
+        return self.layers[0].layout
+
+    def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Flax's arrays from torch's."""
+        laid = [layer.forward(values) for layer in self.layers]
+        return {path: np.stack([each[path] for each in laid]) for path in self.targets}
+
+    def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Torch's arrays from Flax's."""
+        each = (
+            layer.back({path: values[path][i] for path in self.targets})
+            for i, layer in enumerate(self.layers)
+        )
+        return {name: x for arrays in each for name, x in arrays.items()}
+
+    def renamed(self, name: Callable[[str], str]) -> "Stack":
+        """The same of torch's tensors under other names."""
+        return Stack(tuple(layer.renamed(name) for layer in self.layers))
+
+    def fitted(self, shapes: Mapping[str, Shape], wants: Mapping[str, Shape]) -> "Stack":
+        """As `Move.fitted`; the first axis of what Flax has is the layers'."""
+        for path in self.targets:
+            if wants[path][:1] != (len(self.layers),):
+                raise Misfit(
+                    self.sources,
+                    [shapes[name] for name in self.sources],
+                    path,
+                    (len(self.layers), *wants[path][1:]),
+                    wants[path],
+                )
+        inner = {path: want[1:] for path, want in wants.items()}
+        return Stack(tuple(layer.fitted(shapes, inner) for layer in self.layers))
