@@ -107,10 +107,14 @@ class Live:
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+        return list(self.moved(dtype, keeps))
+
+    def moved(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        """The runs of `noisy`, one at a time."""
         values, quiet = narrowed(self.values, dtype), Moved(None)
         self._run(dtype, values, keeps, moved=quiet)
         moves = (Moved(seed, quiet.decided) for seed in range(NOISY))
-        return [self._run(dtype, values, keeps, moved=moved) for moved in moves]
+        yield from (self._run(dtype, values, keeps, moved=moved) for moved in moves)
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         values = narrowed(self.values, "float64")
