@@ -114,7 +114,8 @@ def compare(
     asked = Asked(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
     original = original_of(torch_module, asked)
     training = original.training if optimizer is None else (optimizer, steps)
-    dtypes, weights = dtypes or original.dtypes, weights or original.weights
+    dtypes = original.dtypes if dtypes is None else dtypes
+    weights = original.weights if weights is None else weights
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
