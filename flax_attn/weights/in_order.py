@@ -54,13 +54,13 @@ def _told_apart(likeness: Likeness, names: list[str], layers: frozenset[str]) ->
 
 
 def defined(module: nnx.Module) -> list[str]:
-    """The path of every part of a module, in the order in which they were made."""
+    """The path of every module in a module, in the order in which they were made."""
     paths: list[str] = []
 
     def walk(node: Any, path: str, above: tuple[int, ...]) -> None:
-        if path:
+        if path and isinstance(node, nnx.Module):
             paths.append(path)
-        for name, child in _parts(node):
+        for name, child in _children_in_order(node):
             if id(child) not in above:
                 walk(child, f"{path}.{name}" if path else name, (*above, id(node)))
 
@@ -68,7 +68,7 @@ def defined(module: nnx.Module) -> list[str]:
     return paths
 
 
-def _parts(node: Any) -> list[tuple[str, Any]]:
+def _children_in_order(node: Any) -> list[tuple[str, Any]]:
     if isinstance(node, nnx.Variable):
         return []
     if isinstance(node, nnx.Module | nnx.List | nnx.Dict):

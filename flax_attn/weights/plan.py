@@ -45,7 +45,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{_names(m)} -> {', '.join(m.targets)}" + (f"  {m.layout}" if m.layout else "")
+            f"{_sources_told(m)} -> {', '.join(m.targets)}" + (f"  {m.layout}" if m.layout else "")
             for m in self.moves
         ]
         lines += [f"{name}: constant, not carried" for name in self.constants]
@@ -53,7 +53,7 @@ class Plan:
         return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
 
 
-def _names(move: Move | Stack) -> str:
+def _sources_told(m): Move | Stack) -> str:
     """Torch's names; of stacked layers the first's and the last's."""
     if isinstance(move, Stack) and len(move.layers) > 2:
         first, last = (", ".join(layer.sources) for layer in (move.layers[0], move.layers[-1]))

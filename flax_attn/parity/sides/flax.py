@@ -50,6 +50,8 @@ class Flax:
         self.program: Callable[..., Any] | None = None
         self.findings: dict[str, list[str]] = {}
         self.lifted: dict[str, None] = {}
+        parts = [type(part) for _, part in nnx.iter_modules(module)]
+        self.files = {getattr(part, "__module__", "") for part in (*parts, call)}
         self.static = Static({}, {}, {}, [], [], {}, [])
 
     def run(self, weights: Mapping[str, np.ndarray]) -> Run:
@@ -107,7 +109,7 @@ class Flax:
             stack.enter_context(jax.enable_x64(self.dtype == "float64"))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
             stack.enter_context(jax.default_matmul_precision("highest"))
-            stack.enter_context(attention_lifted(self.lifted))
+            stack.enter_context(attention_lifted(self.lifted, self.files))
             yield
 
     def _arguments(self, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:

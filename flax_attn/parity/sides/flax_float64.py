@@ -7,7 +7,7 @@ operation, where a cast to float32 does nothing and what follows it stays in flo
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +25,12 @@ CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 @contextmanager
-def attention_lifted(notes: dict[str, None]) -> Iterator[None]:
+def attention_lifted(notes: dict[str, None], files: Iterable[str] = ()) -> Iterator[None]:
     """`jax.nn.dot_product_attention` stays in float64 meanwhile, where it is given float64.
 
     Args:
       notes: gets a sentence when that happens.
+      files: the names of modules that may hold it under a name of their own.
     """
     original = jax.nn.dot_product_attention
 
@@ -40,14 +41,21 @@ def attention_lifted(notes: dict[str, None]) -> Iterator[None]:
         return _computed(original, (query, *args), kwargs)
 
     # Where it was imported by name, the name is another module's own.
-    holders = [m for m in list(sys.modules.values()) if vars(m).get(NAME) is original]
-    for holder in holders:
-        setattr(holder, NAME, wide)
+    modules = {name: vars(m) for name, m in sys.modules.items() if m is not None}
+    names = [(space, NAME) for space in modules.values() if space.get(NAME) is original]
+    names += [
+        (space, name)
+        for space in (modules.get(file, {}) for file in files)
+        for name, x in space.items()
+        if x is original and name != NAME
+    ]
+    for space, name in names:
+        space[name] = wide
     try:
         yield
     finally:
-        for holder in holders:
-            setattr(holder, NAME, original)
+        for space, name in names:
+            space[name] = original
 
 
 def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping) -> Any:
@@ -73,12 +81,12 @@ def _evaluated(program: ClosedJaxpr, arrays: list[Any]) -> list[Any]:
         return x.val if isinstance(x, Literal) else known[x]
 
     for equation in program.jaxpr.eqns:
-        outs = _step(equation, list(map(value, equation.invars)))
+        outs = _operation(equation, list(map(value, equation.invars)))
         known |= dict(zip(equation.outvars, outs, strict=True))
     return list(map(value, program.jaxpr.outvars))
 
 
-def _step(equation: Any, values: list[Any]) -> list[Any]:
+def _operation(equation: Any, values: list[Any]) -> list[Any]:
     """What one operation gives, in float64 if one of what it takes was lifted."""
     primitive, params = equation.primitive, equation.params
     if primitive.name in CALLS:
@@ -89,13 +97,13 @@ def _step(equation: Any, values: list[Any]) -> list[Any]:
             return values
     taken = zip(values, equation.invars, strict=True)
     if any(x.aval.dtype == jnp.float32 and value.dtype == jnp.float64 for value, x in taken):
-        values = [_wide(x) for x in values]
+        values = [_as_double(x) for x in values]
         params = {k: jnp.float64 if _is_single(v) else v for k, v in params.items()}
     out = primitive.bind(*values, **primitive.get_bind_params(params))
     return out if primitive.multiple_results else [out]
 
 
-def _wide(x: Any) -> Any:
+def _as_double(x: Any) -> Any:
     return x.astype(jnp.float64) if x.dtype == jnp.float32 else x
 
 
