@@ -11,7 +11,7 @@ from .described import Source
 from .mapping import Draft
 from .move import Move, Stack
 from .rule import Rule
-from .suggest import ALTERNATIVES, propose
+from .suggest import ALTERNATIVES, by_order, propose
 
 
 @dataclass(frozen=True)
@@ -85,5 +85,10 @@ def make_plan(
         if len({rule.names for rule in proposed}) < len(proposed):
             lines.append(f"{ALTERNATIVES}.")
         lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
+        if unsure := by_order(draft, proposed):
+            lines.append(
+                f"{' and '.join(unsure)} fit either way, and no name tells: the rules follow the "
+                "order in which both sides define their layers; check which is called first."
+            )
         raise ParityError("\n".join(lines))
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))

@@ -164,7 +164,7 @@ def _ran(
         if wide and dtype != "float64":
             entry["truth"] = writer.tree(f"{dtype}/truth", live.truth(dtype, keeps))
         if dtype in noisy:
-            moved = live.moved(dtype, keeps)
+            moved = live.noisy(dtype, keeps)
             entry["noise"] = [writer.tree(f"{dtype}/noise", run) for run in moved]
         if decode is not None and dtype == options.dtypes[0]:
             entry["decoded"] = [*_steps(live, decode, dtype, writer)]

@@ -204,10 +204,10 @@ class Recording:
             return run, run
         if "float64" in self.dtypes:
             return run, self.reader.value(self.facts["runs"][dtype]["truth"])
-        return _farthest(run, self.noisy(dtype, keeps)), run
+        return _farthest(run, [*self.noisy(dtype, keeps)]), run
 
-    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
-        return [self.reader.value(run) for run in self.facts["runs"][dtype].get("noise", ())]
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         for step in self.facts["steps"][:count]:

@@ -106,15 +106,11 @@ class Live:
         """Torch in float64, with everything rounded to `dtype` before."""
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
-    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
-        return list(self.moved(dtype, keeps))
-
-    def moved(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        """The runs of `noisy`, one at a time."""
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
         values, quiet = narrowed(self.values, dtype), Moved(None)
         self._run(dtype, values, keeps, moved=quiet)
-        moves = (Moved(seed, quiet.decided) for seed in range(NOISY))
-        yield from (self._run(dtype, values, keeps, moved=moved) for moved in moves)
+        for seed in range(NOISY):
+            yield self._run(dtype, values, keeps, moved=Moved(seed, quiet.decided))
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         values = narrowed(self.values, "float64")
