@@ -13,7 +13,7 @@ from ..weights.mapping import some
 from ..weights.plan import make_plan
 from ..weights.rule import Rule
 from . import judge
-from .asked import Asked, is_torch_module
+from .asked import Asked, is_torch_module, said
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
@@ -114,8 +114,7 @@ def compare(
     asked = Asked(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
     original = original_of(torch_module, asked)
     training = original.training if optimizer is None else (optimizer, steps)
-    dtypes = original.dtypes if dtypes is None else dtypes
-    weights = original.weights if weights is None else weights
+    dtypes, weights = said(dtypes, original.dtypes), said(weights, original.weights)
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
