@@ -128,8 +128,8 @@ def _is_foreign_norm(layer: Any) -> bool:
 
     Which norm it computes is for the comparison to show.
     """
-    own = isinstance(layer, nnx.Module) and not isinstance(layer, LAYERS)
-    state = set(flax_state(layer)) if own else set()
+    is_foreign = isinstance(layer, nnx.Module) and not isinstance(layer, LAYERS)
+    state = set(flax_state(layer)) if is_foreign else set()
     return "scale" in state and state <= {"scale", "bias"}
 
 

@@ -221,8 +221,8 @@ class Draft:
 
     def _move(self, move: Move | Stack) -> None:
         shapes = {name: self.sources[name].shape for name in move.sources}
-        given = " ".join(str(list(shape)) for shape in shapes.values())
-        what = f"{', '.join(move.sources)} {given}"
+        listing = " ".join(str(list(shape)) for shape in shapes.values())
+        what = f"{', '.join(move.sources)} {listing}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
             near = nearest(absent[0], self.state if self.near else ())

@@ -53,7 +53,7 @@ class Plan:
         return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
 
 
-def _sources_told(m): Move | Stack) -> str:
+def _sources_told(move: Move | Stack) -> str:
     """Torch's names; of stacked layers the first's and the last's."""
     if isinstance(move, Stack) and len(move.layers) > 2:
         first, last = (", ".join(layer.sources) for layer in (move.layers[0], move.layers[-1]))
