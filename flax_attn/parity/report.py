@@ -312,7 +312,7 @@ def _text(report: Report) -> str:
         ),
     )
     lines += [f"  {what}: {_few(names)}" for what, names in facts if names]
-    lines += [f"  {note}" for note in (*report.notes, report.replayed) if note]
+    lines += [f"  {note}" for note in (*together(report.notes), report.replayed) if note]
     lines += _noise(report)
     if count and report.reproduce:
         lines.append(f"  see it again  {report.reproduce}")
