@@ -203,6 +203,9 @@ class Recording:
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
         return [self.reader.value(run) for run in self.facts["runs"][dtype]["noise"]]
 
+    def tries(self, truth: Run) -> None:
+        """A recording runs nothing again."""
+
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         for step in self.facts["steps"][:count]:
             yield Stepped(*self.reader.value(step))
