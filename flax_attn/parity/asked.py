@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -11,6 +11,8 @@ from .sides.calls import plain_call
 from .sides.leaves import leaves
 from .sides.live import Live
 from .sides.run import Request, checked_constants
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Asked:
     def live(self, module: Any) -> Live:
         """Torch's side, of a module of torch's."""
         return Live(module, self.call or plain_call, self.request())
+
+
+def said(value: Value | None, otherwise: Value) -> Value:
+    """What was said, if anything was."""
+    return otherwise if value is None else value
 
 
 def is_torch_module(value: Any) -> bool:

@@ -38,13 +38,13 @@ def of_layers(errors: Mapping[str, float], wrong: Sequence[str] = ()) -> list[st
             layers = lists.setdefault(name[: number.start()], {})
             layers.setdefault(number.group(), {})[name[number.end() :]] = error
     return [
-        _line(start, layers, wrong)
+        _of_list(start, layers, wrong)
         for start, layers in lists.items()
         if len(layers) >= FEW and set.intersection(*map(set, layers.values()))
     ]
 
 
-def _line(start: str, layers: Mapping[str, Mapping[str, float]], wrong: Sequence[str]) -> str:
+def _of_list(start: str, layers: Mapping[str, Mapping[str, float]], wrong: Sequence[str]) -> str:
     numbers = sorted(layers, key=int)
     faulty = [n for n in numbers if any(x.startswith(f"{start}{n}.") for x in wrong)]
     worst = {n: max(layers[n].values()) for n in numbers if n not in faulty}

@@ -323,7 +323,10 @@ def _text(report: Report) -> str:
 
 def _layers(report: Report) -> list[str]:
     """A line for each list of repeated layers, by what each made by itself where that is known."""
-    rows = report.local or [row for row in report.rows if row.kind in ("tap", "gradient")]
+    backward = report.first is not None and _backward(report.first)
+    kind = "local gradient" if backward else "local"
+    rows = [row for row in report.local if row.kind == kind]
+    rows = rows or [row for row in report.rows if row.kind in ("tap", "gradient")]
     errors: dict[str, float] = {}
     for row in rows:
         if row.dtype == "float64" and row.verdict.shows:

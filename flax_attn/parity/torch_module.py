@@ -1,5 +1,6 @@
 """What a torch module holds: its tensors described, read as numpy arrays, and written."""
 
+import copy
 from typing import Any
 
 import ml_dtypes
@@ -108,13 +109,52 @@ def _source(name: str, kind: str, tensor: Any, first: str, heads: tuple[int, ...
 def _kind(owner: Any) -> str:
     """The kind of the first known class among the owner's.
 
-    Other people's RMSNorm and LayerNorm go by their names; transformers' Conv1D is a Linear whose
-    weight lies as in Flax.
+    Other people's RMSNorm and LayerNorm go by what they compute, not by their names: T5's LayerNorm
+    is an RMSNorm. transformers' Conv1D is a Linear whose weight lies as in Flax.
     """
     for cls in type(owner).__mro__:
         if cls.__module__.startswith("torch.nn.") and cls.__name__ in KINDS:
             return KINDS[cls.__name__]
         if cls.__module__.startswith("transformers.") and cls.__name__ == "Conv1D":
             return "Conv1D"
+    return _norm_kind(owner) or "Parameter"
+
+
+def _norm_kind(owner: Any) -> str:
+    """The norm that a module with one gain computes, or ""; one that cannot be called goes by name.
+
+    A norm gives the same for twice its input; one that takes the mean away also for its input and
+    a constant.
+    """
+    params = dict(owner.named_parameters(recurse=False))
+    sizes = {tuple(x.shape) for x in params.values()}
+    gain = params.get("weight")
+    if gain is None or gain.ndim != 1 or len(sizes) > 1 or any(True for _ in owner.children()):
+        return ""
     ends = ("RMSNorm", "LayerNorm")
-    return next((end for end in ends if type(owner).__name__.endswith(end)), "Parameter")
+    called = next((end for end in ends if type(owner).__name__.endswith(end)), "")
+    computed = _computes(type(owner), owner, len(gain))
+    return called if computed is None else computed
+
+
+_COMPUTED: dict[type, str | None] = {}
+
+
+def _computes(kind: type, owner: Any, width: int) -> str | None:
+    """ "RMSNorm", "LayerNorm", "" of another function, None if it takes other arguments."""
+    import torch
+
+    if kind not in _COMPUTED:
+        x = torch.linspace(-3.0, 5.0, 2 * width).reshape(2, width).sin() * 1e3
+        try:
+            with torch.no_grad():
+                module = copy.deepcopy(owner).cpu().float().eval()
+                module.weight.fill_(1.0)
+                same, twice, moved = (module(y) for y in (x, 2 * x, x + 1e3))
+        except Exception:
+            _COMPUTED[kind] = None
+        else:
+            is_norm = same.shape == x.shape and torch.allclose(same, twice, 1e-3, 1e-3)
+            ends = "LayerNorm" if is_norm and torch.allclose(same, moved, 1e-3, 1e-3) else "RMSNorm"
+            _COMPUTED[kind] = ends if is_norm else ""
+    return _COMPUTED[kind]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .described import Source
+from .parametrized import not_removed
 
 RECURRENT = ("RNN", "GRU", "LSTM")
 NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm", "BatchNorm")
@@ -117,10 +118,19 @@ def place(kind: str, role: str, layer: Any) -> Place | None:
     """Where torch's `role` of a module of type `kind` lies in the Flax module `layer`, if known."""
     kind = cell_of(kind, role)
     for cls, roles in PAIRS.get(kind, {}).items():
-        like = kind in NORMS[:2] and type(layer).__name__.endswith(kind)
-        if isinstance(layer, cls) or like:
+        if isinstance(layer, cls) or (kind in NORMS[:2] and _is_foreign_norm(layer)):
             return (roles(layer) if callable(roles) else roles).get(role)
     return None
+
+
+def _is_foreign_norm(layer: Any) -> bool:
+    """Whether somebody's own module is a norm: it has a gain, called as nnx calls it, and no more.
+
+    Which norm it computes is for the comparison to show.
+    """
+    is_foreign = isinstance(layer, nnx.Module) and not isinstance(layer, LAYERS)
+    state = set(flax_state(layer)) if is_foreign else set()
+    return "scale" in state and state <= {"scale", "bias"}
 
 
 def roles_of(layer: Any) -> tuple[str, Roles]:
@@ -172,6 +182,8 @@ def refusal(source: Source, layer: Any, path: str) -> str | None:
     """
     kind, name = source.kind, source.name
     owner, _, role = name.rpartition(".")
+    if (computed := not_removed(name)) is not None:
+        return computed
     if kind in RECURRENT and cell_of(kind, path.rpartition(".")[2]) == kind:
         dot = f"{owner}." if owner else ""
         return (
@@ -225,7 +237,7 @@ def _no_bias(name: str, layer: Any) -> str | None:
 def a(thing: Any) -> str:
     """A type's name with its article, of a type, a name or a thing."""
     name = thing if isinstance(thing, str) else getattr(thing, "__name__", type(thing).__name__)
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'AEIOU' or name.startswith('RMS') else 'a'} {name}"
 
 
 def flax_params(module: nnx.Module) -> dict[str, nnx.Param]:

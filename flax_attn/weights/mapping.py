@@ -13,6 +13,7 @@ from ..taps import POINTS
 from .described import Source
 from .known_layers import (
     LAYERS,
+    NORMS,
     PAIRS,
     a,
     becomes,
@@ -202,8 +203,14 @@ class Draft:
         return Move((name,), (path,), None)
 
     def _meets(self, name: str, owner: str, layer: Any, meant: type, path: str) -> str:
+        kind, where = self.sources[name].kind, owner or "the module"
+        if kind in NORMS and type(layer).__name__ in NORMS:
+            return (
+                f"{name} is of {a(kind)} of torch, and {where} of Flax is {a(layer)}: another "
+                f"function; nnx.{kind} is the same one."
+            )
         return (
-            f"{name} of {a(self.sources[name].kind)} meets {owner or 'the module'}, {a(layer)}, "
+            f"{name} of {a(kind)} meets {where}, {a(layer)}, "
             f'where {a(meant)} would be known: say Rule("{name} -> {path}", "layout").'
         )
 
@@ -214,8 +221,8 @@ class Draft:
 
     def _move(self, move: Move | Stack) -> None:
         shapes = {name: self.sources[name].shape for name in move.sources}
-        given = " ".join(str(list(shape)) for shape in shapes.values())
-        what = f"{', '.join(move.sources)} {given}"
+        listing = " ".join(str(list(shape)) for shape in shapes.values())
+        what = f"{', '.join(move.sources)} {listing}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
             near = nearest(absent[0], self.state if self.near else ())

@@ -46,15 +46,15 @@ class Move:
           ValueError: with a sentence, if the layout does not fit torch's shapes.
           Misfit: if it gives Flax other shapes than it has.
         """
-        given = [shapes[name] for name in self.sources]
+        parts = [shapes[name] for name in self.sources]
         sizes = dict(self.sizes)
         if self.layout is not None:
-            sizes = sizes_of(self.layout, given, len(self.targets), sizes)
+            sizes = sizes_of(self.layout, parts, len(self.targets), sizes)
         move = replace(self, sizes=sizes)
-        empty = [np.broadcast_to(np.int8(0), shape) for shape in given]
+        empty = [np.broadcast_to(np.int8(0), shape) for shape in parts]
         for path, value in move.forward(dict(zip(self.sources, empty, strict=True))).items():
             if value.shape != wants[path]:
-                raise Misfit(self.sources, given, path, value.shape, wants[path])
+                raise Misfit(self.sources, parts, path, value.shape, wants[path])
         return move
 
     def _carry(self, values, sources, targets, layout, shift):

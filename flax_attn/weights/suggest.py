@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from .fused import Roles, fits, heads_of, in_order, role
-from .known_layers import PAIRS, RECURRENT, flax_path, held_at, place
+from .in_order import Likeness, defined, paired_in_order
+from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, held_at, place
 from .mapping import Draft
+from .parametrized import not_removed
 from .rule import Rule, Size, axis_sizes, backwards
 
 MOST = 12  # proposals; more would not be read
+SURE = 2.0  # more than any likeness of names
 MANY = 60  # names looked at one by one
 # Layouts that are tried, the likeliest first: torch's weights have outputs first; plain Parameters
 # and transformers' Conv1D have inputs first.
@@ -130,20 +133,46 @@ def _likeliest(candidates: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
 
 def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     """Modules whose values all find their place in one Flax module of the type they become."""
+    likeness = _fitting(draft, stars)
+    pairs = _in_order(draft, likeness, stars)
+    return _likeliest(
+        (SURE if pairs.get(mine) == it else value, Rule(f"{mine} -> {it}"))
+        for (mine, it), value in likeness.items()
+        if pairs.get(mine, it) == it
+    )
+
+
+def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
+    """Torch's modules and Flax's that could be each other, and how alike their names are."""
     owners = [_owner(path) for path in draft.unfilled]
     layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
     roles, theirs = _roles(draft.sources), _roles(draft.state)
-    candidates = []
+    likeness = {}
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
         inside = [name for name in draft.unplaced if _owner(name) == mine.first]
         for it in layers:
             if mine.text and it.text and mine.numbers == it.numbers:
                 meet = roles.may_meet(mine.first, theirs, it.first)
                 if meet and all(_fits(draft, name, it.first) for name in inside):
-                    candidates.append(
-                        (_likeness(mine.text, it.text), Rule(f"{mine.text} -> {it.text}"))
-                    )
-    return _likeliest(candidates)
+                    likeness[mine.text, it.text] = _likeness(mine.text, it.text)
+    return likeness
+
+
+def _in_order(draft: Draft, likeness: Likeness, stars: bool) -> dict[str, str]:
+    """Pairs of layers that names do not tell apart, by their order on both sides."""
+    if not likeness:
+        return {}
+    sides = [*map(_owner, draft.sources)], defined(draft.module)
+    names = ([_NUMBER.sub("*", x) if stars else x for x in side] for side in sides)
+    return paired_in_order(likeness, *map(dict.fromkeys, names))
+
+
+def by_order(draft: Draft, rules: Iterable[Rule]) -> list[str]:
+    """Flax's names in proposed rules that follow the order of the layers, since no name tells."""
+    pairs = {}
+    for stars in (False, True):
+        pairs |= _in_order(draft, _fitting(draft, stars), stars)
+    return [it for mine, it in (rule.sides for rule in rules) if pairs.get(mine) == it]
 
 
 def _roles(names: Iterable[str]) -> Roles:
@@ -167,13 +196,14 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     """One tensor onto one Param, one onto several, several onto one."""
-    ours, theirs = _names(draft.unplaced, stars), _names(draft.unfilled, stars)
+    whole = [name for name in draft.unplaced if not_removed(name) is None]
+    ours, theirs = _names(whole, stars), _names(draft.unfilled, stars)
     roles, others = _roles(draft.sources), _roles(draft.state)
     sides = [
         ([mine], [it])
         for mine in ours
         for it in theirs
-        if roles.may_meet(mine.first, others, it.first)
+        if roles.may_meet(mine.first, others, it.first) and not _other_norm(draft, mine, it)
     ]
     sides += [([mine], group) for mine in ours for group in _groups(theirs, roles, mine)]
     sides += [(group, [it]) for it in theirs for group in _groups(ours, others, it)]
@@ -184,6 +214,12 @@ def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
             likeness = max(_likeness(x.text, y.text) for x in sources for y in targets)
             candidates.append((likeness, Rule(names, how[0], **how[1])))
     return _likeliest(candidates)
+
+
+def _other_norm(draft: Draft, mine: _Name, it: _Name) -> bool:
+    """Whether a norm would go to another norm of nnx's, which is another function."""
+    kind, layer = draft.sources[mine.first].kind, held_at(draft.module, _owner(it.first))
+    return kind in NORMS and type(layer).__name__ in NORMS and type(layer).__name__ != kind
 
 
 def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Name]]:

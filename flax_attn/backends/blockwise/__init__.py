@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 from ... import reference, taps
 from ..._arrays import varying_alike
 from ..._types import wide
+from ...dropout import DropoutMask
 from ...quantized import Quantized
 from ...reference import Stats
 from ...rules import Rules, sizes_of
@@ -72,7 +73,10 @@ def attention(
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
-        taps.tap("keep", jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape))
+        keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
+        heard = taps.tap("keep", keep)
+        if heard is not keep:
+            rules = replace(rules, dropout=DropoutMask(heard, rules.dropout.rate))
     made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **options)
     if made.few and not made.batched:
         made, k, v = as_they_lie(made, k, v)

@@ -240,13 +240,13 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     }
     at_leaves = names.gradients(truth.gradients)
     wanted = {**at_taps, **at_leaves}
-    near = [at_leaves[name] for name in judge.of_one_size(at_leaves)]
+    floor = judge.gradient_floor([at_leaves[name] for name in judge.of_one_size(at_leaves)])
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         if name in at_taps and run.point(name) == "weights":
             # What arrives at a weight of zero goes nowhere, and each side has its own there.
             got, want = (np.where(run.taps[name] == 0, 0.0, x) for x in (got, want))
-        verdict = judge.same_function(got, want, judge.gradient_scale(near, want))
+        verdict = judge.same_function(got, want, max(judge.whole_gradient([want]), floor))
         yield Arrived(Row(name, "local gradient", "float64", mode, verdict), got, want)
 
 

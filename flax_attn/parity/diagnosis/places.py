@@ -12,6 +12,7 @@ from flax import nnx
 
 from ...weights.known_layers import LAYERS, flax_state, held_at
 from .. import judge
+from ..repeated import together
 from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
@@ -344,19 +345,19 @@ def _alone(local: Local, step: str, theirs: str) -> tuple[str, ...]:
 
 
 def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
-    """Which of torch's taps would tell more, and how Flax says them."""
+    """Torch's taps there, all of them, and how Flax says that in the middle, which halves them."""
     if not alone:
         return ""
+    middle = alone[len(alone) // 2]
     owner = step.rpartition(".")[0]
     while owner and not _called(pair.flax_module, owner):
         owner = owner.rpartition(".")[0]
-    flax_name = pair.names.tap(alone[-1])
+    flax_name = pair.names.tap(middle)
     inside = bool(owner) and flax_name.startswith(f"{owner}.")
     where = f" in {type(held_at(pair.flax_module, owner)).__name__}" if inside else ""
     flax_name = flax_name.removeprefix(f"{owner}.") if inside else flax_name
-    return (
-        f"torch also has {', '.join(alone[-3:])} there: tap('{flax_name}', ...){where} would tell"
-    )
+    names = ", ".join(together(alone))
+    return f"torch also has {names} there: tap('{flax_name}', ...){where} would tell"
 
 
 def _called(module: nnx.Module, path: str) -> bool:

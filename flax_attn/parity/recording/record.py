@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..sides.live import Live
 from ..torch_module import read
 from ..versions import versions
 from .recording import FORMAT, KEY
-from .store import Unwritten, Writer
+from .store import Spool, Unwritten, Writer
 
 
 def record(
@@ -35,7 +36,7 @@ def record(
     taps: bool = True,
     train: bool = False,
     constants: Sequence[str] = (),
-    noise: bool = False,
+    noise: bool | None = None,
     optimizer: tuple[str, Mapping[str, Any]] | None = None,
     steps: int = 1,
     weights: Weights = "random",
@@ -58,7 +59,9 @@ def record(
       file: to write, `.safetensors`; one of that name is replaced.
       dtypes, grads, taps, constants, optimizer, steps, seed, torch_call: as of `compare`.
       train: in train mode; torch draws the dropout masks, from a stream of `seed`.
-      noise: whether the rounding noise of narrow dtypes is recorded too; that of float64 always is.
+      noise: whether torch's rounding noise is recorded: True in every dtype, None in float64 alone
+        or where nothing runs in float64, False nowhere. Then what an input cannot tell counts as
+        different, and the file is less than half as large.
       weights: "random" draws new ones, the same as `compare`, "given" records torch's as they are.
       rules: of which those count that skip: what they name keeps its own values.
       decode: `Decode(torch=step)`, if torch also runs step by step; in the first of `dtypes`.
@@ -78,25 +81,30 @@ def record(
     """
     if not is_torch_module(torch_module):
         raise TypeError(f"record takes a torch.nn.Module; got {type(torch_module).__name__}.")
-    options = Options(dtypes, noise=noise, optimizer=optimizer, steps=steps, weights=weights)
-    _check(options, train, decode)
+    options = Options(dtypes, optimizer=optimizer, steps=steps, weights=weights)
+    _check(options, noise, train, decode)
     asked = Asked(tuple(inputs), kwargs or {}, constants, seed, train, grads, taps, torch_call)
     live = asked.live(torch_module)
     skips = [rule for rule in rules if rule.kind == "skip"]
     names = [source.name for source in live.sources]
     skipped = [name for rule in skips for group, _ in rule.groups(names) for name in group]
     live = live.with_weights(weights, Plan((), (), tuple(skipped), ()))
-    writer = Writer()
-    facts = _described(live, weights, skipped, writer)
-    facts |= _ran(live, options, decode, writer)
-    return _written(Path(file), facts, writer)
+    return _written(
+        Path(file),
+        lambda writer: {
+            **_described(live, weights, skipped, writer),
+            **_ran(live, options, _noisy_in(dtypes, noise), decode, writer),
+        },
+    )
 
 
-def _check(options: Options, train: bool, decode: Decode | None) -> None:
+def _check(options: Options, noise: bool | None, train: bool, decode: Decode | None) -> None:
     if options.weights == "as_is":
         raise ValueError('A recording has weights: say weights="random" or "given"; got "as_is".')
     if options.optimizer is not None and "float64" not in options.dtypes:
         raise ValueError("Steps of an optimizer are compared in float64, which dtypes leaves out.")
+    if noise is False and "float64" not in options.dtypes:
+        raise ValueError("Without float64 rounding noise is all that tells torch's error; got no.")
     if decode is not None and (decode.torch is None or train):
         why = "train=True" if train else "Decode(torch=None), which needs no word here"
         raise ValueError(f"record(decode=) takes Decode(torch=step), in eval mode; got {why}.")
@@ -136,7 +144,16 @@ def _call(live: Live, writer: Writer) -> Any:
         return None
 
 
-def _ran(live: Live, options: Options, decode: Decode | None, writer: Writer) -> dict[str, Any]:
+def _noisy_in(dtypes: Sequence[str], noise: bool | None) -> Sequence[str]:
+    """The dtypes whose rounding noise is recorded."""
+    if noise is None and "float64" in dtypes:
+        return ("float64",)
+    return () if noise is False else dtypes
+
+
+def _ran(
+    live: Live, options: Options, noisy: Sequence[str], decode: Decode | None, writer: Writer
+) -> dict[str, Any]:
     """What torch gave."""
     wide = "float64" in options.dtypes
     runs, keeps, order = {}, None, []
@@ -146,9 +163,9 @@ def _ran(live: Live, options: Options, decode: Decode | None, writer: Writer) ->
         entry: dict[str, Any] = {"torch": writer.tree(f"{dtype}/torch", torchs)}
         if wide and dtype != "float64":
             entry["truth"] = writer.tree(f"{dtype}/truth", live.truth(dtype, keeps))
-        if options.noise or dtype == "float64" or not wide:
-            noisy = live.noisy(dtype, keeps)
-            entry["noise"] = [writer.tree(f"{dtype}/noise", run) for run in noisy]
+        if dtype in noisy:
+            moved = live.noisy(dtype, keeps)
+            entry["noise"] = [writer.tree(f"{dtype}/noise", run) for run in moved]
         if decode is not None and dtype == options.dtypes[0]:
             entry["decoded"] = [*_steps(live, decode, dtype, writer)]
         runs[dtype] = entry
@@ -179,10 +196,13 @@ def _trained(
     return {"optimizer": [name, writer.tree("", dict(settings))], "steps": after}
 
 
-def _written(path: Path, facts: dict[str, Any], writer: Writer) -> Path:
-    text = json.dumps({**facts, "checksums": writer.checksums})
+def _written(path: Path, facts: Callable[[Writer], dict[str, Any]]) -> Path:
+    """Writes the file of what `facts` collects; tensors wait beside it, since memory is short."""
     try:
-        write_file(path, writer.tensors, {KEY: text})
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+            writer = Writer(Spool(file, Path(file.name)))
+            text = json.dumps({**facts(writer), "checksums": writer.checksums})
+            write_file(path, writer.tensors, {KEY: text})
     except (OSError, CheckpointError) as error:
         why = getattr(error, "strerror", None) or error
         raise ParityError(f"{path} cannot be written: {why}.") from error

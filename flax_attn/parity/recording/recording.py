@@ -30,6 +30,10 @@ NO_FLOAT64 = (
     "judged"
 )
 
+NO_NOISE = (
+    "torch's own rounding noise was not recorded: what this input cannot tell counts as different"
+)
+
 
 class Recording:
     """What torch gave on some machine, in place of a torch module: of `compare`, `plan`, `port`.
@@ -102,6 +106,8 @@ class Recording:
         notes = [*self.facts["notes"], f"compared with {self.path.name}, recorded by {by}"]
         if "float64" not in self.dtypes:
             notes.append(NO_FLOAT64.format(" and ".join(self.dtypes)))
+        elif "noise" not in self.facts["runs"]["float64"]:
+            notes.append(NO_NOISE)
         known = {"gradients": self.facts["request"]["grads"], "taps": self.facts["request"]["taps"]}
         return notes + [f"{what} were not recorded" for what, has in known.items() if not has]
 
@@ -198,10 +204,10 @@ class Recording:
             return run, run
         if "float64" in self.dtypes:
             return run, self.reader.value(self.facts["runs"][dtype]["truth"])
-        return _farthest(run, self.noisy(dtype, keeps)), run
+        return _farthest(run, [*self.noisy(dtype, keeps)]), run
 
-    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
-        return [self.reader.value(run) for run in self.facts["runs"][dtype]["noise"]]
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
     def tries(self, truth: Run) -> None:
         """A recording runs nothing again."""

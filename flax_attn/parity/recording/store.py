@@ -5,12 +5,12 @@ written as float32, complex ones as pairs; the JSON says what they were.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -30,6 +30,34 @@ class Unwritten(Exception):
     """A value that is no array, number, text or container of these."""
 
 
+class Spool(Mapping[str, np.ndarray]):
+    """Arrays by name in a file, each read again when it is asked for: a model's are many.
+
+    Args:
+      file: open for writing.
+      path: of it.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path):
+        self.file, self.path, self.entries = file, path, dict[str, Entry]()
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Writes one array, contiguous and of a dtype that the format has."""
+        facts = NAMES[array.dtype], array.shape, self.file.tell(), array.nbytes
+        self.entries[name] = Entry(self.path, *facts)
+        self.file.write(array.reshape(-1).view(np.uint8).data)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.file.flush()
+        return self.entries[name].read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
 class Writer:
     """Collects tensors.
 
@@ -38,8 +66,8 @@ class Writer:
       checksums: of each tensor's bytes.
     """
 
-    def __init__(self) -> None:
-        self.tensors: dict[str, np.ndarray] = {}
+    def __init__(self, spool: Spool) -> None:
+        self.tensors = spool
         self.checksums: dict[str, int] = {}
         self.known: dict[bytes, str] = {}
 
@@ -54,8 +82,8 @@ class Writer:
         key = sha256(facts.encode() + plain.tobytes()).digest()
         if key not in self.known:
             free = self._free(name)
-            self.known[key], self.tensors[free] = free, plain
-            self.checksums[free] = _checksum(plain)
+            self.known[key], self.checksums[free] = free, _checksum(plain)
+            self.tensors.add(free, plain)
         said = {"tensor": self.known[key]}
         return said if plain.dtype == array.dtype else {**said, "dtype": array.dtype.name}
 

@@ -41,21 +41,22 @@ def errors_of(
     except ParityError:
         raise
     except Exception as error:
-        first = str(error).strip().split("\n")[0].rstrip(".")
+        said = str(error).strip().rstrip(".")
+        advice = _advice(side, dtype, said, call is plain_call, stiff)
+        gap = "\n" if "\n" in said else " "  # a long message is told whole, and advice below it
         raise ParityError(
-            f"{name} of {side} fails in {dtype}: {type(error).__name__}: {first}. "
-            f"{_advice(side, dtype, first, call is plain_call, stiff)}"
+            f"{name} of {side} fails in {dtype}: {type(error).__name__}: {said}.{gap}{advice}"
         ) from error
 
 
 def _advice(
-    side: str, dtype: str, first: str, is_plain: bool, stiff: Callable[[], Sequence[str]]
+    side: str, dtype: str, said: str, is_plain: bool, stiff: Callable[[], Sequence[str]]
 ) -> str:
     """What to do about an exception, by what it says."""
     call = f"{side.lower()}_call="
-    if "not implemented for" in first:
+    if "not implemented for" in said:
         return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
-    named = {NAMES[word] for word in re.findall("|".join(NAMES), first.lower())}
+    named = {NAMES[word] for word in re.findall("|".join(NAMES), said.lower())}
     if len(named) > 1 and dtype in named:
         constants = stiff()
         what = f"{', '.join(constants[:3])} of it" if constants else "its constants"

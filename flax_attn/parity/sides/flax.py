@@ -11,6 +11,7 @@ from flax import nnx
 
 from ...weights.known_layers import flax_params, flax_state
 from . import jaxpr_precision as precision
+from .flax_float64 import attention_lifted
 from .heard import Force, at_turn, hearing, is_array, is_key
 from .leaves import refuse_unknown, sort_leaves
 from .run import Request, Run, rounded
@@ -48,6 +49,9 @@ class Flax:
         self.repeats = repeats
         self.program: Callable[..., Any] | None = None
         self.findings: dict[str, list[str]] = {}
+        self.lifted: dict[str, None] = {}
+        parts = [type(part) for _, part in nnx.iter_modules(module)]
+        self.files = {getattr(part, "__module__", "") for part in (*parts, call)}
         self.static = Static({}, {}, {}, [], [], {}, [])
 
     def run(self, weights: Mapping[str, np.ndarray]) -> Run:
@@ -105,6 +109,7 @@ class Flax:
             stack.enter_context(jax.enable_x64(self.dtype == "float64"))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
             stack.enter_context(jax.default_matmul_precision("highest"))
+            stack.enter_context(attention_lifted(self.lifted, self.files))
             yield
 
     def _arguments(self, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
@@ -196,7 +201,12 @@ class Flax:
             tap_gradients=_conjugate(_numpy(of_taps)),
             state=static.state | _numpy(aux["state"]),
             changed=static.changed,
-            notes=[*static.notes, *_pinned(self.module, self.dtype), *self._widened()],
+            notes=[
+                *static.notes,
+                *self.lifted,
+                *_pinned(self.module, self.dtype),
+                *self._widened(),
+            ],
             findings=self.findings,
         )
 

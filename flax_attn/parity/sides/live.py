@@ -108,11 +108,11 @@ class Live:
         """Torch in float64, with everything rounded to `dtype` before."""
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
-    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
         values, quiet = narrowed(self.values, dtype), Moved(None)
         self._run(dtype, values, keeps, moved=quiet)
-        moves = (Moved(seed, quiet.decided) for seed in range(NOISY))
-        return [self._run(dtype, values, keeps, moved=moved) for moved in moves]
+        for seed in range(NOISY):
+            yield self._run(dtype, values, keeps, moved=Moved(seed, quiet.decided))
 
     def tries(self, truth: Run) -> TorchTries:
         quick = replace(self, request=replace(self.request, grads=False))

@@ -148,8 +148,11 @@ class Original(Protocol):
         """Torch in `dtype`, and the truth: all rounded to `dtype`, computed in float64."""
         ...
 
-    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> list[Run]:
-        """Torch in `dtype` again, a few times, with every operation moved by its rounding."""
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        """Torch in `dtype` again, a few times, with every operation moved by its rounding.
+
+        Each run is made when it is asked for.
+        """
         ...
 
     def tries(self, truth: Run) -> Tries | None:

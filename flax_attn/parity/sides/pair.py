@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from ...weights.known_layers import flax_path
+from ...weights.known_layers import LAYERS, flax_path, held_at
 from ...weights.plan import Plan
 from ...weights.rule import Rule
 from ..watch import Watch
@@ -25,6 +25,7 @@ class Names:
     def __init__(self, plan: Plan | None, module: nnx.Module, rules: Sequence[Rule]):
         self.plan, self.module = plan, module
         self.rules = [r for r in rules if r.kind == "move" and r.layout is None]
+        self.layers = _layers(plan, module)
 
     def tap(self, name: str) -> str:
         """Where Flax has what torch calls `name`, counts of repeated calls left as they are."""
@@ -33,7 +34,7 @@ class Names:
             for (torch_name, *_), (flax_name, *_) in rule.groups([base]):
                 if torch_name == base:
                     return flax_name + mark + count
-        return flax_path(self.module, base) + mark + count
+        return self.layers.get(base, flax_path(self.module, base)) + mark + count
 
     def gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""
@@ -48,6 +49,27 @@ class Names:
         moves = [m for m in self.plan.moves if all(name in arrays for name in m.sources)]
         laid = {k: v for move in moves for k, v in move.forward(dict(arrays)).items()}
         return canonical(laid, self.module)
+
+
+def _layers(plan: Plan | None, module: nnx.Module) -> dict[str, str]:
+    """Torch's modules whose tensors all go to one known layer of Flax's, to which no others go.
+
+    A rule for one tensor tells by this which two modules it is about.
+    """
+    to: dict[str, set[str]] = {}
+    back: dict[str, set[str]] = {}
+    for move in plan.moves if plan else ():
+        for name in move.sources:
+            for path in move.targets:
+                one, other = name.rpartition(".")[0], path.rpartition(".")[0]
+                to.setdefault(one, set()).add(other)
+                back.setdefault(other, set()).add(one)
+    pairs = ((one, *others) for one, others in to.items() if len(others) == 1)
+    return {
+        one: other
+        for one, other in pairs
+        if one and len(back[other]) == 1 and isinstance(held_at(module, other), LAYERS)
+    }
 
 
 def matches(

@@ -228,7 +228,9 @@ def test_inputs_that_are_not_numpy_are_refused(given):
 
 
 def test_modules_in_the_wrong_order_are_refused():
-    with pytest.raises(TypeError, match=r"torch.nn.Module or a Recording of one, a flax.nnx.Module"):
+    with pytest.raises(
+        TypeError, match=r"torch.nn.Module or a Recording of one, a flax.nnx.Module"
+    ):
         compare(Port(), Original(), X, **QUICK)
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from flax_attn import use_backend
 from flax_attn.parity import Decode, ParityError, Recording, Rule, compare, plan, port, record
+from flax_attn.parity.cases.collect import collect
 from parity_tests.core.parity.test_dropout_and_state import FixedKey
 from parity_tests.core.parity.test_harness import (
     FAULTS,
@@ -135,6 +137,15 @@ def test_masks_of_other_shapes_are_told_and_merged_batches_are_none(folder):
     assert compare(Recording(file), Mine((6, 4, 6)), **JIT).ok
     report = compare(Recording(file), Mine((2, 3, 6, 4)), **JIT)
     assert "mask 1 has shape (2, 3, 6, 4) in Flax and (2, 3, 4, 6) in torch" in str(report)
+
+
+def test_attention_in_blocks_repeats_them_too(folder):
+    case = next(case for case in collect("parity_tests.test_cross") if case.train)
+    case.dtypes = ("float64",)
+    recording = Recording(case.record(folder / "case.safetensors"))
+    with use_backend("blockwise"):
+        report = case.report(recording=recording, eager=False)
+    assert report.ok, report
 
 
 def test_without_float64_the_same_precision_is_all_that_is_judged(narrow):

@@ -10,10 +10,10 @@ from flax import nnx
 
 from flax_attn.parity import ParityError, Recording, compare, record
 from flax_attn.parity.recording.recording import KEY
-from flax_attn.parity.recording.store import Reader, Writer
+from flax_attn.parity.recording.store import Reader, Spool, Writer
 from flax_attn.parity.sides.run import Call, Run, Step
 from flax_attn.weights.safetensors import read_described, write_file
-from parity_tests.core.parity.test_harness import Faithful, Original, X
+from parity_tests.core.parity.test_harness import Faithful, NoScale, Original, X
 
 torch = pytest.importorskip("torch", reason="torch records")
 JIT = {"eager": False}
@@ -42,6 +42,17 @@ def test_weights_that_are_float32_are_written_so(folder):
     assert Recording(file).values["weight"].dtype == np.float64
     shapes = [entry.shape for entry in entries.values()]
     assert shapes.count((40, 50)) == 1  # though each call of the layer was given it as well
+
+
+def test_what_was_left_out_is_said(folder):
+    file = folder / "least.safetensors"
+    once = {"dtypes": ("float64",), "noise": False, "taps": False, "grads": False}
+    report = compare(Recording(record(Original(), (X,), file, **once)), Faithful(), **JIT)
+    assert report.ok and {row.kind for row in report.rows} == {"exact", "output"}
+    for what in ("rounding noise was not", "gradients were not", "taps were not"):
+        assert any(f"{what} recorded" in note for note in report.notes), what
+    wrong = compare(Recording(file), NoScale(), **JIT)
+    assert [row.name for row in wrong.failed] == ["output"]
 
 
 REFUSED = [
@@ -123,6 +134,8 @@ def test_record_refuses_what_it_cannot_record(folder):
         record(Original(), (X,), file, weights="as_is")
     with pytest.raises(ValueError, match="float64, which dtypes leaves out"):
         record(Original(), (X,), file, dtypes=("float32",), optimizer=ADAMW)
+    with pytest.raises(ValueError, match="all that tells torch's error"):
+        record(Original(), (X,), file, dtypes=("float32",), noise=False)
     with pytest.raises(ParityError, match="cannot be written"):
         record(Original(), (X,), folder / "none" / "x.safetensors", dtypes=("float64",))
     assert not file.exists()
@@ -141,11 +154,13 @@ VALUES = [
 
 
 def test_every_value_comes_back_as_it_was(folder):
-    writer, arrays = Writer(), [np.asarray(x) for x in VALUES]
+    arrays, spooled = [np.asarray(x) for x in VALUES], folder / "spooled"
     call = Call("Linear", {"0": arrays[0]}, {}, {"eps": float("inf")}, [Step("mul", 0, (), (2,))])
     run = Run(outputs={str(i): x for i, x in enumerate(arrays)}, calls={"up": call})
-    tree = json.loads(json.dumps(writer.tree("odd//name", [run, {"a": (1, None)}])))
-    write_file(folder / "values.safetensors", writer.tensors)
+    with spooled.open("wb") as file:
+        writer = Writer(Spool(file, spooled))
+        tree = json.loads(json.dumps(writer.tree("odd//name", [run, {"a": (1, None)}])))
+        write_file(folder / "values.safetensors", writer.tensors)
     entries, _ = read_described(folder / "values.safetensors")
     reader = Reader(folder / "values.safetensors", entries, writer.checksums)
     (again, rest), (mine, _) = reader.value(tree), (run, None)

@@ -1,0 +1,28 @@
+"""Weights that torch computes from others: parametrizations, and weight norm as it was before."""
+
+OLD = {"weight_g": "weight_norm", "weight_v": "weight_norm", "weight_orig": "spectral_norm"}
+
+
+def not_removed(name: str) -> str | None:
+    """Why a part from which a weight is computed has no place, and what would work; None of others.
+
+    >>> not_removed("conv.weight") is None
+    True
+    >>> "remove_weight_norm(module.conv)" in not_removed("conv.weight_g")
+    True
+    """
+    before, mark, after = f".{name}".partition(".parametrizations.")
+    owner, role = (before, after.partition(".")[0]) if mark else f".{name}".rsplit(".", 1)
+    if not mark and role not in OLD:
+        return None
+    owner = owner.removeprefix(".")
+    module = f"module.{owner}" if owner else "module"
+    weight, how = (role, "parametrizations") if mark else ("weight", OLD[role])
+    remove = f"torch.nn.utils.remove_{how}({module})"
+    if mark:
+        remove = f'torch.nn.utils.parametrize.remove_parametrizations({module}, "{weight}")'
+    return (
+        f"{owner}{'.' * bool(owner)}{weight} is computed from other tensors ({how}): to carry what "
+        f"is computed, first call {remove}; to train the parts, hold each as a Param in Flax and "
+        "say a Rule for it."
+    )
