@@ -22,8 +22,9 @@ from ..sides.run import Run, is_floating
 from ..sides.steps import Decoded
 from .backward import cleared, unused
 from .decoding import with_steps
-from .hints import backward_hint, hint, result_hint, state_hint
+from .hints import attempt, backward_hint, hint, result_hint, state_hint
 from .hints.masks import blind
+from .hints.mistaken import mistaken
 from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -108,10 +109,15 @@ def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Diverg
         lies = between(local, row)
         if lies is None:
             looks = hint(row, local.run, local.truth, local.pair.names)
+            looks = looks or attempt("mistaken", lambda row=row: mistaken(local, row), "")
             places.append((None, Divergence.of(row, "value", looks)))
         elif not any(np.array_equal(lies.got, x) for x in seen):
             seen.append(lies.got)
-            place = Divergence.of(lies.row, "between", _looks(local, row, lies))
+            looks = _looks(local, row, lies)
+            looks = looks or attempt(
+                "mistaken", lambda row=row, lies=lies: mistaken(local, row, lies), ""
+            )
+            place = Divergence.of(lies.row, "between", looks)
             places.append((lies, replace(place, advice=lies.advice)))
         if lies is not None and (fault := own_fault(local, row)):
             odd, out = fault

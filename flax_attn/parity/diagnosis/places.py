@@ -18,6 +18,7 @@ from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
 from ..sides.match import SCALED, counterparts, hidden, layouts, paired
+from ..sides.original import Tries
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
@@ -59,6 +60,11 @@ class Local:
         """The forced taps that each tap and output is computed from."""
         weights = self.pair.weights(self.pair.narrow("float64"))
         return feeds(self.pair.flax("float64", "eager", self.force), weights)
+
+    @cached_property
+    def tries(self) -> Tries | None:
+        """Torch again, with mistakes in it."""
+        return self.pair.original.tries(self.truth)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -221,6 +227,7 @@ class Between:
       row: of what arrives behind them, under the name of the place.
       step: the tap behind it.
       got: what arrived in Flax.
+      argument: as which of torch's arguments.
       alone: torch's taps there that Flax does not have.
       advice: how to look closer, or "".
     """
@@ -228,6 +235,7 @@ class Between:
     row: Row
     step: str
     got: np.ndarray
+    argument: str
     alone: tuple[str, ...]
     advice: str
 
@@ -239,14 +247,16 @@ def between(local: Local, row: Row) -> Between | None:
         return _before_output(local, row)
     if theirs is None or row.name not in local.run.inputs:
         return None
-    wants = [x for x in local.truth.calls[theirs].inputs.values() if is_floating(x)]
+    arguments = local.truth.calls[theirs].inputs.items()
+    wants = {name: x for name, x in arguments if is_floating(x)}
     inputs = [x for x in local.run.inputs[row.name] if is_floating(x)]
-    for place, want in enumerate(wants):
+    for place, (name, want) in enumerate(wants.items()):
         tried = inputs[place : place + 1] + inputs
         met = [(x, match) for x in tried if (match := paired("", x, want)) is not None]
         if met and not any(judge.same_function(x, m.value, zero=True).ok for x, m in met):
             got, match = met[0]
-            return _make_between(local, row, got, match.value, _alone(local, row.name, theirs))
+            alone = _alone(local, row.name, theirs)
+            return _make_between(local, row, got, match.value, alone, name)
     return None
 
 
@@ -297,17 +307,22 @@ def _before_output(local: Local, row: Row) -> Between | None:
     want = local.truth.outputs[row.name]
     if not alone or not np.array_equal(local.truth.taps[alone[-1]], want):
         return None
-    return _make_between(local, row, local.run.outputs[row.name], want, alone)
+    return _make_between(local, row, local.run.outputs[row.name], want, alone, "")
 
 
 def _make_between(
-    local: Local, row: Row, got: np.ndarray, want: np.ndarray, alone: tuple[str, ...]
+    local: Local,
+    row: Row,
+    got: np.ndarray,
+    want: np.ndarray,
+    alone: tuple[str, ...],
+    argument: str,
 ) -> Between:
     first = _before(local, row.name) or "the input"
     verdict = judge.same_function(got, want)
     row = replace(row, name=f"between {first} and {row.name}", verdict=verdict)
     step = row.name.removeprefix(f"between {first} and ")
-    return Between(row, step, got, alone, _advice(local.pair, step, alone))
+    return Between(row, step, got, argument, alone, _advice(local.pair, step, alone))
 
 
 def _before(local: Local, step: str) -> str | None:

@@ -209,6 +209,9 @@ class Recording:
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
         return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
+    def tries(self, truth: Run) -> None:
+        """A recording runs nothing again."""
+
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         for step in self.facts["steps"][:count]:
             yield Stepped(*self.reader.value(step))

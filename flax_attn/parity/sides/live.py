@@ -9,8 +9,10 @@ import numpy as np
 from ...weights.described import Source
 from ...weights.plan import Plan
 from .. import draw
+from ..mistakes.tries import TorchTries
 from ..torch_module import describe, part_of, read, to_numpy, to_torch
 from .calls import errors_of
+from .changes import Changes
 from .original import Arrays, Part, Stepped
 from .run import Request, Run, narrowed
 from .steps import TorchSteps
@@ -112,6 +114,15 @@ class Live:
         for seed in range(NOISY):
             yield self._run(dtype, values, keeps, moved=Moved(seed, quiet.decided))
 
+    def tries(self, truth: Run) -> TorchTries:
+        quick = replace(self, request=replace(self.request, grads=False))
+        values = narrowed(self.values, "float64")
+
+        def run(changes: Changes, others: Arrays) -> Run:
+            return quick._run("float64", {**values, **others}, truth.keeps, changes=changes)
+
+        return TorchTries(run, truth, self.request.arrays(), read(self.module))
+
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         values = narrowed(self.values, "float64")
         firsts = dict(self.module.named_parameters())
@@ -145,9 +156,10 @@ class Live:
         keeps: Sequence[np.ndarray] | None,
         at: str = "",
         moved: Moved | None = None,
+        changes: Changes | None = None,
     ) -> Run:
         """One run in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
         request, made_in = self.request.in_dtype(dtype), at or dtype
         with errors_of("torch", self.name, made_in, self.call, lambda: stiff(self.module, made_in)):
-            more = keeps, bool(at), moved
+            more = keeps, bool(at), moved, changes
             return run_torch(self.module, self.call, request, values, made_in, *more)

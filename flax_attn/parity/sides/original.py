@@ -1,6 +1,6 @@
 """What the harness asks of torch's side: a live module, or what one gave before."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -33,6 +33,59 @@ class Stepped(NamedTuple):
 
     gradients: Arrays
     values: Arrays
+
+
+class Tried(NamedTuple):
+    """One mistake in torch's run.
+
+    Attributes:
+      path: of the innermost submodule that it is made in.
+      first, last: the numbers of the first and the last of its operations.
+      said: in a sentence.
+      run: what torch gives with it; None if it fails with it.
+    """
+
+    path: str
+    first: int
+    last: int
+    said: str
+    run: Callable[[], Run | None]
+
+
+def inside(path: str, owner: str) -> bool:
+    """Whether a submodule is another one, or lies in it."""
+    return not owner or path == owner or path.startswith(f"{owner}.")
+
+
+class Tries(Protocol):
+    """Torch's run again, in float64, each time with one mistake in it.
+
+    Attributes:
+      count: how many operations the run has.
+      built: the module's weights as it was built, before others were drawn.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def built(self) -> Arrays: ...
+
+    def start(self, path: str) -> int:
+        """The number of the first operation in a submodule, or after it all."""
+        ...
+
+    def end(self, path: str) -> int:
+        """The number of the last operation in a submodule, or after it all."""
+        ...
+
+    def without(self, names: Sequence[str]) -> Iterator[Tried]:
+        """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
+        ...
+
+    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+        """Every mistake in the operations that are wanted by number and submodule, the last of
+        them first."""
+        ...
 
 
 class Original(Protocol):
@@ -100,6 +153,10 @@ class Original(Protocol):
 
         Each run is made when it is asked for.
         """
+        ...
+
+    def tries(self, truth: Run) -> Tries | None:
+        """Torch again with mistakes in it, in float64; None if it cannot run again."""
         ...
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:

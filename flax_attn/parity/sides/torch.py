@@ -12,6 +12,7 @@ from ...errors import ParityError
 from ...weights.known_layers import a
 from .. import draw, judge
 from ..torch_module import to_numpy, to_torch, write
+from .changes import Changes
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
 from .run import Call, Request, Run, Step, complex_dtype, laid_out, rounded
 from .torch_dispatch import dispatch_mode
@@ -30,12 +31,14 @@ def run_torch(
     keeps: Sequence[np.ndarray] | None = (),
     all_narrow: bool = False,
     moved: Moved | None = None,
+    changes: Changes | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
 
     In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`,
-    every operation's result is moved by its rounding. Dropout repeats the masks `keeps`; None has
-    it draw its own, from numpy's frozen stream of the request's seed.
+    every operation's result is moved by its rounding, with `changes` some give something else.
+    Dropout repeats the masks `keeps`; None has it draw its own, from numpy's frozen stream of the
+    request's seed.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -55,7 +58,7 @@ def run_torch(
         copies = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(copies)
         recorder = _Recorder(module, keeps, request, dtype, weights)
-        with recorder.listening(all_narrow, moved), torch.set_grad_enabled(request.grads):
+        with recorder.listening(all_narrow, moved, changes), torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, copies)
@@ -234,8 +237,12 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
-    def listening(self, all_narrow: bool, moved: Moved | None) -> Iterator[None]:
+    def listening(
+        self, all_narrow: bool, moved: Moved | None, changes: Changes | None
+    ) -> Iterator[None]:
         with ExitStack() as stack:
+            if changes is not None:
+                stack.enter_context(changes.mode(self.module, lambda: (self.path or [""])[-1]))
             if moved is not None:
                 stack.enter_context(noise(moved, self.dtype))
             if self.dtype == "float64":

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...groups import fills, groups
+from ...report import plural
 from ...sides.match import Layout
 from .evidence import Evidence
 from .explains import differing
@@ -30,7 +31,7 @@ def other_fills(evidence: Evidence) -> str:
         if places.any():
             first = [int(i) for i in np.argwhere(places)[0]]
             more = int(places.sum()) - 1
-            also = f" and {more} places more" if more else ""
+            also = f" and {plural(more, 'place')} more" if more else ""
             parts.append(f"{one} hides {first}{also}, {other} does not")
     return f"another mask: {'; '.join(parts)}" if parts else ""
 

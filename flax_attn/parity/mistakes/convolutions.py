@@ -1,0 +1,115 @@
+"""Mistakes in the place of a convolution: stride, padding, dilation, kernel, bias."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from ..sides.changes import Change, Operation, with_arguments
+
+Named = Callable[[Any], str]
+Mistakes = Iterator[tuple[str, Change]]
+# The arguments of torch's operation by their places.
+BIAS, STRIDE, PADDING, DILATION, TRANSPOSED, OUTPUT_PADDING = range(2, 8)
+
+
+def _convolution(op: Operation, named: Named) -> Mistakes:
+    weight = op.args[1]
+    kernel = named(weight) or "the kernel"
+    if op.args[BIAS] is not None:
+        said = f"{named(op.args[BIAS]) or 'the bias'}, a bias, missing"
+        yield said, with_arguments({BIAS: None})
+    if max(weight.shape[2:], default=1) > 1:
+        said = f"{kernel} mirrored: its places in reversed order"
+        yield said, _kernel(lambda w: w.flip(*range(2, w.ndim)))
+    if weight.ndim == 4 and weight.shape[2] == weight.shape[3] > 1:
+        yield f"{kernel} transposed, rows for columns", _kernel(lambda w: w.transpose(2, 3))
+    if weight.shape[0] == weight.shape[1] > 1:
+        yield f"{kernel} untransposed, inputs for outputs", _kernel(lambda w: w.transpose(0, 1))
+    yield from _other_numbers(op)
+    yield from _shifted(op)
+
+
+def _kernel(how: Callable[[Any], Any]) -> Change:
+    return lambda func, args, kwargs: func(args[0], how(args[1]), *args[2:], **kwargs)
+
+
+def _beside(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
+    one, two = (x[0] if len({*x}) == 1 else tuple(x) for x in (flax, torch))
+    return f"another {what}: {one}, torch {two}"
+
+
+def _other_numbers(op: Operation) -> Mistakes:
+    """Another dilation or stride; a dilation also with the padding that keeps the shape."""
+    args, sizes = op.args, op.args[1].shape[2:]
+    for place, what in ((DILATION, "dilation"), (STRIDE, "stride")):
+        for number in (1, 2, 3):
+            new = [number] * len(sizes)
+            if new == list(args[place]):
+                continue
+            said = _beside(what, new, args[place])
+            yield said, with_arguments({place: new})
+            more = [(n - d) * (k - 1) for n, d, k in zip(new, args[place], sizes, strict=True)]
+            pad = [p + m // 2 for p, m in zip(args[PADDING], more, strict=True)]
+            if place == DILATION and min(pad) >= 0 and not args[TRANSPOSED]:
+                yield said, with_arguments({DILATION: new, PADDING: pad})
+
+
+def _fronts(op: Operation) -> Mapping[tuple[int, ...], str]:
+    """How much padding may lie in front of each axis, and what it is called by."""
+    args, choices = op.args, []
+    axes = zip(
+        op.args[0].shape[2:], args[1].shape[2:], args[STRIDE], args[DILATION], args[PADDING],
+        strict=True,
+    )  # fmt: skip
+    for size, places, stride, dilation, pad in axes:
+        reach = dilation * (places - 1)
+        rest = max((-(-size // stride) - 1) * stride + reach + 1 - size, 0)
+        choices.append({"SAME": rest // 2, "CAUSAL": reach, "VALID": 0, "": pad})
+    kinds: dict[tuple[int, ...], str] = {}
+    for name in ("SAME", "CAUSAL", "VALID"):
+        kinds.setdefault(tuple(choice[name] for choice in choices), f"{name} padding: ")
+    for by in (-1, 1, -2, 2):
+        kinds.setdefault(tuple(pad + by for pad in args[PADDING]), "")
+    for mixed in product(*({choice["SAME"], choice[""]} for choice in choices)):
+        kinds.setdefault(mixed, "SAME padding: ")
+    return kinds
+
+
+def _shifted(op: Operation) -> Mistakes:
+    """More padding in front and less behind, or the other way round."""
+    for front, name in _fronts(op).items():
+        if list(front) != list(op.args[PADDING]) and min(front) >= 0:
+            said = _beside("padding in front", front, op.args[PADDING])
+            yield f"{name}shifted, {said}", _moved(front)
+
+
+def _moved(front: Sequence[int]) -> Change:
+    """A convolution that begins in another place, and gives as much."""
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torch.nn.functional import pad
+
+        sizes = func(*args, **kwargs).shape[2:]
+        none = [0] * len(front)
+        if args[TRANSPOSED]:
+            whole = with_arguments({PADDING: none, OUTPUT_PADDING: none})(func, args, kwargs)
+            ends = [-x for x in front], [lo + n for lo, n in zip(front, sizes, strict=True)]
+            made = pad(whole, _ends(*ends, whole.shape[2:]))
+        else:
+            axes = zip(sizes, args[1].shape[2:], args[STRIDE], args[DILATION], strict=True)
+            need = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in axes]
+            needed = [n - lo for lo, n in zip(front, need, strict=True)]
+            x = pad(args[0], _ends(front, needed, args[0].shape[2:]))
+            made = with_arguments({0: x, PADDING: none})(func, args, kwargs)
+        return made[(slice(None), slice(None), *(slice(n) for n in sizes))]
+
+    return change
+
+
+def _ends(front: Sequence[int], need: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Padding as torch's `pad` takes it, from the last axis on: in front, and up to a size."""
+    both = [(lo, n - size) for lo, n, size in zip(front, need, sizes, strict=True)]
+    return [x for ends in reversed(both) for x in ends]
+
+
+CONVOLUTIONS: dict[str, Callable[[Operation, Named], Mistakes]] = {"convolution": _convolution}

@@ -1,0 +1,111 @@
+"""Mistakes in the order of things: parts of a projection, patches, kernels, time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, permutations
+from typing import Any
+
+from ..sides.changes import Change, Operation
+from .elements import named_or_shape
+
+Named = Callable[[Any], str]
+Mistakes = Iterator[tuple[str, Change]]
+FEW, MANY = 4, 16  # parts of which every order is tried; of more, exchanges of two
+
+
+def orders(count: int) -> Iterator[tuple[int, ...]]:
+    """Orders of things, none of them their own: exchanges of two, then the others of a few.
+
+    >>> list(orders(3))
+    [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1)]
+    """
+    plain = tuple(range(count))
+    exchanged = []
+    for i, j in combinations(plain, 2):
+        order = list(plain)
+        order[i], order[j] = j, i
+        exchanged.append(tuple(order))
+    rest = permutations(plain) if count <= FEW else (plain[::-1], (*plain[1:], 0))
+    yield from exchanged
+    yield from (order for order in rest if order != plain and order not in exchanged)
+
+
+def _told_order(order: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, order))
+    return "exchanged" if len(order) == 2 else f"in the order {numbers}"
+
+
+def _parts(op: Operation, named: Named) -> Mistakes:
+    """Parts of one array in another order, or taken in turn."""
+    count = len(op.out)
+    if not 2 <= count <= MANY or len({tuple(x.shape) for x in op.out}) > 1:
+        return
+    what = f"the {count} parts of {named_or_shape(op.args[0], named)}"
+    plain = ", ".join(map(str, range(count)))
+    for order in orders(count):
+        yield (
+            f"{what} {_told_order(order)}: another order than torch's {plain}",
+            lambda func, args, kwargs, order=order: [func(*args, **kwargs)[i] for i in order],
+        )
+    if op.name != "unbind":
+        said = f"{what} interleaved, every {count}th number: another order of its axes"
+        yield said, lambda func, args, kwargs: _in_turn(count, args, kwargs)
+
+
+def _in_turn(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    x, _, dim = (*args, kwargs.get("dim", 0))[:3]
+    x = x.movedim(dim, -1)
+    return [x[..., i::count].movedim(-1, dim) for i in range(count)]
+
+
+def _put_together(op: Operation, named: Named) -> Mistakes:
+    """Parts put together in another order."""
+    parts = op.args[0]
+    if not 2 <= len(parts) <= MANY or len({tuple(x.shape) for x in parts}) > 1:
+        return
+    names = ", ".join(filter(None, map(named, parts)))
+    what = f"{len(parts)} parts{f', {names},' if names else ''} put together"
+    for order in orders(len(parts)):
+        yield (
+            f"{what} {_told_order(order)}: another order",
+            lambda f, a, k, order=order: f([a[0][i] for i in order], *a[1:], **k),
+        )
+
+
+def _turned(op: Operation, named: Named) -> Mistakes:
+    """A square kernel, or square blocks of one, as they are."""
+    x = op.args[0]
+    name = named(x) if x.ndim == 2 and min(x.shape) > 1 else ""
+    if not name:
+        return
+    rows, columns = x.shape
+    if rows == columns:
+        yield f"{name} untransposed", lambda func, args, kwargs: args[0].clone()
+    elif rows % columns == 0 or columns % rows == 0:
+        yield f"the square blocks of {name} untransposed", lambda f, a, k: _blocks(a[0])
+
+
+def _blocks(x: Any) -> Any:
+    """A kernel's transpose, of which each square block is transposed once more."""
+    tall, small = len(x) > x.shape[1], min(x.shape)
+    w = x if tall else x.T
+    w = w.reshape(-1, small, small).transpose(1, 2).reshape(-1, small)
+    return w.T if tall else w
+
+
+def _reversed(op: Operation, named: Named) -> Mistakes:
+    yield "not reversed: torch's flip left out", lambda f, a, k: a[0].clone()
+
+
+def _rolled(op: Operation, named: Named) -> Mistakes:
+    yield "not shifted: torch's roll left out", lambda f, a, k: a[0].clone()
+    yield "shifted the other way", lambda f, a, k: f(a[0], [-n for n in a[1]], *a[2:])
+
+
+PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind")
+ORDERS: dict[str, Callable[[Operation, Named], Mistakes]] = {
+    **dict.fromkeys(PARTS, _parts),
+    **dict.fromkeys(("cat", "stack"), _put_together),
+    "t": _turned,
+    "flip": _reversed,
+    "roll": _rolled,
+}

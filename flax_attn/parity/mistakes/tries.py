@@ -1,0 +1,189 @@
+"""Torch run again with a porter's mistakes, one at a time: what would it give then?"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..sides.changes import Change, Changes, Operation
+from ..sides.original import Tried, inside
+from ..sides.run import Run
+from ..torch_module import to_numpy, to_torch
+from .catalogue import mistakes
+
+# In how many operations all tries of one comparison together may run, and up to which size a
+# tensor is known by its numbers.
+BUDGET, KNOWN = 60_000, 1 << 16
+# How operations of one line come in turn, as the gates of a recurrent cell do; and up to how many
+# are tried one by one.
+TURNS, SINGLE = (2, 3, 4), 6
+
+
+@dataclass
+class TorchTries:
+    """All the mistakes that can be made in one run of torch, up to a number of operations in all.
+
+    Attributes:
+      run: makes a run with changes, and other weights.
+      truth: the run without any.
+      inputs: of the whole call.
+      built: the module's own weights, as it was built.
+    """
+
+    run: Callable[[Changes, dict[str, np.ndarray]], Run]
+    truth: Run
+    inputs: Mapping[str, np.ndarray]
+    built: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.changes = Changes()
+        self.run(self.changes, {})
+        self.left = BUDGET
+        known = {**self.truth.taps, **{f"input {k}": x for k, x in self.inputs.items()}}
+        self.values = {k: x for k, x in known.items() if 1 < x.size <= KNOWN}
+        self.by_bytes = {x.tobytes(): name for name, x in reversed(self.values.items())}
+
+    @property
+    def operations(self) -> list[Operation]:
+        return self.changes.noted
+
+    @property
+    def count(self) -> int:
+        return len(self.operations)
+
+    def end(self, path: str) -> int:
+        """The number of the last operation in a submodule, or after it all."""
+        numbers = [op.number for op in self.operations if inside(op.path, path)]
+        return numbers[-1] if numbers else len(self.operations)
+
+    def start(self, path: str) -> int:
+        """The number of the first operation in a submodule, or after it all."""
+        numbers = (op.number for op in self.operations if inside(op.path, path))
+        return next(numbers, len(self.operations))
+
+    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+        """Every mistake in the operations that are wanted, the last of them first."""
+        sites: dict[tuple[Any, ...], list[Operation]] = {}
+        for op in self.operations:
+            if wanted(op.number, op.path):
+                sites.setdefault(op.site, []).append(op)
+        for site in sorted(sites.values(), key=lambda ops: -ops[-1].number):
+            for what, ops in self._subsets(site):
+                for said, change in self._mistakes(ops[0]):
+                    yield self._tried(ops, f"{said}{what}", change)
+        yield from self._cut_otherwise(wanted)
+
+    def _mistakes(self, op: Operation) -> Iterator[tuple[str, Change]]:
+        yield from mistakes(op, self.named)
+        if op.name in ("add", "sub", "mul"):
+            yield from self._taken(op)
+
+    def _taken(self, op: Operation) -> Iterator[tuple[str, Change]]:
+        """Another value in an operand's place: a residual from another tap."""
+        import torch
+
+        for place in (0, 1):
+            x = op.args[place]
+            if not torch.is_tensor(x) or not x.is_floating_point():
+                continue
+            torchs = self.named(x)
+            for name, value in self.values.items():
+                if value.shape == tuple(x.shape) and name != torchs and x.ndim > 1:
+                    where = f", where torch takes {torchs}" if torchs else ""
+                    what = "residual or part" if op.name != "mul" else "factor"
+                    yield f"another {what}: {name}{where}", _other_operand(place, to_torch(value))
+
+    def _cut_otherwise(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+        """Slices of one tensor exchanged: a fused projection cut by hand."""
+        families: dict[tuple[Any, ...], list[Operation]] = {}
+        for op in self.operations:
+            if wanted(op.number, op.path) and op.name in ("slice", "select") and len(op.args) > 2:
+                key = (id(op.args[0]), op.name, op.args[1], tuple(op.out.shape))
+                families.setdefault(key, []).append(op)
+        for ops in families.values():
+            for i, one in enumerate(ops[:SINGLE]):
+                for two in ops[i + 1 : SINGLE]:
+                    said = f"two parts of {self.named(one.args[0]) or 'one array'} exchanged: "
+                    said += f"another order of {list(one.args[1:4])} and {list(two.args[1:4])}"
+                    swap = {one.number: _cut_as(two), two.number: _cut_as(one)}
+                    run = partial(self._run, swap)
+                    yield Tried(one.path, one.number, two.number, said, run)
+
+    def named(self, x: Any) -> str:
+        """A tensor's name: of a parameter, an input, or what a submodule gives."""
+        parameter = self.changes.names.get(x.untyped_storage().data_ptr())
+        if parameter:
+            return parameter
+        small = 1 < x.numel() <= KNOWN and x.is_floating_point()
+        return self.by_bytes.get(to_numpy(x).tobytes(), "") if small else ""
+
+    def _subsets(self, ops: list[Operation]) -> Iterator[tuple[str, list[Operation]]]:
+        """Operations of one line: all, those of one parameter, every second, one by one."""
+        yield "", ops
+        by_name: dict[str, list[Operation]] = {}
+        for op in ops if len(ops) > 1 else ():
+            names = [self.named(x) for x in op.args if hasattr(x, "untyped_storage")]
+            by_name.setdefault(re.sub(r"\d+|_reverse", "", " ".join(names)), []).append(op)
+        if 1 < len(by_name) <= SINGLE:
+            yield from (("", few) for few in by_name.values())
+        for turns in TURNS:
+            if len(ops) % turns == 0 and len(ops) > turns:
+                yield from (
+                    (f", of {turns} in turn the {nth(i)}", ops[i::turns]) for i in range(turns)
+                )
+        if 1 < len(ops) <= SINGLE:
+            yield from ((f", the {nth(i)} of {len(ops)}", [op]) for i, op in enumerate(ops))
+
+    def _tried(self, ops: Sequence[Operation], said: str, change: Change) -> Tried:
+        run = partial(self._run, {op.number: change for op in ops})
+        return Tried(ops[0].path, ops[0].number, ops[-1].number, said, run)
+
+    def without(self, names: Sequence[str]) -> Iterator[Tried]:
+        """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
+        groups = [[*names], *([name] for name in names if len(names) > 1)]
+        for group in groups if names else ():
+            listed, last = ", ".join(group), len(self.operations)
+            which = "a rule skips" if len(group) == 1 else "rules skip"
+            for number, what in ((0.0, "added"), (1.0, "multiplied, a scale or factor")):
+                said = f"{listed}, which {which}, missing: it is {what} in torch"
+                others = {name: np.full_like(self.built[name], number) for name in group}
+                yield Tried("", 0, last, said, partial(self._run, {}, others))
+
+    def _run(
+        self, by_number: Mapping[int, Change], others: dict[str, np.ndarray] | None = None
+    ) -> Run | None:
+        """One run; None if torch fails with the mistake, or nothing is left of the budget."""
+        if self.left <= 0:
+            return None
+        changes = Changes(by_number)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self.run(changes, others or {})
+        except Exception:  # a mistake may make shapes that nothing fits
+            return None
+        finally:
+            self.left -= changes.count
+
+
+def _other_operand(place: int, value: Any) -> Change:
+    return lambda func, args, kwargs: func(
+        *args[:place], value.to(args[place].dtype), *args[place + 1 :], **kwargs
+    )
+
+
+def _cut_as(op: Operation) -> Change:
+    """The arguments of another operation on the same tensor."""
+    return lambda func, args, kwargs: func(args[0], *op.args[1:], **kwargs)
+
+
+def nth(i: int) -> str:
+    """
+    >>> nth(0), nth(1), nth(3)
+    ('first', 'second', '4th')
+    """
+    return ("first", "second", "third")[i] if i < 3 else f"{i + 1}th"

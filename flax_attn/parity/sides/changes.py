@@ -1,0 +1,135 @@
+"""Torch's run made with one mistake in it: some of its operations give something else."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .torch_dispatch import dispatch_mode
+
+Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# Functions of this package through which an operation of the module comes.
+WAY = ("__torch_dispatch__", "__torch_function__", "heard", "_heard", "in_float64", "noisy")
+# What torch adds where somebody else holds a tensor too, as the notes of a run do.
+UNCOUNTED = ("detach", "alias", "lift_fresh")
+# Where torch calls its operations by their names.
+OPERATIONS = os.path.join("torch", "_ops.py")
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a run, as it was called.
+
+    Attributes:
+      number: how many came before it.
+      site: where it stands: the submodule, the line of code, its name, what shapes it took.
+      path: of the innermost submodule that it ran in.
+      func, args, kwargs, out: of the call.
+    """
+
+    number: int
+    site: tuple[Any, ...]
+    path: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @property
+    def name(self) -> str:
+        """Torch's name of it, of one that works in place too without the underscore."""
+        return self.func.overloadpacket.__name__.rstrip("_")
+
+
+@dataclass
+class Changes:
+    """What is done to a run's operations: by number, something else; without, they are noted.
+
+    Attributes:
+      by_number: what is done in the place of an operation.
+      noted: all operations of the run, if nothing is changed.
+      count: how many operations there have been.
+      names: of the module's parameters and buffers, by where their numbers lie.
+    """
+
+    by_number: Mapping[int, Change] = field(default_factory=dict)
+    noted: list[Operation] = field(default_factory=list)
+    count: int = 0
+    names: dict[int, str] = field(default_factory=dict)
+
+    def mode(self, module: Any, path: Callable[[], str]) -> Any:
+        """A dispatch mode that does it in a module, and asks which submodule is running."""
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        self.names = {x.untyped_storage().data_ptr(): name for name, x in tensors}
+
+        def heard(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            place = None if func.overloadpacket.__name__ in UNCOUNTED else _caller()
+            if place is None:
+                return func(*args, **kwargs)
+            number, self.count = self.count, self.count + 1
+            change = self.by_number.get(number)
+            if change is not None:
+                return _changed(func, args, kwargs, change)
+            if self.by_number:
+                return func(*args, **kwargs)
+            copied = tuple(map(_copied, args)) if func._schema.is_mutable else args
+            out = func(*args, **kwargs)
+            site = (path(), *place, func, _shapes(args))
+            self.noted.append(Operation(number, site, path(), func, copied, kwargs, out))
+            return out
+
+        return dispatch_mode(heard)
+
+
+def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], change: Change) -> Any:
+    """What a change gives; of an operation that works in place it goes where that would."""
+    if not func._schema.is_mutable:
+        return change(func, args, kwargs)
+    before = args[0].clone()
+
+    def functional(*args: Any, **kwargs: Any) -> Any:
+        made = before.clone()
+        return func(made, *args[1:], **kwargs)
+
+    made = change(functional, (before, *args[1:]), kwargs)
+    return args[0].copy_(made)
+
+
+def _copied(x: Any) -> Any:
+    import torch
+
+    return x.clone() if torch.is_tensor(x) else x
+
+
+def _caller() -> tuple[str, int] | None:
+    """The line of code that called an operation, torch's own modules among them; None if this
+    package did."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        ours = code.co_filename.startswith(HERE)
+        if ours and code.co_name not in WAY and code.co_name != "_caller":
+            return None
+        if not ours and not code.co_filename.endswith(OPERATIONS):
+            return code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What tells calls of one line apart: shapes, and plain numbers."""
+    import torch
+
+    flat = (x for arg in args for x in (arg if isinstance(arg, tuple | list) else (arg,)))
+    return tuple(tuple(x.shape) if torch.is_tensor(x) else repr(x) for x in flat)
+
+
+def with_arguments(places: Mapping[int, Any]) -> Change:
+    """The operation with other arguments at these places."""
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*(places.get(i, x) for i, x in enumerate(args)), **kwargs)
+
+    return change
