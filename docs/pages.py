@@ -20,7 +20,7 @@ from nbconvert import MarkdownExporter
 import flax_attn
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "moving", "models", "recipes", "scale")
+GUIDES = ("porting", "mistakes", "moving", "models", "recipes", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # The reference: a page, and the modules whose public names it tells.

@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 
+from flax_attn._markdown import cells
 from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
@@ -78,3 +79,10 @@ def test_the_ported_table():
         assert right >= least, told
     harmful = [row for row in rows if any(row.of(harm) for harm in table.HARMS)]
     assert not harmful, told
+
+
+def test_the_page_of_mistakes_lists_each():
+    """docs/mistakes.md is written by the trial; what it says of each is made nightly."""
+    page = import_module("parity_tests.core.parity.faults.ported.page")
+    rows = cells(page.MARKS.search(page.PAGE.read_text("utf-8"))["table"])
+    assert [row[:2] for row in rows[1:]] == [[m.block.name, m.name] for m in ported.MISTAKES]
