@@ -389,7 +389,7 @@ def _others(report: Report) -> list[str]:
         lines.append(f"  also {where}, {place.error:.1e}{looks}")
         lines += [f"    {place.advice}"] if place.advice else []
     rest = len(report.divergences) - MANY
-    return lines + ([f"  and {rest} places more"] if rest > 0 else [])
+    return lines + ([f"  and {rest} place{'s' * (rest > 1)} more"] if rest > 0 else [])
 
 
 def effects(report: Report) -> list[str]:
