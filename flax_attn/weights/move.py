@@ -70,7 +70,7 @@ class Misfit(Exception):
 
     def __init__(self, sources: tuple[str, ...], shapes: list[Shape], path: str, got, want):
         super().__init__(
-            f"{', '.join(sources)} {[list(s) for s in shapes]} would fill {path} "
+            f"{', '.join(sources)} {' '.join(str(list(s)) for s in shapes)} would fill {path} "
             f"as {list(got)}, but it is {list(want)}."
         )
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from string import ascii_lowercase
 
 from .fused import Roles, fits, heads_of, in_order, role
 from .in_order import Likeness, defined, paired_in_order
@@ -196,15 +197,17 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     """One tensor onto one Param, one onto several, several onto one."""
-    whole = [name for name in draft.unplaced if not_removed(name) is None]
-    ours, theirs = _names(whole, stars), _names(draft.unfilled, stars)
+    ours, theirs = _names(draft.unplaced, stars), _names(draft.unfilled, stars)
     roles, others = _roles(draft.sources), _roles(draft.state)
     sides = [
         ([mine], [it])
         for mine in ours
         for it in theirs
-        if roles.may_meet(mine.first, others, it.first) and not _other_norm(draft, mine, it)
+        if roles.may_meet(mine.first, others, it.first)
+        and not _other_norm(draft, mine, it)
+        and (_is_whole(mine) or _same_leaf(mine, it))
     ]
+    ours = list(filter(_is_whole, ours))
     sides += [([mine], group) for mine in ours for group in _groups(theirs, roles, mine)]
     sides += [(group, [it]) for it in theirs for group in _groups(ours, others, it)]
     candidates = []
@@ -214,6 +217,15 @@ def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
             likeness = max(_likeness(x.text, y.text) for x in sources for y in targets)
             candidates.append((likeness, Rule(names, how[0], **how[1])))
     return _likeliest(candidates)
+
+
+def _is_whole(name: _Name) -> bool:
+    """Whether a tensor is a weight, and no part from which torch computes one."""
+    return not_removed(name.first) is None
+
+
+def _same_leaf(one: _Name, two: _Name) -> bool:
+    return one.text.rpartition(".")[2] == two.text.rpartition(".")[2]
 
 
 def _other_norm(draft: Draft, mine: _Name, it: _Name) -> bool:
@@ -271,11 +283,23 @@ def _layout(
     turned = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
     if shape == want and not turned:
         return None, {}
-    for layout in (*ONE[way], *ONE["either"]):
+    known, ones = ONE[way], _around_ones(shape, want)
+    tried = (*known, *ones) if way == "out first" else (*ones, *known)
+    for layout in (*tried, *ONE["either"]):
         sizes = _sizes_both_ways(layout, shape, want, {})
         if sizes is not None:
             return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}
     return None
+
+
+def _around_ones(shape: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
+    """The layout of shapes that differ in their axes of size 1 alone: `1 a 1 -> a`; or none."""
+    sides = []
+    for of in (shape, want):
+        letters = iter(ascii_lowercase)
+        sides.append(" ".join("1" if size == 1 else next(letters, "") for size in of))
+    wide = [[size for size in of if size != 1] for of in (shape, want)]
+    return [" -> ".join(sides)] if wide[0] == wide[1] and shape != want else []
 
 
 def _fused(
@@ -291,7 +315,8 @@ def _fused(
 
 def _way(draft: Draft, name: str) -> str:
     kind = draft.sources[name].kind
-    return "in first" if kind in ("Conv1D", "Parameter", "buffer") else "out first"
+    is_plain = kind in ("Conv1D", "Parameter", "buffer") and not_removed(name) is None
+    return "in first" if is_plain else "out first"
 
 
 def _shape(draft: Draft, path: str) -> tuple[int, ...]:

@@ -369,3 +369,13 @@ def test_failing_variants_and_cases_stand_first():
     assert text.index("b_mixed") < text.index("a_good")
     assert text.index("b_mixed[x=2") < text.index("b_mixed[x=1") < text.index("a_good[x=0")
     assert "Different: 1 of 5 cases." in text
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(6, ""), (7, "and 1 place more"), (9, "and 3 places more")]
+)
+def test_places_beyond_the_first_six_are_counted(count, told):
+    places = tuple(Divergence(f"layer.{i}", 1.0, 0.0, "same function", None) for i in range(count))
+    rows = (Row("output", "output", "float64", "", judge.unlike("another")),)
+    lines = [line.strip() for line in str(Report("many", rows, divergences=places)).splitlines()]
+    assert [line for line in lines if line.startswith("and ")] == [told] * bool(told)

@@ -129,7 +129,7 @@ WRONG = {
     ),
     "another shape": (
         lambda v: v.update({"k_proj.weight": np.zeros((13, 12), np.float32)}),
-        r"k_proj.weight \[\[13, 12\]\] would fill k_proj.kernel as \[12, 13\]",
+        r"k_proj.weight \[13, 12\] would fill k_proj.kernel as \[12, 13\]",
     ),
     "another dtype": (
         lambda v: v.update({"k_proj.weight": np.zeros((12, 12), np.float16)}),

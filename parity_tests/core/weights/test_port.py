@@ -161,7 +161,7 @@ def test_what_is_missing_and_left_over_is_named_at_once():
 
 def test_another_shape_is_named_with_both():
     text = refusal(torch.nn.Linear(3, 2, bias=False), linear(3, 4, use_bias=False))
-    assert "weight [[2, 3]] would fill kernel as [3, 2], but it is [3, 4]" in text
+    assert "weight [2, 3] would fill kernel as [3, 2], but it is [3, 4]" in text
 
 
 def test_another_type_asks_for_a_rule():

@@ -69,7 +69,34 @@ def own_conv():
     return T.Conv2d(3, 4, (2, 5)), Flax(kernel=zeros(2, 5, 3, 4), bias=zeros(4))
 
 
+class Vector(T.Module):
+    """A Parameter of some shape, as a Snake's `alpha` is."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.alpha = T.Parameter(torch.randn(shape))
+
+
+def broad():
+    shapes = {"a": (1, 12, 1), "b": (12,), "c": (1, 6, 4), "d": (5, 1)}
+    wants = {"a": (12,), "b": (1, 12, 1), "c": (6, 1, 4), "d": (1, 5, 1)}
+    source = Torch(**{name: Vector(*shape) for name, shape in shapes.items()})
+    return source, Flax(**{name: Flax(alpha=zeros(*want)) for name, want in wants.items()})
+
+
+def normed():
+    norm = T.utils.parametrizations.weight_norm
+    parts = Flax(original0=zeros(1, 1, 6), original1=zeros(3, 4, 6))
+    own = Flax(parametrizations=Flax(weight=parts), bias=zeros(6))
+    return Torch(conv=norm(T.Conv1d(4, 6, 3))), Flax(conv=own)
+
+
 PROPOSED = {
+    broad: {f"{name}.alpha -> {name}.alpha" for name in "abcd"},
+    normed: {
+        f"conv.parametrizations.weight.{part} -> conv.parametrizations.weight.{part}"
+        for part in ("original0", "original1")
+    },
     names: {"enc -> encoder", "norm1 -> norm_1"},
     blocks: {
         "h.*.fc -> blocks.*.fc",
@@ -146,3 +173,19 @@ def test_a_param_of_ones_own_is_transposed_only_if_it_is_called_kernel():
         source, flax = Torch(a=T.Linear(4, 4, bias=False)), Flax(b=Flax(**{name: zeros(4, 4)}))
         (rule,) = suggest(source, flax)
         assert rule == Rule(f"a.weight -> b.{name}", layout)
+
+
+def test_axes_of_size_one_are_put_where_flax_has_them():
+    layouts = [rule.layout for rule in suggest(*broad())]
+    assert layouts == ["1 a 1 -> a", "a -> 1 a 1", "1 a b -> a 1 b", "a 1 -> 1 a 1"]
+    with pytest.raises(ParityError) as caught:
+        plan(*broad())
+    assert "a.alpha [1, 12, 1] would fill a.alpha as [1, 12, 1], but it is [12]." in str(
+        caught.value
+    )
+    assert suggest(Torch(a=Vector(1, 3, 1)), Flax(a=Flax(alpha=zeros(1, 4)))) == []
+
+
+def test_what_a_weight_is_computed_from_goes_to_its_own_name_alone():
+    source, flax = normed()[0], Flax(conv=Flax(g=zeros(1, 1, 6), v=zeros(3, 4, 6), bias=zeros(6)))
+    assert suggest(source, flax) == []
