@@ -23,8 +23,10 @@ from ..sides.steps import Decoded
 from .backward import cleared, unused
 from .decoding import with_steps
 from .hints import attempt, backward_hint, hint, result_hint, state_hint
+from .hints.indices import arrived_wrong, other_indices
 from .hints.masks import blind
-from .hints.mistaken import mistaken
+from .hints.mistaken import explains_all, mistaken, stopped_otherwise
+from .hints.settings import explained_settings, other_settings, padding_row, state_settings
 from .places import Between, Local, another_way, between, own_fault, rewritten
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
@@ -73,9 +75,8 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     local = local.without(away) if away else local
     wrong = [row for row in local.wrong() if row.name not in other] if valued else []
     odd = [row for row in failed if row.name == STRUCTURE]
-    value_places = _values(
-        local, [row for row in wrong if not odd or row.name not in truth.outputs]
-    )
+    whole = [row for row in wrong if not odd or row.name not in truth.outputs]
+    value_places = _values(local, whole, plain)
     places = [place for _, place in value_places]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
     arrived = [a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other]
@@ -84,7 +85,7 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     late = [arrived for arrived in backward if arrived.row.verdict.differs]
     notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_rewritten_note(other))
     if not places:
-        places += [Divergence.of(a.row, "gradient", backward_hint(a.got, a.want)) for a in late]
+        places += [Divergence.of(a.row, "gradient", _looks_behind(local, plain, a)) for a in late]
     elif late:
         also = plural(len(late), "place")
         notes += (f"gradients are also off at {also}: mend the values first",)
@@ -92,31 +93,30 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     return replace(
         report,
         local=tuple(rows),
-        divergences=tuple(places) or (_result(failed[0], pair.names, plain, truth),),
+        divergences=tuple(places) or (_result(failed[0], local, plain),),
         maps=dict(_maps(wrong, local.run, truth, pair.names)),
         notes=notes,
     )
 
 
-def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Divergence]]:
+def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Between | None, Divergence]]:
     """The places of rows that are wrong: steps whose inputs agree, and what lies between taps.
 
-    What is given to several steps is told once, before the first of them.
+    What is given to several steps is told once, before the first of them; and a mistake with which
+    torch returns just what Flax returns is the only one.
     """
     places: list[tuple[Between | None, Divergence]] = []
     seen: list[np.ndarray] = []
     for row in wrong:
+        if arrived_wrong(local, row):
+            continue
         lies = between(local, row)
         if lies is None:
-            looks = hint(row, local.run, local.truth, local.pair.names)
-            looks = looks or attempt("mistaken", lambda row=row: mistaken(local, row), "")
+            looks = _looks_at(local, row)
             places.append((None, Divergence.of(row, "value", looks)))
         elif not any(np.array_equal(lies.got, x) for x in seen):
             seen.append(lies.got)
             looks = _looks(local, row, lies)
-            looks = looks or attempt(
-                "mistaken", lambda row=row, lies=lies: mistaken(local, row, lies), ""
-            )
             place = Divergence.of(lies.row, "between", looks)
             places.append((lies, replace(place, advice=lies.advice)))
         if lies is not None and (fault := own_fault(local, row)):
@@ -124,7 +124,21 @@ def _values(local: Local, wrong: list[Row]) -> list[tuple[Between | None, Diverg
             run = replace(local.run, taps={**local.run.taps, row.name: out})
             looks = hint(odd, run, local.truth, local.pair.names)
             places.append((None, Divergence.of(odd, "value", looks)))
+        if explains_all(local, row.name, plain):
+            return places[-1:]
     return places
+
+
+def _looks_at(local: Local, row: Row) -> str:
+    """What a tap looks like: settings that explain it, its numbers, a mistake, other settings."""
+    for step in (explained_settings, other_indices, _numbers_of, mistaken, other_settings):
+        if looks := attempt(step.__name__, lambda step=step: step(local, row), ""):
+            return looks
+    return ""
+
+
+def _numbers_of(local: Local, row: Row) -> str:
+    return hint(row, local.run, local.truth, local.pair.names)
 
 
 def _looks(local: Local, row: Row, lies: Between) -> str:
@@ -137,7 +151,8 @@ def _looks(local: Local, row: Row, lies: Between) -> str:
         run = replace(local.run, taps={**local.run.taps, flax_name: lies.got})
         if looks := hint(replace(row, name=flax_name), run, truth, names):
             return looks
-    return hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
+    looks = hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
+    return looks or attempt("mistaken", lambda: mistaken(local, row, lies), "")
 
 
 def _with_places(
@@ -157,9 +172,20 @@ def _rewritten_note(other: set[str]) -> Iterator[str]:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
 
-def _result(row: Row, names: Names, plain: Run, truth: Run) -> Divergence:
+def _looks_behind(local: Local, plain: Run, arrived: "Arrived") -> str:
+    """What a gradient looks like."""
+    name, got, want = arrived.row.name, arrived.got, arrived.want
+    looks = attempt("padding_row", lambda: padding_row(local, name, got, want), "")
+    looks = looks or backward_hint(got, want)
+    return looks or attempt("stopped_otherwise", lambda: stopped_otherwise(local, plain), "")
+
+
+def _result(row: Row, local: Local, plain: Run) -> Divergence:
     """A result that differs where no place does."""
-    looks = state_hint(row.name, plain, truth, names) if row.kind == "state" else ""
+    looks, truth, names = "", local.truth, local.pair.names
+    if row.kind == "state":
+        looks = attempt("state_settings", lambda: state_settings(local, row.name), "")
+        looks = looks or state_hint(row.name, plain, truth, names)
     looks = result_hint(plain, truth, names) if row.kind == "output" else looks
     return Divergence.of(row, "value" if row.kind == "output" else row.kind, looks)
 

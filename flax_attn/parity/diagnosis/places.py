@@ -1,7 +1,7 @@
 """Which of the taps that differ are at fault: not those written another way, and where between."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -36,6 +36,7 @@ class Local:
       pair, mode, truth: whose, how, and what torch gave.
       force: torch's values by Flax's names.
       run: what each place gave from torch's values.
+      mistaken: torch's runs with the mistake that gives what Flax has at a place, by the row.
     """
 
     pair: Pair
@@ -43,6 +44,7 @@ class Local:
     truth: Run
     force: dict[str, Force]
     run: Run
+    mistaken: dict[str, Run] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":

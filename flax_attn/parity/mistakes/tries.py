@@ -153,13 +153,36 @@ class TorchTries:
                 others = {name: np.full_like(self.built[name], number) for name in group}
                 yield Tried("", 0, last, said, partial(self._run, {}, others))
 
+    def behind(self) -> Iterator[Tried]:
+        """Gradients that go on where torch stops them, and that stop where torch's go on."""
+        calls = self.changes.calls
+        detached = [i for i, (name, _) in enumerate(calls) if name in ("detach", "detach_")]
+        for i in [detached] if len(detached) < 2 else [detached, *([i] for i in detached)]:
+            if i:
+                said = "a gradient that goes on where torch stops it: a detach left out, as of a "
+                said += "straight-through estimator"
+                which = f", the {nth(detached.index(i[0]))} of {len(detached)}"
+                said += which if len(i) < len(detached) else ""
+                changes = Changes({-1: _never}, through=frozenset(i))
+                yield Tried("", 0, self.count, said, partial(self._made, changes))
+        for i, (name, path) in enumerate(calls):
+            said = (
+                f"a gradient that is stopped behind {name}{f' in {path}' if path else ''}, as by "
+            )
+            changes = Changes({-1: _never}, stops=frozenset([i]))
+            said += "a stop_gradient that torch does not have"
+            yield Tried(path, 0, self.count, said, partial(self._made, changes))
+
     def _run(
         self, by_number: Mapping[int, Change], others: dict[str, np.ndarray] | None = None
     ) -> Run | None:
+        """One run with changes of operations, or with other weights."""
+        return self._made(Changes(by_number), others)
+
+    def _made(self, changes: Changes, others: dict[str, np.ndarray] | None = None) -> Run | None:
         """One run; None if torch fails with the mistake, or nothing is left of the budget."""
         if self.left <= 0:
             return None
-        changes = Changes(by_number)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -168,6 +191,11 @@ class TorchTries:
             return None
         finally:
             self.left -= changes.count
+
+
+def _never(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What stands in the place of no operation, in a run that notes none."""
+    raise AssertionError("no operation has this number")
 
 
 def _other_operand(place: int, value: Any) -> Change:

@@ -1,7 +1,6 @@
 """Dropout's masks: what share they keep, and whether other random keys give others."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
 
     And one if Flax, which repeated torch's, has them in another number or in other shapes.
     """
-    said = _apart(got.keeps, torchs.keeps)
+    said = _apart(got, torchs)
     if said and not any(row.name == MASKS for row in rows):
         rows.append(Row(MASKS, "exact", "", "", judge.unlike(said)))
     if not got.redrawn:
@@ -47,13 +46,17 @@ def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
             rows.append(Row(name, "exact", "", "", verdict))
 
 
-def _apart(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+def _apart(got: Run, torchs: Run) -> str:
     """Why masks of torch cannot stand in the places of Flax's, in a sentence, or ""."""
-    if len(ours) != len(theirs):
-        return NUMBER.format(len(ours), len(theirs))
-    for i, (mine, want) in enumerate(zip(ours, theirs, strict=True), 1):
+    if len(got.keeps) != len(torchs.keeps):
+        return NUMBER.format(len(got.keeps), len(torchs.keeps))
+    for i, (mine, want) in enumerate(zip(got.keeps, torchs.keeps, strict=True)):
         if laid_out(want, mine.shape) is None:
-            return f"dropout mask {i} has shape {mine.shape} in Flax and {want.shape} in torch"
+            ours, theirs = got.places[i] or "the module", torchs.places[i] or "the module"
+            shapes = (
+                f"has shape {mine.shape} in {ours} of Flax and {want.shape} in {theirs} of torch"
+            )
+            return f"dropout mask {i + 1} {shapes}"
     return ""
 
 

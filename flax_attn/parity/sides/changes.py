@@ -9,8 +9,18 @@ from typing import Any
 from .torch_dispatch import dispatch_mode
 
 Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# What is no calculation, or is called where gradients are noted.
+UNHEARD = ("__get__", "__set__", "register_hook", "_set_grad_enabled", "requires_grad_")
 # Functions of this package through which an operation of the module comes.
-WAY = ("__torch_dispatch__", "__torch_function__", "heard", "_heard", "in_float64", "noisy")
+WAY = (
+    "__torch_dispatch__",
+    "__torch_function__",
+    "heard",
+    "_heard",
+    "in_float64",
+    "noisy",
+    "called",
+)
 # What torch adds where somebody else holds a tensor too, as the notes of a run do.
 UNCOUNTED = ("detach", "alias", "lift_fresh")
 # Where torch calls its operations by their names.
@@ -51,13 +61,24 @@ class Changes:
       by_number: what is done in the place of an operation.
       noted: all operations of the run, if nothing is changed.
       count: how many operations there have been.
+      through: numbers of calls of a `detach` that let gradients go on.
+      stops: numbers of other calls of a function of torch behind which no gradient goes on.
+      calls: the names of all those calls, and of the submodules that they are made in.
       names: of the module's parameters and buffers, by where their numbers lie.
     """
 
     by_number: Mapping[int, Change] = field(default_factory=dict)
     noted: list[Operation] = field(default_factory=list)
     count: int = 0
+    through: frozenset[int] = frozenset()
+    stops: frozenset[int] = frozenset()
+    calls: list[tuple[str, str]] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is gradients that the changes are of."""
+        return bool(self.through or self.stops)
 
     def mode(self, module: Any, path: Callable[[], str]) -> Any:
         """A dispatch mode that does it in a module, and asks which submodule is running."""
@@ -81,6 +102,29 @@ class Changes:
             return out
 
         return dispatch_mode(heard)
+
+    def functions(self, path: Callable[[], str]) -> Any:
+        """A mode that counts calls of torch's functions, and changes where gradients go."""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            name = getattr(func, "__name__", "")
+            if name in UNHEARD or _caller() is None:
+                return func(*args, **kwargs)
+            number = len(self.calls)
+            self.calls.append((name, path()))
+            if number in self.through:
+                return args[0]
+            out = func(*args, **kwargs)
+            stops = number in self.stops and torch.is_tensor(out)
+            return out.detach() if stops else out
+
+        class Functions(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                return called(func, args, kwargs or {})
+
+        return Functions()
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], change: Change) -> Any:

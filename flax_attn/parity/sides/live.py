@@ -115,10 +115,11 @@ class Live:
             yield self._run(dtype, values, keeps, moved=Moved(seed, quiet.decided))
 
     def tries(self, truth: Run) -> TorchTries:
-        quick = replace(self, request=replace(self.request, grads=False))
         values = narrowed(self.values, "float64")
 
         def run(changes: Changes, others: Arrays) -> Run:
+            request = replace(self.request, grads=changes.backward)
+            quick = replace(self, request=request)
             return quick._run("float64", {**values, **others}, truth.keeps, changes=changes)
 
         return TorchTries(run, truth, self.request.arrays(), read(self.module))

@@ -82,6 +82,10 @@ class Tries(Protocol):
         """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
         ...
 
+    def behind(self) -> Iterator[Tried]:
+        """Gradients that go on where torch stops them, and that stop where torch's go on."""
+        ...
+
     def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
         """Every mistake in the operations that are wanted by number and submodule, the last of
         them first."""

@@ -16,7 +16,7 @@ from .calls import errors_of
 from .flax import Flax, Force, unique_params
 from .match import Match, agreed
 from .original import Original
-from .run import Request, Run, narrowed
+from .run import OtherMask, Request, Run, narrowed
 
 
 class Names:
@@ -152,9 +152,17 @@ class Pair:
             got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
             if torchs is None:
                 self.watch.at(f"torch in {dtype}")
-                torchs = self.original.run(dtype, got[0].keeps)
+                torchs = self._torch_run(dtype, got[0])
             self.watch.at(f"judging {dtype}")
             yield mode, (got.pop(), *torchs)  # it is held here no longer
+
+    def _torch_run(self, dtype: str, got: Run) -> tuple[Run, Run]:
+        """Torch with Flax's dropout masks; of one that does not fit it is told who drew it."""
+        try:
+            return self.original.run(dtype, got.keeps)
+        except OtherMask as error:
+            number, shape, want, place = error.facts
+            raise OtherMask(number, shape, want, place, got.places[number - 1]) from None
 
     def _flax_run(
         self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool

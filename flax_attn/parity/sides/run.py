@@ -1,11 +1,12 @@
 """One run of one module: what goes in, and what is recorded of it on either side."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from ...errors import ParityError
 from ...taps import POINTS
 from .. import draw
 from .leaves import leaves, rebuilt
@@ -198,6 +199,27 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """Arrays by name, each `rounded`."""
     return {name: rounded(x, dtype) for name, x in arrays.items()}
+
+
+class OtherMask(ParityError):
+    """A dropout mask of Flax that does not fit where torch drops.
+
+    Args:
+      number: of the mask, from 1 on.
+      shape, want: of Flax's, and of torch's.
+      place: the submodule of torch's that drops.
+      drawn: the submodule of Flax that drew it, where that is known.
+    """
+
+    def __init__(
+        self, number: int, shape: Sequence[int], want: Sequence[int], place: str, drawn: str = ""
+    ):
+        self.facts = number, shape, want, place
+        where = f", drawn in {drawn}," if drawn else ""
+        super().__init__(
+            f"Dropout mask {number} has shape {list(shape)} in Flax{where} and {list(want)} in "
+            f"{place or 'the module'} of torch: this dropout stands in another place."
+        )
 
 
 def laid_out(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

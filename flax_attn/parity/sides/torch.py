@@ -14,7 +14,7 @@ from .. import draw, judge
 from ..torch_module import to_numpy, to_torch, write
 from .changes import Changes
 from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
-from .run import Call, Request, Run, Step, complex_dtype, laid_out, rounded
+from .run import Call, OtherMask, Request, Run, Step, complex_dtype, laid_out, rounded
 from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
 from .torch_fused import fused_heard
@@ -243,6 +243,7 @@ class _Recorder:
         with ExitStack() as stack:
             if changes is not None:
                 stack.enter_context(changes.mode(self.module, lambda: (self.path or [""])[-1]))
+                stack.enter_context(changes.functions(lambda: (self.path or [""])[-1]))
             if moved is not None:
                 stack.enter_context(noise(moved, self.dtype))
             if self.dtype == "float64":
@@ -370,9 +371,7 @@ class _Recorder:
         keep = self.keeps[self.drawn - 1]
         laid = laid_out(keep, shape)
         if laid is None:
-            raise ParityError(
-                f"Dropout mask {self.drawn} has shape {keep.shape} in Flax and {shape} in torch."
-            )
+            raise OtherMask(self.drawn, keep.shape, shape, self.run.places[-1])
         return to_torch(laid).to(like.dtype)
 
     def _heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

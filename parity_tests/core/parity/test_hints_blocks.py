@@ -98,6 +98,10 @@ def flax_cell(p, x, turn=False, exchanged=False):
     return jnp.stack(cell(p, x, step), 1)
 
 
+def mixed(parts, act):
+    return parts[0] * act(parts[1]) + parts[2]
+
+
 def patches(xs):
     return [xs[:, i::4] for i in range(4)]
 
@@ -107,9 +111,9 @@ CONV = {"w": (4, 4, 3)}
 PAIRS = {
     "parts of a projection": Pair(
         {"w": (4, 12)},
-        lambda p, x: (lambda a, b, c: a * torch.sigmoid(b) + c)(*(x @ p.w).chunk(3, -1)),
-        lambda p, x: (lambda a, b, c: a * sigmoid(b) + c)(*jnp.split(x @ p.w[...], 3, -1)),
-        lambda p, x: (lambda c, b, a: a * sigmoid(b) + c)(*jnp.split(x @ p.w[...], 3, -1)),
+        lambda p, x: mixed((x @ p.w).chunk(3, -1), torch.sigmoid),
+        lambda p, x: mixed(jnp.split(x @ p.w[...], 3, -1), sigmoid),
+        lambda p, x: mixed(jnp.split(x @ p.w[...], 3, -1)[::-1], sigmoid),
         "in the order 2, 1, 0",
     ),
     "a projection cut by hand": Pair(
@@ -290,3 +294,20 @@ def test_a_recording_runs_nothing_again(tmp_path):
     file = record(theirs, (X,), tmp_path / "sign.safetensors", dtypes=("float64",))
     report = compared(name, theirs=Recording(file))
     assert report.first is not None and not report.first.hint
+
+
+def test_a_gradient_that_goes_straight_through():
+    def through(p, x):
+        y = torch.round(x @ p.w)
+        return x @ p.w + (y - x @ p.w).detach()
+
+    def right(p, x):
+        y = x @ p.w[...]
+        return y + jax.lax.stop_gradient(jnp.round(y) - y)
+
+    theirs = Theirs(W, through)
+    assert compare(theirs, Mine(W, right), X, **{**QUICK, "grads": True}).ok
+    report = compare(
+        theirs, Mine(W, lambda p, x: jnp.round(x @ p.w[...])), X, **{**QUICK, "grads": True}
+    )
+    assert report.first is not None and "stop" in report.first.hint, report

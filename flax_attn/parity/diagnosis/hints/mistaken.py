@@ -65,8 +65,35 @@ def mistaken(local: Local, row: Row, lies: Between | None = None) -> str:
         for tried in _in_order(local, tries, aim):
             run = tried.run()
             if run is not None and aim.met(aim.value(run), laid):
+                local.mistaken[row.name] = run
                 return tried.said
     return ""
+
+
+def explains_all(local: Local, row: str, plain: Run) -> bool:
+    """Whether all that Flax returns is what torch returns with the mistake of one place alone, so
+    that nothing behind it is at fault."""
+    run = local.mistaken.get(row)
+    if run is None or not run.outputs.keys() <= plain.outputs.keys():
+        return False
+    pairs = [(plain.outputs[name], made) for name, made in run.outputs.items()]
+    return all(_alike_everywhere(got, made) for got, made in pairs if made.dtype.kind in "fc")
+
+
+def stopped_otherwise(local: Local, plain: Run) -> str:
+    """Where torch would have to stop gradients, or let them go on, to have Flax's; or ""."""
+    tries, names = local.tries, local.pair.names
+    for tried in tries.behind() if tries is not None and plain.gradients else ():
+        run = tried.run()
+        made = names.gradients(run.gradients) if run is not None else {}
+        met = made.keys() & plain.gradients.keys()
+        if met and all(_alike_everywhere(plain.gradients[name], made[name]) for name in met):
+            return tried.said
+    return ""
+
+
+def _alike_everywhere(got: np.ndarray, made: np.ndarray) -> bool:
+    return got.shape == made.shape and judge.same_function(got, made, zero=True).ok
 
 
 def _in_order(local: Local, tries: Tries, aim: Aim) -> Iterator[Tried]:

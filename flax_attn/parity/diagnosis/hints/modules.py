@@ -8,6 +8,9 @@ from .evidence import Evidence, Guesses
 from .norms import by_hand, norm
 from .others import alike, other_inputs
 
+# From which share on a part is in a value.
+SOME = 0.25
+
 
 def submodule(evidence: Evidence) -> Guesses:
     """Guesses by the type of the submodule."""
@@ -28,21 +31,36 @@ def submodule(evidence: Evidence) -> Guesses:
     elif x.dtype.kind in "iu":
         yield from _embedding(evidence, x, weight)
     elif weight.ndim == 2:
-        yield from _linear(evidence, x, weight)
+        ends = weight.shape if call.kind == "Conv1D" else weight.shape[::-1]
+        if (x.shape[-1:], evidence.plain.shape[-1:]) == (ends[:1], ends[1:]):
+            yield from _linear(evidence, x, weight)
     else:
         yield from _convolution(evidence, weight)
 
 
 def _parts(evidence: Evidence) -> Guesses:
     """A sum of parts with one of them left out."""
-    for name, part in alike(evidence, evidence.plain):
-        yield f"{name} not added", evidence.plain - part
+    want = evidence.plain
+    for name, part in alike(evidence, want):
+        missing, more = _said_of(want, part, name)
+        yield missing, want - part
         yield f"{name} alone", part
-        yield f"{name} added twice", evidence.plain + part
+        yield more, want + part
     x = evidence.call.inputs["0"]
-    if x.shape == evidence.plain.shape:
-        yield "its input not added, no skip", evidence.plain - x
-        yield "its input added, a skip too many", evidence.plain + x
+    if x.shape == want.shape:
+        missing, more = _said_of(want, x, "its input")
+        yield f"{missing}, no skip", want - x
+        yield more if "taken away" in more else "its input added, a skip too many", want + x
+
+
+def _said_of(want: np.ndarray, part: np.ndarray, name: str) -> tuple[str, str]:
+    """What is said of a value without a part, and with it once more: torch may add it, or take it
+    away, which how much of it there is in torch's value tells."""
+    size = float(np.vdot(part, part).real)
+    share = float(np.vdot(part, want).real) / size if size else 0.0
+    if share < -SOME:
+        return f"{name} taken away twice", f"{name} not taken away"
+    return f"{name} not added", f"{name} added twice"
 
 
 def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:

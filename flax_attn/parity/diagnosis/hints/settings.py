@@ -1,0 +1,276 @@
+"""Settings of a layer that both sides have, compared one by one: epsilon, stride, padding, rate.
+
+What differs is said if Flax's own layer, called by itself with torch's settings, gives torch's
+value; and else as a fact, if nothing else tells what the difference looks like.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ....weights.known_layers import flax_state, held_at
+from ... import judge
+from ...report import Row
+from ...sides.original import Part
+from ..places import Local
+
+EPSILONS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "norm_eps")
+NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.BatchNorm)
+# How a port says that a norm of torch's is over other axes than its own.
+OVER = {"GroupNorm": nnx.GroupNorm, "InstanceNorm": nnx.InstanceNorm, "BatchNorm": nnx.BatchNorm}
+
+
+class Setting(NamedTuple):
+    """One that differs: what is said of it, and how a layer is given torch's."""
+
+    said: str
+    mend: Callable[[Any], None]
+
+
+def explained_settings(local: Local, row: Row) -> str:
+    """The settings that differ, if with torch's the layer of Flax gives torch's value; or ""."""
+    layer, part, sizes = _both(local, row.name)
+    differ = list(_settings(layer, part, sizes)) if part else []
+    theirs, want = local.theirs.get(row.name, ""), local.force.get(row.name)
+    call = local.truth.calls.get(theirs)
+    inputs = local.run.inputs.get(row.name, ())
+    if not differ or call is None or want is None or len(inputs) != 1:
+        return ""
+    tried = [*([one] for one in differ), differ] if len(differ) > 1 else [differ]
+    for settings in tried:
+        made = _with_settings(local, row.name, settings, inputs[0])
+        if made.shape == want.value.shape and judge.same_function(made, want.value).ok:
+            return _listed(settings)
+    return ""
+
+
+def other_settings(local: Local, row: Row) -> str:
+    """The settings that differ, as a fact; or ""."""
+    layer, part, sizes = _both(local, row.name)
+    return _listed(_settings(layer, part, sizes)) if part else ""
+
+
+def state_settings(local: Local, path: str) -> str:
+    """The settings that decide a running statistic; or ""."""
+    owner = path.rpartition(".")[0]
+    layer, part = _layer(local, owner), _part(local, owner)
+    return _listed(_momentum(layer, part)) if part and isinstance(layer, nnx.BatchNorm) else ""
+
+
+def padding_row(local: Local, path: str, got: np.ndarray, want: np.ndarray) -> str:
+    """That a row of a table is trained on one side alone, as torch's padding is not; or ""."""
+    part = _part(local, path.rpartition(".")[0])
+    if got.shape != want.shape or got.ndim != 2:
+        return ""
+    rows = np.flatnonzero((np.abs(got - want) > judge.SAME_FUNCTION * np.abs(want).max()).any(1))
+    if len(rows) != 1 or bool(got[rows].any()) == bool(want[rows].any()):
+        return ""
+    idx = part.settings.get("padding_idx") if part else None
+    why = ", torch's padding_idx," if idx == rows[0] else ""
+    ours, theirs = ("is", "is not") if got[rows].any() else ("is not", "is")
+    return f"row {rows[0]}{why} {ours} trained in Flax, and {theirs} in torch: padding"
+
+
+def _listed(settings: Any) -> str:
+    return "; ".join(setting.said for setting in settings)
+
+
+def _both(local: Local, tap: str) -> tuple[Any, Part | None, Sequence[int]]:
+    """Flax's layer whose output a tap is, what torch's is, and the sizes that it is given."""
+    path = tap.partition("#")[0]
+    inputs = local.run.inputs.get(tap, ())
+    theirs = local.theirs.get(tap, "").partition("#")[0]
+    sizes = inputs[0].shape[1:-1] if inputs else ()
+    return _layer(local, path), local.pair.original.modules.get(theirs), sizes
+
+
+def _layer(local: Local, path: str) -> Any:
+    try:
+        return held_at(local.pair.flax_module, path)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _part(local: Local, path: str) -> Part | None:
+    """What torch has where Flax has a path."""
+    names = local.pair.names
+    modules = local.pair.original.modules.items()
+    return next((part for name, part in modules if name and names.tap(name) == path), None)
+
+
+def _with_settings(
+    local: Local, tap: str, settings: Sequence[Setting], x: np.ndarray
+) -> np.ndarray:
+    """What Flax's layer gives with torch's weights and with torch's settings."""
+    pair = local.pair
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.default_matmul_precision("highest"),
+    ):
+        copy = nnx.clone(pair.flax_module)
+        copy.train() if pair.request.train else copy.eval()
+        variables = flax_state(copy)
+        for name, value in pair.weights(pair.narrow("float64")).items():
+            variables[name].set_value(jnp.asarray(value))
+        layer = held_at(copy, tap.partition("#")[0])
+        for setting in settings:
+            setting.mend(layer)
+        return np.asarray(layer(jnp.asarray(x)))
+
+
+def _settings(layer: Any, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
+    """Every setting that differs."""
+    if isinstance(layer, nnx.Conv):
+        yield from _numbers(layer, part, ("strides", "stride"), ("kernel_dilation", "dilation"))
+        yield from _numbers(layer, part, ("feature_group_count", "groups"))
+        yield from _padding(layer, part, sizes)
+    elif isinstance(layer, nnx.ConvTranspose):
+        yield from _numbers(layer, part, ("strides", "stride"), ("kernel_dilation", "dilation"))
+        yield from _transposed(layer, part)
+    elif isinstance(layer, nnx.BatchNorm):
+        yield from _epsilon(layer, part)
+        yield from _momentum(layer, part)
+    elif isinstance(layer, NORMS):
+        yield from _epsilon(layer, part)
+        yield from _groups(layer, part)
+    elif isinstance(layer, nnx.Dropout):
+        yield from _number("dropout rate", layer, "rate", part.settings.get("p"))
+    elif isinstance(layer, nnx.MultiHeadAttention):
+        yield from _number("number of heads", layer, "num_heads", part.settings.get("num_heads"))
+
+
+def _number(what: str, layer: Any, name: str, theirs: Any) -> Iterator[Setting]:
+    ours = getattr(layer, name, None)
+    if isinstance(theirs, int | float) and isinstance(ours, int | float) and ours != theirs:
+        yield Setting(f"another {what}: {ours:g}, torch {theirs:g}", _put(name, theirs))
+
+
+def _put(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda layer: setattr(layer, name, value)
+
+
+def _epsilon(layer: Any, part: Part) -> Iterator[Setting]:
+    theirs = next((part.settings[k] for k in EPSILONS if k in part.settings), None)
+    ours = layer.epsilon
+    if isinstance(theirs, float) and ours != theirs:
+        said = f"another epsilon: {ours:g}, not {theirs:g}"
+        yield Setting(said, _put("epsilon", theirs))
+
+
+def _momentum(layer: nnx.BatchNorm, part: Part) -> Iterator[Setting]:
+    momentum = part.settings.get("momentum")
+    if isinstance(momentum, float) and abs(layer.momentum - (1 - momentum)) > judge.SAME_FUNCTION:
+        said = f"another momentum: nnx keeps {layer.momentum:g} of the old statistics, and torch's "
+        said += f"{momentum:g} is the share of the new, which nnx calls {1 - momentum:g}"
+        yield Setting(said, _put("momentum", 1 - momentum))
+
+
+def _groups(layer: Any, part: Part) -> Iterator[Setting]:
+    kind = part.kind.rpartition(".")[2]
+    bases = [kind, *(base.rpartition(".")[2] for base in part.bases)]
+    torchs = next((name for name in bases if name.rstrip("123d") in OVER), "").rstrip("123d")
+    groups = part.settings.get("num_groups")
+    if torchs and not isinstance(layer, OVER[torchs]):
+        said = f"{type(layer).__name__}, where torch has {torchs}"
+        said += f" with {groups} group{'s' if groups != 1 else ''}" if groups else ""
+        yield Setting(f"{said}: a norm over other axes", lambda layer: None)
+    elif isinstance(layer, nnx.GroupNorm):
+        if isinstance(groups, int) and groups != layer.num_groups:
+            said = f"another number of groups: {layer.num_groups}, torch {groups}"
+            yield Setting(said, lambda layer: _regrouped(layer, groups))
+
+
+def _regrouped(layer: nnx.GroupNorm, groups: int) -> None:
+    layer.num_groups, layer.group_size = groups, layer.num_groups * layer.group_size // groups
+
+
+def _for_each_axis(value: Any, rank: int) -> tuple[int, ...]:
+    """A number for each axis, from one for all or none."""
+    value = 1 if value is None else value
+    return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def _shown(numbers: Sequence[Any]) -> str:
+    return str(numbers[0]) if len({*numbers}) == 1 else str(tuple(numbers))
+
+
+def _numbers(layer: Any, part: Part, *names: tuple[str, str]) -> Iterator[Setting]:
+    rank = len(layer.kernel_size)
+    for name, torchs in names:
+        ours, theirs = getattr(layer, name), part.settings.get(torchs)
+        if theirs is None:
+            continue
+        if _for_each_axis(ours, rank) != _for_each_axis(theirs, rank):
+            one, two = _shown(_for_each_axis(ours, rank)), _shown(_for_each_axis(theirs, rank))
+            yield Setting(f"another {torchs}: {one}, torch {two}", _put(name, theirs))
+
+
+def _padding(layer: nnx.Conv, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
+    """Padding in numbers on both sides: SAME is another beside a stride or an even kernel."""
+    rank, torchs = len(layer.kernel_size), part.settings.get("padding")
+    if torchs is None or len(sizes) != rank:
+        return
+    ours = _pads(layer.padding, layer, sizes)
+    theirs = _pads(torchs.upper() if isinstance(torchs, str) else torchs, layer, sizes)
+    mode = part.settings.get("padding_mode", "zeros")
+    if mode != "zeros" and layer.padding not in ("CIRCULAR", "REFLECT"):
+        yield Setting(f"padding by zeros, torch's mode is {mode!r}", lambda layer: None)
+    if ours and theirs and ours != theirs:
+        name = f"{layer.padding}, here " if isinstance(layer.padding, str) else ""
+        said = f"another padding: {name}{_shown(ours)}, torch {_shown(theirs)}"
+        yield Setting(said, _put("padding", theirs))
+
+
+def _pads(padding: Any, layer: nnx.Conv, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """In front and behind of each axis; none where that is not known."""
+    rank = len(sizes)
+    if not isinstance(padding, str):
+        each = [padding] * rank if isinstance(padding, int) else list(padding)
+        return [(x, x) if isinstance(x, int) else tuple(x) for x in each]
+    if padding not in ("SAME", "VALID", "CAUSAL"):
+        return []
+    strides, dilation = (_for_each_axis(x, rank) for x in (layer.strides, layer.kernel_dilation))
+    reach = [d * (k - 1) for d, k in zip(dilation, layer.kernel_size, strict=True)]
+    if padding != "SAME":
+        return [(0, 0) if padding == "VALID" else (r, 0) for r in reach]
+    axes = zip(sizes, strides, reach, strict=True)
+    rest = [max((-(-n // s) - 1) * s + r + 1 - n, 0) for n, s, r in axes]
+    return [(r // 2, r - r // 2) for r in rest]
+
+
+def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
+    """Torch's padding cuts what a transposed convolution gives, nnx's pads what it is given."""
+    rank = len(layer.kernel_size)
+    if not layer.transpose_kernel:
+        said = "the kernel mirrored: transpose_kernel=False, and torch's kernel is turned round"
+        yield Setting(said, _mirrored)
+    cut, more = part.settings.get("padding"), part.settings.get("output_padding")
+    if cut is None or more is None or isinstance(cut, str):
+        return
+    dilation, ours = _for_each_axis(layer.kernel_dilation, rank), layer.padding
+    axes = zip(
+        layer.kernel_size,
+        dilation,
+        _for_each_axis(cut, rank),
+        _for_each_axis(more, rank),
+        strict=True,
+    )
+    theirs = [(d * (k - 1) - p, d * (k - 1) - p + o) for k, d, p, o in axes]
+    if not isinstance(ours, str):
+        ours = [_for_each_axis(x, 2) for x in ([ours] * rank if isinstance(ours, int) else ours)]
+    if ours != theirs:
+        shown = ours if isinstance(ours, str) else _shown(ours)
+        torchs = _shown(_for_each_axis(cut, rank))
+        said = f"another padding: {shown}, torch's {torchs} is {_shown(theirs)}"
+        yield Setting(said, _put("padding", theirs))
+
+
+def _mirrored(layer: nnx.ConvTranspose) -> None:
+    """The same layer with its kernel's places in reversed order."""
+    kernel = layer.kernel[...]
+    layer.kernel.set_value(jnp.flip(kernel, range(kernel.ndim - 2)))
