@@ -168,12 +168,16 @@ class Draft:
         if known is not None:
             paths = tuple(dot + target for target in known.targets)
             absent = any(path not in self.state for path in paths)
-            why = refusal(source, layer, full_path) if absent else no_groups(source, layer)
+            why = (
+                refusal(source, layer, full_path, self.module)
+                if absent
+                else no_groups(source, layer)
+            )
             if why is None:
                 return Move((name,), paths, known.layout, dict(known.sizes))
             return self._refuse((name,), why)
         meant = becomes(cell_of(kind, role), role)
-        why = refusal(source, layer, full_path)
+        why = refusal(source, layer, full_path, self.module)
         if why is None and meant is not None and layer is not None:
             why = self._meets(name, owner, layer, meant[0], "...")
         if why is not None:

@@ -267,3 +267,37 @@ def test_no_bias_goes_to_the_other_side_or_to_a_matrix():
     flax = Flax(net=Flax(x=zeros(3, 12), h=zeros(12, 12), table=zeros(3, H)))
     found = [rule.names for rule in suggest(Torch(net=T.RNN(3, 12)), flax)]
     assert found == ["net.weight_ih_l0 -> net.x", "net.weight_hh_l0 -> net.h"]
+
+
+SAID = {
+    "GRU": (
+        "weight_ih_l0 and weight_hh_l0, whose rows are the gates r, z, n in this order",
+        'as Rule("net.weight_ih_l0 -> path.{r,z,n}.kernel", "(n o) i -> n i o")',
+        'their biases with "(n o) -> n o".',
+    ),
+    "LSTM": (
+        "weight_ih_l0 and weight_hh_l0, whose rows are the gates i, f, g, o in this order",
+        'as Rule("net.weight_ih_l0 -> path.{i,f,g,o}.kernel", "(n o) i -> n i o")',
+        'their biases with "(n o) -> n o".',
+    ),
+    "RNN": (
+        "weight_ih_l0 and weight_hh_l0, as",
+        'Rule("net.weight_ih_l0 -> path.kernel", "o i -> i o")',
+        "their biases with no layout.",
+    ),
+}
+CELLS = {"GRU": nnx.GRUCell, "LSTM": nnx.OptimizedLSTMCell, "RNN": nnx.SimpleCell}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_where_flax_has_no_cell_the_sentence_says_a_rule_for_each_weight(kind):
+    source = Torch(net=getattr(T, kind)(3, H))
+    cells = 'say Rule("net.*_l0 -> path.of.the.cell.*")'
+    with pytest.raises(ParityError) as caught:
+        plan(source, Flax(net=Flax(x=linear(3, 7))))
+    text = str(caught.value)
+    assert all(part in text for part in SAID[kind]) and cells not in text
+    assert f"net is a torch {kind}, and Flax has no nnx.{CELLS[kind].__name__} for it" in text
+    with pytest.raises(ParityError) as caught:
+        plan(source, Flax(run=nnx.RNN(CELLS[kind](3, H, rngs=nnx.Rngs(0)))))
+    assert cells in str(caught.value) and "for it: say a Rule" not in str(caught.value)
