@@ -53,12 +53,12 @@ def _told_apart(likeness: Likeness, names: list[str], layers: frozenset[str]) ->
     )
 
 
-def defined(module: nnx.Module) -> list[str]:
-    """The path of every module in a module, in the order in which they were made."""
+def defined(module: nnx.Module, what: type = nnx.Module) -> list[str]:
+    """The path of every module, or of what else is asked for, in the order they were made in."""
     paths: list[str] = []
 
     def walk(node: Any, path: str, above: tuple[int, ...]) -> None:
-        if path and isinstance(node, nnx.Module):
+        if path and isinstance(node, what):
             paths.append(path)
         for name, child in _children_in_order(node):
             if id(child) not in above:

@@ -2,7 +2,7 @@
 
 `PAIRS[kind][flax class]` says for each of torch's names where its values lie and in which layout.
 nnx has no Bilinear and no whole GRU or LSTM: a Bilinear's `weight` goes to a Param of that name as
-it is, and the layers of a GRU, LSTM or RNN go to cells by a `Rule`.
+it is, and the layers of a GRU, LSTM or RNN go to cells, or to Params of one's own, by a `Rule`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .described import Source
+from .gates import ORDER
+from .in_order import defined
 from .parametrized import not_removed
 
 RECURRENT = ("RNN", "GRU", "LSTM")
@@ -172,24 +174,21 @@ def cell_of(kind: str, role: str) -> str:
     return f"{kind}Cell" if kind in RECURRENT and role in _DENSE else kind
 
 
-def refusal(source: Source, layer: Any, path: str) -> str | None:
+def refusal(source: Source, layer: Any, path: str, module: nnx.Module) -> str | None:
     """Why a tensor of a known type has no place, and what would work; None: nothing known.
 
     Args:
       source: the torch tensor.
       layer: the Flax module at its owner's path, or None.
       path: where it was to go.
+      module: the whole Flax module.
     """
     kind, name = source.kind, source.name
     owner, _, role = name.rpartition(".")
     if (computed := not_removed(name)) is not None:
         return computed
     if kind in RECURRENT and cell_of(kind, path.rpartition(".")[2]) == kind:
-        dot = f"{owner}." if owner else ""
-        return (
-            f"{owner or 'the module'} is a torch {kind}, and nnx has cells, one for each layer: "
-            f'say Rule("{dot}*_l0 -> path.of.the.cell.*") for each layer and direction.'
-        )
+        return _no_network(kind, owner, module)
     if kind == "Bilinear" and role == "weight":
         return (
             f"{name} {list(source.shape)} belongs to a Bilinear, which nnx does not have: hold it "
@@ -201,6 +200,27 @@ def refusal(source: Source, layer: Any, path: str) -> str | None:
     if kind == "InstanceNorm" and role.startswith("running_"):
         return f"{name}: nnx.InstanceNorm has no statistics; torch needs track_running_stats=False."
     return _no_bias(name, layer)
+
+
+def _no_network(kind: str, owner: str, module: nnx.Module) -> str:
+    """What to say of a whole GRU, LSTM or RNN: of nnx's cells, or of somebody's own Params."""
+    dot = f"{owner}." if owner else ""
+    what = f"{owner or 'the module'} is a torch {kind}, and"
+    cells = tuple(PAIRS[f"{kind}Cell"])
+    if any(isinstance(held_at(module, at), cells) for at in ("", *defined(module))):
+        return (
+            f"{what} nnx has cells, one for each layer: "
+            f'say Rule("{dot}*_l0 -> path.of.the.cell.*") for each layer and direction.'
+        )
+    gates = ",".join(ORDER[kind])
+    to, layout = (f"path.{{{gates}}}", "(n o) i -> n i o") if gates else ("path", "o i -> i o")
+    rows = f", whose rows are the gates {gates.replace(',', ', ')} in this order" if gates else ""
+    bias = '"(n o) -> n o"' if gates else "no layout"
+    return (
+        f"{what} Flax has no nnx.{cells[0].__name__} for it: say a Rule for each of weight_ih_l0 "
+        f'and weight_hh_l0{rows}, as Rule("{dot}weight_ih_l0 -> {to}.kernel", "{layout}"), and for '
+        f"their biases with {bias}."
+    )
 
 
 def no_groups(source: Source, layer: Any) -> str | None:

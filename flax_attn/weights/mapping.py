@@ -168,12 +168,16 @@ class Draft:
         if known is not None:
             paths = tuple(dot + target for target in known.targets)
             absent = any(path not in self.state for path in paths)
-            why = refusal(source, layer, full_path) if absent else no_groups(source, layer)
+            why = (
+                refusal(source, layer, full_path, self.module)
+                if absent
+                else no_groups(source, layer)
+            )
             if why is None:
                 return Move((name,), paths, known.layout, dict(known.sizes))
             return self._refuse((name,), why)
         meant = becomes(cell_of(kind, role), role)
-        why = refusal(source, layer, full_path)
+        why = refusal(source, layer, full_path, self.module)
         if why is None and meant is not None and layer is not None:
             why = self._meets(name, owner, layer, meant[0], "...")
         if why is not None:
@@ -225,7 +229,8 @@ class Draft:
         what = f"{', '.join(move.sources)} {listing}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
-            near = nearest(absent[0], self.state if self.near else ())
+            first = self._alike(absent[0], self.sources[move.sources[0]].shape, self._wants())
+            near = nearest(absent[0], self.state if self.near else (), first)
             return self._refuse(
                 move.sources,
                 f"{what} goes to {some(absent)}, which Flax does not have; nearest: {near}.",
@@ -287,7 +292,22 @@ class Draft:
             return f"{what}: torch keeps no statistics there, it needs track_running_stats=True."
         if leaf == "bias" and siblings:
             return f"{what}: torch has no bias there, so Flax needs use_bias=False."
-        return f"{what}; nearest in torch: {nearest(path, self.sources if self.near else ())}."
+        shapes = {name: source.shape for name, source in self.sources.items()}
+        first = self._alike(path, self.state[path].get_value().shape, shapes)
+        near = nearest(path, self.sources if self.near else (), first)
+        return f"{what}; nearest in torch: {near}."
+
+    def _wants(self) -> dict[str, tuple[int, ...]]:
+        return {path: tuple(x.get_value().shape) for path, x in self.state.items()}
+
+    def _alike(
+        self, name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
+    ) -> list[str]:
+        """The names of tensors of a name's role, a bias or none; of them those of its sizes."""
+        if not self.near:
+            return []
+        same = [other for other in shapes if ("bias" in _leaf(other)) == ("bias" in _leaf(name))]
+        return [other for other in same if sorted(shapes[other]) == sorted(shape)] or same
 
     def _carry_ties_once(self) -> None:
         """One move for a tied tensor, under torch's first name."""
@@ -301,11 +321,23 @@ class Draft:
         self.tied = [name for name in dict.fromkeys(self.tied) if name not in carried]
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The names most like one, or the first ones; of many, those that share most letter pairs."""
-    names = list(names)
+def nearest(name: str, names: Iterable[str], first: Iterable[str] = ()) -> str:
+    """The names most like one, or the first ones; of many, those that share most letter pairs.
+
+    Args:
+      first: names that come before all others, if they are at all like it.
+    """
+    near = [*_close(name, list(first)), *(_close(name, names := list(names)) or names[:3])]
+    return some(list(dict.fromkeys(near))[:3])
+
+
+def _close(name: str, names: list[str]) -> list[str]:
     likely = sorted(names, key=lambda other: -len(_letters(name) & _letters(other)))[:12]
-    return some(get_close_matches(name, likely, 3, 0.3) or names[:3])
+    return get_close_matches(name, likely, 3, 0.3)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @lru_cache(maxsize=8192)

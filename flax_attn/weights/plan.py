@@ -11,7 +11,7 @@ from .described import Source
 from .mapping import Draft
 from .move import Move, Stack
 from .rule import Rule
-from .suggest import ALTERNATIVES, by_order, propose
+from .suggest import ALTERNATIVES, by_order, propose, untold_gates
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,6 @@ def make_plan(
                 f"{' and '.join(unsure)} fit either way, and no name tells: the rules follow the "
                 "order in which both sides define their layers; check which is called first."
             )
+        lines += untold_gates(draft, proposed)
         raise ParityError("\n".join(lines))
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from string import ascii_lowercase
 
+from flax import nnx
+
 from .fused import Roles, fits, heads_of, in_order, role
+from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
 from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, held_at, place
 from .mapping import Draft
@@ -54,6 +57,8 @@ def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
     if rule.layout is None or "{" not in rule.names:
         return []
     sources, targets = rule.groups(draft.unplaced)[0]
+    if _gates_of(draft, sources[0]):
+        return []
     for layout, sizes in _fused(draft, sources, targets, by_heads=True):
         other = Rule(rule.names, layout, **sizes)
         if other != rule and _wrong(draft.also(other)) < _wrong(draft):
@@ -69,6 +74,8 @@ def _candidates(draft: Draft) -> Iterator[Rule]:
     if draft.unplaced:
         yield from _ties(draft)
         yield from _cells(draft)
+        for stars in (True, False):
+            yield from _recurrent(draft, stars)
     if draft.unplaced and draft.unfilled:
         for stars in (True, False):
             yield from _modules(draft, stars)
@@ -93,6 +100,97 @@ def _cells(draft: Draft) -> Iterator[Rule]:
         cell = next((c for c in cells if isinstance(held_at(draft.module, c), kinds)), None)
         if role and cell is not None:
             yield Rule(f"{left}*{end} -> {cell}.*" if cell else f"{left}*{end} -> *")
+
+
+def _recurrent(draft: Draft, stars: bool) -> Iterator[Rule]:
+    """The weights of a GRU, LSTM or RNN onto somebody's own Params, gates in torch's order."""
+    for mine in _names((name for name in draft.unplaced if _gates_of(draft, name)), stars):
+        of = _placed_of(draft, mine.first)
+        made = [path for path in defined(draft.module, nnx.Variable) if path in draft.state]
+        placed = {path for targets in of.values() for path in targets}
+        free = {*draft.unfilled}
+        theirs = [
+            name
+            for name in _names((path for path in made if path in free | placed), stars)
+            if name.numbers == mine.numbers
+        ]
+        options = gates([name.text for name in theirs], _gates_of(draft, mine.first))
+        sides = {side(each.rest) for each in options}
+        ranked = []
+        for i, each in enumerate(options):
+            targets = [theirs[place] for place in each.places]
+            paths = [name.first for name in targets]
+            how = _onto_gates(draft, mine.first, paths) if free.issuperset(paths) else None
+            rank = _rank(mine.first, each, paths, of, {"ih", "hh"} <= sides)
+            if how is not None and rank is not None:
+                names = f"{mine.text} -> {_joined(targets)}"
+                ranked.append(((*rank, i), Rule(names, how[0], **how[1])))
+        yield from (rule for _, rule in sorted(ranked, key=lambda pair: pair[0]))
+
+
+def _gates_of(draft: Draft, name: str) -> str:
+    """RNN, GRU or LSTM where a tensor is a weight or bias of one's gates, else ""."""
+    source = draft.sources.get(name)
+    kind = source.kind.removesuffix("Cell") if source else ""
+    return kind if kind in ORDER and role_of(name) else ""
+
+
+def _placed_of(draft: Draft, name: str) -> dict[str, list[str]]:
+    """Where the other tensors of the same network lie already, by "ih" and "hh"."""
+    owner, placed = _owner(name), {"ih": [], "hh": []}
+    for move in draft.moves:
+        for source in move.sources:
+            said = role_of(source) if _owner(source) == owner else None
+            if said:
+                placed[said[1]] += move.targets
+    return placed
+
+
+def _onto_gates(
+    draft: Draft, name: str, paths: list[str]
+) -> tuple[str | None, dict[str, Size]] | None:
+    """The layout of one of torch's weights onto its gates, or onto one Param; None if none fits."""
+    rank = len(draft.sources[name].shape)
+    if any(len(_shape(draft, path)) != rank for path in paths):
+        return None
+    if len(paths) > 1:
+        return next(_fused(draft, [name], paths, by_heads=False), None)
+    one, other = (_Name(text, text, frozenset()) for text in (name, *paths))
+    return _layout(draft, [one], [other])
+
+
+def _rank(
+    name: str, each: Gates, paths: list[str], of: dict[str, list[str]], is_said: bool
+) -> tuple[float, ...] | None:
+    """How near names are to a weight, nearest first; None where they belong to the other side."""
+    role, mine = role_of(name) or ("", "")
+    other = "hh" if mine == "ih" else "ih"
+    near, far = shared(paths, of[mine]), shared(paths, of[other])
+    says = side(each.rest) if is_said else ""
+    beside = near - far if role == "bias" else 0
+    if beside < 0 or (says == other and not beside):
+        return None
+    owner = _owner(name)
+    above = ".".join(paths[0].split(".")[: owner.count(".") + 1])
+    return (not each.named, -near, -_likeness(owner, above))
+
+
+def untold_gates(draft: Draft, rules: Iterable[Rule]) -> list[str]:
+    """A sentence for each kind of proposed rules whose names do not tell their gates."""
+    unnamed: dict[str, list[str]] = {}
+    for rule in rules:
+        sources, targets = next(iter(rule.groups(draft.unplaced)), ([""], []))
+        kind = _gates_of(draft, sources[0])
+        if kind and len(targets) > 1:
+            whole = [each for each in gates(targets, kind) if len(each.places) > 1]
+            if not any(each.named for each in whole):
+                unnamed.setdefault(kind, []).append(rule.sides[1])
+    return [
+        f"Of {' and '.join(names)} no name tells which gate is which: the rows of torch's {kind} "
+        f"are {', '.join(ORDER[kind])}, and the rules take Flax's gates in the order in which they "
+        "are defined; check it."
+        for kind, names in unnamed.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -197,7 +295,8 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     """One tensor onto one Param, one onto several, several onto one."""
-    ours, theirs = _names(draft.unplaced, stars), _names(draft.unfilled, stars)
+    left = [name for name in draft.unplaced if not _gates_of(draft, name)]
+    ours, theirs = _names(left, stars), _names(draft.unfilled, stars)
     roles, others = _roles(draft.sources), _roles(draft.state)
     sides = [
         ([mine], [it])

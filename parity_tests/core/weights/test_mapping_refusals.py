@@ -293,3 +293,17 @@ def test_sources_are_written_down_and_read_again():
     sources = describe(module)
     assert {s.kind for s in sources} == {"BatchNorm", "ConvTranspose", "GRUCell", "buffer"}
     assert [Source.from_json(s.to_json()) for s in sources] == sources
+
+
+def test_the_nearest_names_are_of_the_same_role_and_sizes_first():
+    text = refusal(Torch(net=T.GRU(3, 4)), Flax(net=Flax(r=linear(3, 4), z=linear(4, 12))))
+    lines = [line.strip(" -") for line in text.splitlines() if "nearest in torch" in line]
+    near = {line.split(" is ")[0]: line.split("torch: ")[1] for line in lines}
+    assert near["net.r.bias [4]"].startswith("net.bias_ih_l0, net.bias_hh_l0")
+    assert near["net.r.kernel [3, 4]"].startswith("net.weight_ih_l0, net.weight_hh_l0")
+    assert near["net.z.kernel [4, 12]"].startswith("net.weight_hh_l0, ")
+    text = refusal(
+        Torch(one=T.Linear(3, 4), two=T.Linear(5, 7)), Flax(two=Flax(w=zeros(4, 3), b=zeros(7)))
+    )
+    assert "two.w [4, 3] is filled by nothing; nearest in torch: one.weight" in text
+    assert "one.bias [4] goes to one.bias, which Flax does not have; nearest: two.b" in text
