@@ -302,6 +302,8 @@ def test_the_nearest_names_are_of_the_same_role_and_sizes_first():
     assert near["net.r.bias [4]"].startswith("net.bias_ih_l0, net.bias_hh_l0")
     assert near["net.r.kernel [3, 4]"].startswith("net.weight_ih_l0, net.weight_hh_l0")
     assert near["net.z.kernel [4, 12]"].startswith("net.weight_hh_l0, ")
+    text = refusal(Torch(net=T.GRU(3, 4)), Flax(net=Flax(weight_ih_bias=zeros(5))))
+    assert "nearest in torch: net.bias_ih_l0, " in text
     text = refusal(
         Torch(one=T.Linear(3, 4), two=T.Linear(5, 7)), Flax(two=Flax(w=zeros(4, 3), b=zeros(7)))
     )
