@@ -1,6 +1,6 @@
 """`python -m parity_tests.core.parity.faults`: the kill table as text, or the tables of a page.
 
-`--write [TABLE ...]` makes the tables of docs/trial.md anew: planted, strange, policies, or all.
+`--write [TABLE ...]` makes these tables of docs/trial.md anew: planted, strange, ported, policies.
 """
 
 import argparse

@@ -23,6 +23,13 @@ def _strange() -> str:
     return f"{markdown(run_all())}\n\n{told}"
 
 
+def _ported() -> str:
+    from .ported import run_all
+    from .ported.table import markdown
+
+    return markdown(run_all())
+
+
 def _policies() -> str:
     from .policies import markdown
 
@@ -32,6 +39,7 @@ def _policies() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "planted": _planted,
     "strange": _strange,
+    "ported": _ported,
     "policies": _policies,
 }
 
