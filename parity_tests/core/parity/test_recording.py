@@ -136,7 +136,10 @@ def test_masks_of_other_shapes_are_told_and_merged_batches_are_none(folder):
     file = record(Theirs(), (x,), folder / "shapes.safetensors", dtypes=("float64",), train=True)
     assert compare(Recording(file), Mine((6, 4, 6)), **JIT).ok
     report = compare(Recording(file), Mine((2, 3, 6, 4)), **JIT)
-    assert "mask 1 has shape (2, 3, 6, 4) in Flax and (2, 3, 4, 6) in torch" in str(report)
+    said = (
+        "mask 1 has shape (2, 3, 6, 4) in dropout of Flax and (2, 3, 4, 6) in the module of torch"
+    )
+    assert said in str(report)
 
 
 def test_attention_in_blocks_repeats_them_too(folder):
