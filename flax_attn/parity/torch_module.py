@@ -1,6 +1,7 @@
 """What a torch module holds: its tensors described, read as numpy arrays, and written."""
 
 import copy
+import math
 from typing import Any
 
 import ml_dtypes
@@ -129,23 +130,23 @@ def _norm_kind(owner: Any) -> str:
     params = dict(owner.named_parameters(recurse=False))
     sizes = {tuple(x.shape) for x in params.values()}
     gain = params.get("weight")
-    if gain is None or gain.ndim != 1 or len(sizes) > 1 or any(True for _ in owner.children()):
+    if gain is None or not gain.ndim or len(sizes) > 1 or any(True for _ in owner.children()):
         return ""
     ends = ("RMSNorm", "LayerNorm")
     called = next((end for end in ends if type(owner).__name__.endswith(end)), "")
-    computed = _computes(type(owner), owner, len(gain))
+    computed = _computes(type(owner), owner, tuple(gain.shape))
     return called if computed is None else computed
 
 
 _COMPUTED: dict[type, str | None] = {}
 
 
-def _computes(kind: type, owner: Any, width: int) -> str | None:
+def _computes(kind: type, owner: Any, shape: tuple[int, ...]) -> str | None:
     """ "RMSNorm", "LayerNorm", "" of another function, None if it takes other arguments."""
     import torch
 
     if kind not in _COMPUTED:
-        x = torch.linspace(-3.0, 5.0, 2 * width).reshape(2, width).sin() * 1e3
+        x = torch.linspace(-3.0, 5.0, 2 * math.prod(shape)).reshape(2, *shape).sin() * 1e3
         try:
             with torch.no_grad():
                 module = copy.deepcopy(owner).cpu().float().eval()

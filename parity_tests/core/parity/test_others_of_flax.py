@@ -125,6 +125,14 @@ class Centred(T5LayerNorm):
         super().__init__(centred=True)
 
 
+class OfHeads(T5LayerNorm):
+    """A gain for each head, as Cohere's norm of queries has."""
+
+    def __init__(self):
+        super().__init__(centred=True)
+        self.weight = torch.nn.Parameter(torch.ones(3, D))
+
+
 class Scale(torch.nn.Module):
     """One gain, and no norm, whatever its name."""
 
@@ -162,11 +170,17 @@ class OwnNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(width))
 
 
+class OwnHeads(nnx.Module):
+    def __init__(self, width, rngs):
+        self.scale = nnx.Param(jnp.ones((3, width)))
+
+
 @pytest.mark.parametrize(
     ("theirs", "kinds"),
     [
         (T5LayerNorm, (nnx.RMSNorm, OwnNorm)),
         (Centred, (OwnNorm,)),
+        (OfHeads, (OwnHeads,)),
         (OfTwo, (nnx.RMSNorm, OwnNorm)),
     ],
 )
