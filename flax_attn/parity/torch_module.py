@@ -130,10 +130,10 @@ def _norm_kind(owner: Any) -> str:
     params = dict(owner.named_parameters(recurse=False))
     sizes = {tuple(x.shape) for x in params.values()}
     gain = params.get("weight")
-    if gain is None or not gain.ndim or len(sizes) > 1 or any(True for _ in owner.children()):
-        return ""
     ends = ("RMSNorm", "LayerNorm")
     called = next((end for end in ends if type(owner).__name__.endswith(end)), "")
+    if gain is None or not gain.ndim or len(sizes) > 1 or any(True for _ in owner.children()):
+        return called
     computed = _computes(type(owner), owner, tuple(gain.shape))
     return called if computed is None else computed
 
