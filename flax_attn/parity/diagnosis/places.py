@@ -5,12 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ...weights.known_layers import LAYERS, flax_state, held_at
+from ...weights.known_layers import LAYERS, held_at
 from .. import judge
 from ..repeated import together
 from ..report import Row
@@ -277,30 +275,12 @@ def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
         return None
     faults = []
     for layout in islice(layouts("", inputs[0].shape, wants[0].shape), LAID):
-        out = _called_alone(pair, row.name.partition("#")[0], layout.value(wants[0]))
+        out = pair.layer_alone(row.name.partition("#")[0], layout.value(wants[0]))
         verdict = judge.same_function(out, force.value)
         if not verdict.differs:
             return None
         faults.append((replace(row, verdict=verdict), out))
     return min(faults, key=lambda one: one[0].verdict.error, default=None)
-
-
-def _called_alone(pair: Pair, path: str, x: np.ndarray) -> np.ndarray:
-    """What one of Flax's layers gives, with torch's weights in float64."""
-    with (
-        jax.enable_x64(True),
-        jax.numpy_dtype_promotion("standard"),
-        jax.default_matmul_precision("highest"),
-    ):
-        copy = nnx.clone(pair.flax_module)
-        copy.eval()
-        variables = flax_state(copy)
-        for name, value in pair.weights(pair.narrow("float64")).items():
-            variables[name].set_value(jnp.asarray(value))
-        layer = held_at(copy, path)
-        if isinstance(layer, nnx.Embed):
-            layer.dtype = None
-        return np.asarray(layer(jnp.asarray(x)))
 
 
 def _before_output(local: Local, row: Row) -> Between | None:

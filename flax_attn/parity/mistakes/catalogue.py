@@ -1,16 +1,14 @@
 """The mistakes that a porter may make in the place of one of torch's operations."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-from ..sides.changes import Change, Operation
+from ..sides.changes import Mistakes, Named, Operation
 from .convolutions import CONVOLUTIONS
 from .elements import ELEMENTS
 from .layers import LAYERS
 from .orders import ORDERS
 
-Named = Callable[[Any], str]
-KINDS: dict[str, Callable[[Operation, Named], Iterator[tuple[str, Change]]]] = {
+KINDS: dict[str, Callable[[Operation, Named], Mistakes]] = {
     **ELEMENTS,
     **ORDERS,
     **CONVOLUTIONS,
@@ -18,7 +16,7 @@ KINDS: dict[str, Callable[[Operation, Named], Iterator[tuple[str, Change]]]] = {
 }
 
 
-def mistakes(op: Operation, named: Named) -> Iterator[tuple[str, Change]]:
+def mistakes(op: Operation, named: Named) -> Mistakes:
     """Each as a sentence, and what the operation gives with it.
 
     Args:

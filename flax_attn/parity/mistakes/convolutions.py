@@ -1,13 +1,11 @@
 """Mistakes in the place of a convolution: stride, padding, dilation, kernel, bias."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from ..sides.changes import Change, Operation, with_arguments
+from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
 
-Named = Callable[[Any], str]
-Mistakes = Iterator[tuple[str, Change]]
 # The arguments of torch's operation by their places.
 BIAS, STRIDE, PADDING, DILATION, TRANSPOSED, OUTPUT_PADDING = range(2, 8)
 

@@ -1,12 +1,9 @@
 """Mistakes in the place of operations on each element: activations, sums, factors, conditions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ..sides.changes import Change, Operation, with_arguments
-
-Named = Callable[[Any], str]
-Mistakes = Iterator[tuple[str, Change]]
+from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
 
 ACTIVATIONS = {
     "softplus": "softplus",

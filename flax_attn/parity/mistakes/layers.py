@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations
 from typing import Any
 
-from ..sides.changes import Change, Operation, with_arguments
+from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
+from .elements import EPSILONS
 
-Named = Callable[[Any], str]
-Mistakes = Iterator[tuple[str, Change]]
-EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 # What reductions are called.
 WORDS = {
     "_softmax": "a softmax",
@@ -33,7 +31,7 @@ def _place(op: Operation, name: str) -> int:
 def _affine(op: Operation, named: Named) -> Mistakes:
     """Another epsilon, and a gain or a bias left out."""
     place = _place(op, "eps")
-    for eps in EPSILONS:
+    for eps in (0.0, *EPSILONS):
         if eps != op.args[place]:
             said = f"another epsilon: {eps:g}, not {op.args[place]:g}"
             yield said, with_arguments({place: eps})

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from ..sides.changes import Change, Operation
+from ..sides.changes import Mistakes, Named, Operation
 from .elements import named_or_shape
 
-Named = Callable[[Any], str]
-Mistakes = Iterator[tuple[str, Change]]
 FEW, MANY = 4, 16  # parts of which every order is tried; of more, exchanges of two
 
 

@@ -2,13 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .torch_dispatch import dispatch_mode
 
 Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Mistakes = Iterator[tuple[str, Change]]  # each as a sentence, and what is done instead
+Named = Callable[[Any], str]  # what a tensor is called, "" if nobody gave it a name
 # What is no calculation, or is called where gradients are noted.
 UNHEARD = ("__get__", "__set__", "register_hook", "_set_grad_enabled", "requires_grad_")
 # Functions of this package through which an operation of the module comes.

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -132,6 +133,16 @@ class Pair:
         """One run of Flax's side with its own weights, by path."""
         with self._errors(side.dtype):
             return side.run(weights)
+
+    def layer_alone(
+        self, path: str, x: np.ndarray, change: Callable[[Any], None] = lambda layer: None
+    ) -> np.ndarray:
+        """What one of Flax's layers gives in float64 with torch's weights, changed before."""
+        side = self.flax("float64", "eager")
+        with side.precise():
+            layer: Any = held_at(side.copy(self.weights(self.narrow("float64"))), path)
+            change(layer)
+            return np.asarray(layer(jnp.asarray(x)))
 
     def _errors(self, dtype: str) -> AbstractContextManager[None]:
         return errors_of("Flax", type(self.flax_module).__name__, dtype, self.call)

@@ -14,21 +14,11 @@ from flax_attn.parity.recording.store import Reader, Spool, Writer
 from flax_attn.parity.sides.run import Call, Run, Step
 from flax_attn.weights.safetensors import read_described, write_file
 from parity_tests.core.parity.test_harness import Faithful, NoScale, Original, X
+from parity_tests.core.parity.test_recording import ADAMW, JIT
+from parity_tests.core.parity.test_recording import folder as folder
+from parity_tests.core.parity.test_recording import kept as kept
 
 torch = pytest.importorskip("torch", reason="torch records")
-JIT = {"eager": False}
-ADAMW = ("adamw", {"lr": 1e-2})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("recordings")
-
-
-@pytest.fixture(scope="module")
-def kept(folder):
-    dtypes = ("float64", "float32")
-    return record(Original(), (X,), folder / "kept.safetensors", dtypes=dtypes, optimizer=ADAMW)
 
 
 def test_weights_that_are_float32_are_written_so(folder):

@@ -7,12 +7,11 @@ value; and else as a fact, if nothing else tells what the difference looks like.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ....weights.known_layers import flax_state, held_at
+from ....weights.known_layers import held_at
 from ... import judge
 from ...report import Row
 from ...sides.original import Part
@@ -106,21 +105,12 @@ def _with_settings(
     local: Local, tap: str, settings: Sequence[Setting], x: np.ndarray
 ) -> np.ndarray:
     """What Flax's layer gives with torch's weights and with torch's settings."""
-    pair = local.pair
-    with (
-        jax.enable_x64(True),
-        jax.numpy_dtype_promotion("standard"),
-        jax.default_matmul_precision("highest"),
-    ):
-        copy = nnx.clone(pair.flax_module)
-        copy.train() if pair.request.train else copy.eval()
-        variables = flax_state(copy)
-        for name, value in pair.weights(pair.narrow("float64")).items():
-            variables[name].set_value(jnp.asarray(value))
-        layer = held_at(copy, tap.partition("#")[0])
+
+    def mend(layer: Any) -> None:
         for setting in settings:
             setting.mend(layer)
-        return np.asarray(layer(jnp.asarray(x)))
+
+    return local.pair.layer_alone(tap.partition("#")[0], x, mend)
 
 
 def _settings(layer: Any, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
