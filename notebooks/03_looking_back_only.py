@@ -439,6 +439,7 @@ ax.plot(covered, by_late, color="tab:red", lw=1.5, label=["late", None])
 ax.axvspan(lost, 120, color="tab:red", alpha=0.1)
 ax.text((lost + 120) / 2, 0.5, "late: NaN", ha="center", color="tab:red")
 ax.set(xlabel="score of the covered word", ylabel="weights of the two others", ylim=(0, 1))
+ax.set_title("A large score that is covered spoils the late way only")
 ax.legend(loc="upper left", ncols=2, frameon=False)
 plt.show()
 assert 80 < lost < 110
@@ -461,8 +462,8 @@ same(share_lost, 0.5 ** np.arange(1, 7), within=0.02)
 # So the late way leaks nothing, but it costs a second pass over the table and fails where the early
 # way does not. Everybody uses the early way, and so do the layers from here on.
 #
-# > **Try it.** In the second picture, start with scores 0 and 10 instead of 0 and 1. Where does the
-# > red line leave the blue one now?
+# > **Try it.** In the picture with the red lines, start with scores 0 and 10 instead of 0 and 1.
+# > Where does the red line leave the blue one now?
 #
 # ## Writing the mask down
 #
@@ -502,9 +503,9 @@ plt.show()
 same(mistaken.sum(axis=-1), [1, 1, 1, 1, 1, 0])
 
 # %% [markdown]
-# In the third picture every row but the last still adds up to one, and no error is raised. The
-# model reads the future and learns wonderfully, until it has to write. A mask of *numbers*, 0 and 1
-# or 0 and $-\infty$, could mean anything, so the library refuses it:
+# In the picture on the right every row but the last still adds up to one, and no error is raised.
+# The model reads the future and learns wonderfully, until it has to write. A mask of *numbers*, 0
+# and 1 or 0 and $-\infty$, could mean anything, so the library refuses it:
 
 # %%
 try:
