@@ -271,7 +271,7 @@ fig, axes = plt.subplots(1, 3, figsize=(8.4, 3), layout="constrained")
 for ax, strategy in zip(axes, ("all_gather", "ring", "ulysses"), strict=True):
     colors = ListedColormap(["0.93", "orange", "tab:blue"])
     ax.imshow(holds(strategy), cmap=colors, vmin=0, vmax=2, aspect="auto")
-    ax.hlines(np.arange(3.5, 15), -0.5, 3.5, color="white", lw=1)
+    ax.hlines(np.arange(0.5, 15), -0.5, 3.5, color="white", lw=1)
     ax.hlines([3.5, 7.5, 11.5], -0.5, 3.5, color="black", lw=1.5)
     ax.set_yticks([1.5, 5.5, 9.5, 13.5], [f"device {d}" for d in range(4)])
     ax.set(title=strategy, xlabel="shard of the text", xticks=range(4))

@@ -1,6 +1,7 @@
 """What the chapters share: the six words, the look of the plots, drawing and comparing."""
 
 import importlib.util
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,16 @@ x = jnp.array(
 jax.config.update("jax_default_matmul_precision", "float32")  # all digits, on every device
 np.set_printoptions(precision=4, suppress=True, linewidth=100)
 plt.rcParams.update({"figure.dpi": 90, "font.size": 9, "axes.titlesize": 10})
+
+
+def quiet_transformers():
+    """The library transformers, without its progress bars and its warnings of missing kernels."""
+    with warnings.catch_warnings(action="ignore"):
+        import transformers
+
+        transformers.AutoModel  # noqa: B018, imports what a model needs
+    transformers.logging.set_verbosity_error()
+    return transformers
 
 
 def same(got, want, within=1e-5):
@@ -60,13 +71,13 @@ def heat(ax, table, title="", rows=tokens, columns=tokens, cmap="Blues", least=0
 def looks(ax, weights, title="", asking=None, color="tab:blue", rows=tokens, columns=tokens):
     """Draws lines from the words below to those that they look at, as wide as the weights.
 
-    A weight of zero is a dotted line. With `asking`, the number of a row, only this word's lines
-    are drawn, and its weights are written above in per cent.
+    A weight of zero is a dotted line, and NaN is no line. With `asking`, the number of a row, only
+    this word's lines are drawn, and its weights are written above in per cent.
     """
     weights = np.asarray(weights)
     below, above = ((np.arange(n) + 0.5) / n for n in weights.shape)
     for (t, j), weight in np.ndenumerate(weights):
-        if asking in (None, t):
+        if asking in (None, t) and not np.isnan(weight):
             look = {"lw": 12 * weight, "alpha": 0.6} if weight else {"ls": ":", "lw": 1}
             ax.plot([below[t], above[j]], [0, 1], color=color if weight else "0.6", **look)
     for j, name in enumerate(columns):
