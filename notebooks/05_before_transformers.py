@@ -40,9 +40,9 @@ looks(ax, needs, "Which word each character needs", rows=[*digits], columns=word
 plt.show()
 
 # %% [markdown]
-# The words of a date are read, and its digits are written, in another order. Each digit needs one
-# word, and a network that remembers a single vector has lost most words by then. This chapter goes
-# back to that point, and lets the network look back at the words.
+# A date is read in words and written in digits, in another order. Each digit needs one word. A
+# network that hands over a single vector has to put all words into it. This chapter lets the
+# network look back at the words instead.
 #
 # At the end you will understand
 #

@@ -42,8 +42,8 @@ ax.set(ylabel="share", title='What follows "th" in the documentation of Python')
 plt.show()
 
 # %% [markdown]
-# Counting answers for two characters what a model learns for whole sentences. There is no recurrent
-# network any more.
+# For two characters, counting is enough to guess the next one. A model learns it for whole
+# paragraphs. There is no recurrent network any more.
 #
 # At the end you will understand
 #
