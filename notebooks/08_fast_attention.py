@@ -318,6 +318,7 @@ with jax.enable_x64(True):
     )
 same(ours[:, 0], out, within=1e-12)
 same(our_lse[:, 0], lse, within=1e-12)
+print(out)
 
 # %%
 if HAS_TORCH:
@@ -326,7 +327,6 @@ if HAS_TORCH:
     from torch_ref.simplified_self_attention import SimplifiedSelfAttention
 
     same(SimplifiedSelfAttention()(torch.tensor(x)), out, within=1e-12)
-print(out)
 
 # %% [markdown]
 # ## Gradients without stored weights
@@ -396,7 +396,7 @@ with jax.enable_x64(True):
 # within the same document. `&` combines masks.
 
 # %%
-from flax_attn import CAUSAL, Segments, Window
+from flax_attn import CAUSAL, Segments, Softcap, Window
 
 ids = jnp.repeat(jnp.arange(4), jnp.array([20, 36, 12, 28]))  # four documents in one row
 masks = {
@@ -508,8 +508,6 @@ with assume_platform("gpu", (9, 0)):
 # every score by $c \tanh(s / c)$, so that none is larger than $c$. The second has float32 numbers.
 
 # %%
-from flax_attn import Softcap
-
 with assume_platform("gpu", (9, 0)):
     capped = explain(half, half, half, mask=CAUSAL, score=Softcap(30.0))
     exact = explain(long, long, long, mask=CAUSAL)
