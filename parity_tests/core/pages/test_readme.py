@@ -57,8 +57,8 @@ def test_the_first_screen_holds_promise_layer_reports_and_commands():
     lines = commands.splitlines()
     assert [line.partition("  ")[0] for line in lines] == [*COMMANDS]
     assert all(re.search(r"# (a minute|\d+ minutes): ", line) for line in lines)
-    # At 838 pixels a block of code shows 97 letters.
-    assert max(map(len, [*layer.splitlines(), *report.splitlines(), *lines])) <= 97
+    # At 838 pixels a block of code shows 90 letters.
+    assert max(map(len, [*layer.splitlines(), *lines])) <= 90
     assert len(first.splitlines()) <= 36
 
 
