@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 0. JAX for numpy readers
 #
-# *10 minutes to read, 20 seconds to run.*
+# *12 minutes to read, 20 seconds to run.*
 # [Arrays](#Arrays-that-do-not-change) ·
 # [Keys](#Random-numbers-from-keys) ·
 # [Gradients](#Gradients) ·
@@ -19,9 +19,38 @@
 # [Optimizers](#An-optimizer) ·
 # [Exercises](#Exercises)
 #
-# The chapters that follow explain attention, and their code is JAX. If you know numpy, you know
-# most of JAX already. This chapter shows the rest: seven ideas, each in a few lines. If you know
-# JAX and Flax, go on to [chapter 1](01_attention_without_weights.ipynb).
+# If you know numpy, you know most of JAX already. One thing that numpy lacks: `jax.grad` takes a
+# function and returns the function of its slopes.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+from climb import diagram, same
+from flax import nnx
+
+
+# %%
+def wave(t):
+    return jnp.sin(t) * jnp.exp(-t / 4)
+
+
+t = jnp.linspace(0, 9, 200)
+fig, ax = plt.subplots(figsize=(6, 2.4), layout="constrained")
+ax.plot(t, wave(t), lw=3, alpha=0.4, label="a function, in numpy's words")
+for place in t[10::24]:
+    slope = jax.grad(wave)(place)
+    near = place + jnp.array([-0.7, 0.7])
+    ax.plot(near, wave(place) + slope * (near - place), color="tab:orange")
+ax.plot([], [], color="tab:orange", label="its slopes, by jax.grad")
+ax.set_title("JAX differentiates what you wrote")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# The chapters that follow explain attention, and their code is JAX. This one shows what is new for
+# a reader of numpy: seven ideas, each in a few lines. If you know JAX and Flax, go on to
+# [chapter 1](01_attention_without_weights.ipynb).
 #
 # To run these pages yourself, get a checkout of this project, install it with
 # `pip install ".[notebooks]"`, and start `jupyter lab notebooks`. You do not need a GPU.
@@ -33,16 +62,7 @@
 # | JAX | `jax`, `jax.numpy as jnp` | numpy's functions, gradients, a compiler |
 # | Flax | `from flax import nnx` | modules: functions that own their parameters |
 # | Optax | `optax` | optimizers, which change parameters step by step |
-
-# %%
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import optax
-from climb import diagram, same
-from flax import nnx
-
-# %% [markdown]
+#
 # `climb` is a small file beside these notebooks. It draws tables and diagrams, and `same(a, b)`
 # checks that two arrays are equal and prints their largest difference.
 #
@@ -174,6 +194,7 @@ fig, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")
 ax.plot(w, wild(w), label="the function")
 ax.plot(w, by_jax, color="tab:orange", label="its slope, by jax.grad")
 ax.plot(w[::10], by_steps[::10], "k.", label="its slope, by small steps")
+ax.set_title("The slope by jax.grad is the slope by small steps")
 ax.legend(loc="lower left")
 plt.show()
 
@@ -328,6 +349,8 @@ def mean_loss(model):
 # picture at the end, `nnx.clone` keeps a copy of the model as it is now.
 
 # %%
+import optax
+
 model = Curve(rngs=nnx.Rngs(0))
 untrained = nnx.clone(model)
 optimizer = nnx.Optimizer(model, optax.adam(0.03), wrt=nnx.Param)

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 1. Attention without weights
 #
-# *20 minutes to read, 15 seconds to run.*
+# *19 minutes to read, 15 seconds to run.*
 # [Six words](#Six-words,-three-numbers-each) ·
 # [Scores](#Scores-by-a-dot-product) ·
 # [Weights](#From-scores-to-weights) ·
@@ -20,8 +20,25 @@
 # [Exercises](#Exercises)
 #
 # A single word says little. *Step* is a stair, a dance move or a measure taken, and the words
-# around it decide which. **Self-attention** lets every word look at every other word and take a
-# mixture of what it saw.
+# around it decide which. **Self-attention** lets every word look at every word of the sentence and
+# take a mixture of what it saw.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import as_printed, diagram, heat, looks, same, tokens, x
+
+# %%
+shares = jax.nn.softmax(x @ x.T)  # what this chapter builds up, step by step
+fig, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
+looks(ax, shares, "How much journey looks at each word", asking=1)
+plt.show()
+
+# %% [markdown]
+# The picture shows what we are after: six shares that add up to 100 %. One line of code computes
+# them. It uses `jax.nn.softmax`, which this chapter explains and then writes itself.
 #
 # At the end of this chapter you will
 #
@@ -41,33 +58,17 @@
 # > these pages is Lilian Weng,
 # > [Attention? Attention!](https://lilianweng.github.io/posts/2018-06-24-attention/).
 
-# %%
-import timeit
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import HAS_TORCH, as_printed, diagram, heat, same
-
-from flax_attn import SimplifiedSelfAttention, attention_weights
-from flax_attn.parity import Case, compare
-
-if HAS_TORCH:
-    from torch_ref.simplified_self_attention import SimplifiedSelfAttention as Original
-
-# %% [markdown]
-# `climb` is a small file beside these notebooks. `heat` and `diagram` draw. `same(a, b)` checks
-# that two arrays are equal and prints their largest difference, and `as_printed` does so for a
-# table that shows four decimals.
+#
+# `climb` is a small file beside these notebooks. It holds the six words, and what draws them:
+# `looks`, `heat` and `diagram`. `same(a, b)` checks that two arrays are equal and prints their
+# largest difference, and `as_printed` does so for a table that shows four decimals.
 #
 # ## Six words, three numbers each
 #
 # The sentence is *Your journey starts with one step*. Four words are used for the way from text to
 # numbers:
 #
-# * A **token** is a piece of text that the model reads at once. Here every word is a token. Real
-#   models also cut long words into pieces.
+# * A **token** is a piece of text that the model reads at once. Here every word is a token.
 # * The **vocabulary** lists all tokens that a model knows, and the **id** of a token is its number
 #   in that list.
 # * The **embedding** of a token is a vector of numbers, a row of a table with one row for each id.
@@ -78,18 +79,9 @@ if HAS_TORCH:
 # $$X \in \mathbb{R}^{T \times D}, \qquad T = 6 \text{ tokens}, \quad D = 3 \text{ numbers each}$$
 
 # %%
-tokens = ["Your", "journey", "starts", "with", "one", "step"]
-x = jnp.array(
-    [
-        [0.43, 0.15, 0.89],
-        [0.55, 0.87, 0.66],
-        [0.57, 0.85, 0.64],
-        [0.22, 0.58, 0.33],
-        [0.77, 0.25, 0.10],
-        [0.05, 0.80, 0.55],
-    ]
-)  # T D
-print(x)
+for token, embedding in zip(tokens, x, strict=True):
+    print(f"{token:8s}", embedding)
+print("T, D:", x.shape)
 
 # %%
 fig = plt.figure(figsize=(8.4, 3.7))
@@ -106,6 +98,57 @@ plt.show()
 
 # %% [markdown]
 # *Journey* and *starts* point almost the same way. *One* points elsewhere. Attention will notice.
+#
+# ### Words or pieces of words
+#
+# A vocabulary of whole words has a gap: it does not know the next new word. So real models cut text
+# into **subwords**, often by *byte-pair encoding*. It begins with single characters and again and
+# again makes one piece of the two neighbours that occur together most often.
+
+
+# %%
+from collections import Counter
+from itertools import pairwise
+
+
+def merged(pieces, pair):
+    """The pieces of a word, with each such pair of neighbours as one piece."""
+    result = []
+    for piece in pieces:
+        if result and (result[-1], piece) == pair:
+            result[-1] += piece
+        else:
+            result.append(piece)
+    return result
+
+
+# %%
+words = [list(word) for word in "step steps stepped start starts started journey".split()]
+merges = []
+for _ in range(8):
+    counts = Counter(pair for word in words for pair in pairwise(word))
+    merges.append(counts.most_common(1)[0][0])
+    words = [merged(word, merges[-1]) for word in words]
+print("merged:", *("".join(pair) for pair in merges))
+print("words: ", *("|".join(word) for word in words))
+
+# %% [markdown]
+# *Step* and *start* have become one piece each. *Journey* came once, and is still in letters. To
+# cut a new word, the same merges are applied in the same order. A word that was never seen gets
+# several tokens, and none is unknown.
+
+# %%
+for word in ("starts", "stepping", "restarted"):
+    pieces = list(word)
+    for pair in merges:
+        pieces = merged(pieces, pair)
+    print(f"{word}: {' | '.join(pieces)}")
+    assert "".join(pieces) == word
+
+# %% [markdown]
+# GPT-2 has 50,257 such tokens, and a common word is one of them. We go on with six words.
+#
+# ### Three steps
 #
 # For each word we want a **context vector** $c$: a mixture of all embeddings, with more of those
 # that matter. Three steps lead there, and the rest of the chapter takes them one by one.
@@ -241,6 +284,15 @@ print(weights_journey, "sum", weights_journey.sum())
 as_printed(weights_journey, [0.1385, 0.2379, 0.2333, 0.1240, 0.1082, 0.1581])
 
 # %% [markdown]
+# A row of weights reads well in per cent: this is the picture at the top.
+
+# %%
+ranked = np.argsort(-np.asarray(weights_journey))
+print("journey looks", ", ".join(f"{weights_journey[j]:.0%} at {tokens[j]}" for j in ranked))
+
+# %% [markdown]
+# *Journey* takes almost half of its mixture from itself and *starts*, and least of *one*.
+#
 # Only *differences* of scores count: a word whose score is larger by one gets $e = 2.718$ times the
 # weight. So adding 5 to every score changes nothing, and the unlucky scores are no problem any
 # more.
@@ -340,31 +392,39 @@ plt.show()
 # ## All scores at once
 #
 # Nothing is special about *journey*. Every word asks and every word answers, which makes 36 dot
-# products. They are the numbers of one matrix product:
+# products. First as two loops, one over the words that ask and one over those that answer:
+
+
+# %%
+def by_loops(x):
+    scores = np.empty((len(x), len(x)), np.float32)  # T T
+    for t, asking in enumerate(x):
+        for j, answering in enumerate(x):
+            scores[t, j] = asking @ answering
+    return scores
+
+
+print(by_loops(np.asarray(x)))
+
+# %% [markdown]
+# These are the numbers of one matrix product, of $X$ with its own transpose:
 #
 # $$s_{tj} = x_t \cdot x_j \qquad\Longleftrightarrow\qquad S = X X^\top$$
 
 # %%
 scores = x @ x.T  # T T
-print(scores)
+same(scores, by_loops(np.asarray(x)))
 same(scores[1], scores_journey)
 
 # %% [markdown]
-# Row $t$ holds the scores that word $t$ gives to each word. Two loops give the same table.
-
-
-# %%
-def by_loops(x):
-    return np.array([[x[t] @ x[j] for j in range(len(x))] for t in range(len(x))])
-
-
-same(by_loops(np.asarray(x)), scores)
-
-# %% [markdown]
+# Row $t$ of the table holds the scores that word $t$ gives to each word.
+#
 # The table is the same, the time is not. A loop in Python spends its time on Python. A product is
 # one call, written by people who thought about caches and many cores. With 200 words:
 
 # %%
+import timeit
+
 many = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
 loop_time = min(timeit.repeat(lambda: by_loops(many), number=1, repeat=3))
 product_time = min(timeit.repeat(lambda: many @ many.T, number=100, repeat=3)) / 100
@@ -478,6 +538,8 @@ assert (context.std(axis=0) < x.std(axis=0)).all()
 # batches as well as one sentence. With `normalise="sum"` it divides by the sum, our first idea.
 
 # %%
+from flax_attn import SimplifiedSelfAttention, attention_weights
+
 layer = SimplifiedSelfAttention()
 same(layer(x), context)
 same(layer(batch)[0], context)
@@ -500,7 +562,13 @@ same(attention_weights(one_head, one_head, scale=1.0)[0], weights)
 # $10^{-12}$. Where PyTorch is missing, a `Case` compares with recorded results of PyTorch.
 
 # %%
+from climb import HAS_TORCH
+
+from flax_attn.parity import Case, compare
+
 if HAS_TORCH:
+    from torch_ref.simplified_self_attention import SimplifiedSelfAttention as Original
+
     report = compare(Original(), layer, np.asarray(x))
 else:
     report = Case(SimplifiedSelfAttention, {}, x=(6, 3)).report()

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 2. Trainable weights
 #
-# *20 minutes to read, 30 seconds to run.*
+# *21 minutes to read, 30 seconds to run.*
 # [Query, key and value](#Why-query,-key-and-value) ·
 # [Step by step](#Step-by-step) ·
 # [All words at once](#All-words-at-once) ·
@@ -19,8 +19,45 @@
 # [Frozen or trainable](#Frozen-or-trainable) ·
 # [Exercises](#Exercises)
 #
-# In chapter 1 the embeddings alone decided which word looks at which. Now come three matrices that
-# can be trained, and with them the formula that every transformer computes:
+# In chapter 1 the embeddings alone decided which word looks at which. Now every word gets three
+# vectors, one to ask with, one to be found by and one to hand over. Three matrices make them, and
+# matrices can be trained.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, as_printed, diagram, heat, same, tokens, x
+from flax import nnx
+
+# %%
+blue, orange, green = "lightsteelblue", "navajowhite", "palegreen"
+diagram(
+    {
+        "x": (0, 0, blue),
+        "W_q": (1, 1, orange),
+        "W_k": (1, 0, orange),
+        "W_v": (1, -1, orange),
+        "queries q": (2.3, 1, green),
+        "keys k": (2.3, 0, green),
+        "values v": (2.3, -1, green),
+        "scores s": (4, 0.5, blue),
+        "weights w": (5.6, 0.5, blue),
+        "context c": (7.2, -0.3, blue),
+    },
+    [
+        *[("x", W) for W in ("W_q", "W_k", "W_v")],
+        *[("W_q", "queries q"), ("W_k", "keys k"), ("W_v", "values v")],
+        *[("queries q", "scores s"), ("keys k", "scores s"), ("scores s", "weights w", "softmax")],
+        *[("weights w", "context c"), ("values v", "context c")],
+    ],
+    size=(8.6, 2.4),
+    title="One word x makes a query, a key and a value",
+)
+
+# %% [markdown]
+# This is the formula that every transformer computes, and the picture is its left to right:
 #
 # $$C = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V,
 #   \qquad Q = X W_q, \quad K = X W_k, \quad V = X W_v$$
@@ -31,28 +68,7 @@
 # * tell weight parameters from attention weights, and frozen parameters from trainable ones;
 # * know why the scores are divided by $\sqrt d$: what it does to their variance and to gradients;
 # * have written the layer as a class, and shown that it is PyTorch's function.
-
-# %%
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-import optax
-from climb import HAS_TORCH, as_printed, diagram, heat, same, x
-from flax import nnx
-
-from flax_attn import SelfAttentionV1, SelfAttentionV2
-from flax_attn.parity import Case, compare, port
-
-if HAS_TORCH:
-    import torch
-
-    from torch_ref.self_attention_v1 import SelfAttentionV1 as OriginalV1
-    from torch_ref.self_attention_v2 import SelfAttentionV2 as OriginalV2
-
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch printed once")
-
-# %% [markdown]
+#
 # `x` is the sentence of chapter 1: six words, three numbers each.
 #
 # ## Why query, key and value
@@ -88,32 +104,7 @@ same(jax.nn.softmax(keys @ (20 * keys[0])) @ values, pages["red"])
 # | **query** $q_t$ | what I am looking for | $x_t W_q$ |
 # | **key** $k_t$ | what I can be found by | $x_t W_k$ |
 # | **value** $v_t$ | what I hand over when found | $x_t W_v$ |
-
-# %%
-blue, orange, green = "lightsteelblue", "navajowhite", "palegreen"
-diagram(
-    {
-        "x": (0, 0, blue),
-        "W_q": (1, 1, orange),
-        "W_k": (1, 0, orange),
-        "W_v": (1, -1, orange),
-        "queries q": (2.3, 1, green),
-        "keys k": (2.3, 0, green),
-        "values v": (2.3, -1, green),
-        "scores s": (4, 0.5, blue),
-        "weights w": (5.6, 0.5, blue),
-        "context c": (7.2, -0.3, blue),
-    },
-    [
-        *[("x", W) for W in ("W_q", "W_k", "W_v")],
-        *[("W_q", "queries q"), ("W_k", "keys k"), ("W_v", "values v")],
-        *[("queries q", "scores s"), ("keys k", "scores s"), ("scores s", "weights w", "softmax")],
-        *[("weights w", "context c"), ("values v", "context c")],
-    ],
-    size=(8.6, 2.4),
-)
-
-# %% [markdown]
+#
 # ### Three matrices
 #
 # $$W_q, W_k, W_v \in \mathbb{R}^{d_\text{in} \times d_\text{out}}, \qquad d_\text{in} = 3, \quad
@@ -130,6 +121,8 @@ print(W_query, W_key, W_value, sep="\n\n")
 
 # %%
 if HAS_TORCH:
+    import torch
+
     torch.manual_seed(123)
     for W in (W_query, W_key, W_value):
         same(W, torch.rand(3, 2), within=0)
@@ -180,6 +173,22 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
+# **What stays behind.** The embedding of a word is its private information. Other words compare
+# themselves with its key and receive its value, and nothing else of it. Our embeddings have three
+# numbers and the values two, so there is a direction in which a word can change and tell the same.
+# (`jnp.cross` gives the arrow at a right angle to both columns of $W_v$.)
+
+# %%
+private = 5 * jnp.cross(W_value[:, 0], W_value[:, 1])  # d_in
+changed = x[JOURNEY] + private
+print("journey was", x[JOURNEY], "and is now", changed)
+print("its value was", values[JOURNEY], "and is now", changed @ W_value)
+same(changed @ W_value, values[JOURNEY])
+
+# %% [markdown]
+# Training decides what each matrix lets through: what a word asks, what it offers and what it
+# tells.
+#
 # **Scores.** How much does *step* matter to *journey*? That is the dot product of its key with the
 # query of *journey*. And so for every word:
 #
@@ -189,6 +198,25 @@ plt.show()
 scores_journey = keys @ query_journey  # T
 print(scores_journey)
 as_printed(scores_journey, [1.2705, 1.8524, 1.8111, 1.0795, 0.5577, 1.5440])
+
+# %% [markdown]
+# Queries and keys have two numbers each, so this can be drawn. The score of a key is how far it
+# reaches in the direction of the query, times the length of the query.
+
+# %%
+fig, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
+arrow = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.008}
+ax.quiver(0, 0, *query_journey, color="tab:red", label="query of journey", **arrow)
+ax.plot(*keys.T, "o", color="tab:blue", label="keys")
+along = query_journey / jnp.linalg.norm(query_journey)  # d_out, of length one
+for token, key in zip(tokens, keys, strict=True):
+    ax.plot(*zip(key, (key @ along) * along, strict=True), ":", color="0.6")
+    place = (6, 3 if token == "journey" else -9)
+    ax.annotate(token, key, place, textcoords="offset points", color="tab:blue")
+ax.set(xlim=(-0.2, 1.5), ylim=(0, 1.6), aspect="equal")
+ax.set_title("Journey and starts reach farthest along the query")
+ax.legend(loc="lower right")
+plt.show()
 
 # %% [markdown]
 # **Weights.** The scores are divided by $\sqrt{d_\text{out}}$, which has a section of its own
@@ -434,6 +462,8 @@ same(mine(x), context)
 # other.
 
 # %%
+from flax_attn import SelfAttentionV1
+
 v1 = SelfAttentionV1(3, 2, rngs=nnx.Rngs(0))
 nnx.update(v1, nnx.state(mine, nnx.Param))
 same(v1(x), mine(x))
@@ -443,7 +473,11 @@ same(v1(x), mine(x))
 # gradients agree to the last digits of float64.
 
 # %%
+from flax_attn.parity import Case, compare
+
 if HAS_TORCH:
+    from torch_ref.self_attention_v1 import SelfAttentionV1 as OriginalV1
+
     torch.manual_seed(123)
     report = compare(OriginalV1(3, 2), v1, np.asarray(x))
 else:
@@ -455,16 +489,48 @@ print(report)
 # ## Version 2 with three Linear layers
 #
 # Version 2 says the same with `nnx.Linear`. That brings two things along: a bias if wanted
-# (`qkv_bias=True`), and a better start. Version 1 starts from numbers between 0 and 1. If the words
-# are positive too, then every score is positive, and the scores barely differ. Version 2 starts on
-# both sides of zero, within $\pm 1/\sqrt{d_\text{in}}$, as `torch.nn.Linear` does.
+# (`qkv_bias=True`), and a better start. Version 1 starts from numbers between 0 and 1, whatever the
+# width. Version 2 starts on both sides of zero, within $\pm 1/\sqrt{d_\text{in}}$, as
+# `torch.nn.Linear` does: the wider the words, the smaller the numbers.
 
 # %%
+from flax_attn import SelfAttentionV2
+
 v2 = SelfAttentionV2(3, 2, rngs=nnx.Rngs(0))
 print(v2.W_query.kernel[...])
 assert v2.W_query.kernel[...].min() < 0 and jnp.abs(v2.W_query.kernel[...]).max() < 3**-0.5
 
 # %% [markdown]
+# With three numbers a word this makes little difference. With 64 it decides whether the layer can
+# learn. Here are the scores of 200 random words of 64 numbers at both starts, divided by
+# $\sqrt{64}$ in both.
+
+# %%
+wide = jax.random.normal(jax.random.key(0), (200, 64))  # T d_in
+start1, start2 = (kind(64, 64, rngs=nnx.Rngs(0)) for kind in (SelfAttentionV1, SelfAttentionV2))
+wide_scores = {
+    "version 1": (wide @ start1.W_query[...]) @ (wide @ start1.W_key[...]).T / 8,  # T T
+    "version 2": start2.W_query(wide) @ start2.W_key(wide).T / 8,  # T T
+}
+
+# %%
+fig, axes = plt.subplots(1, 2, figsize=(8.4, 2.4), layout="constrained")
+for ax, (name, table) in zip(axes, wide_scores.items(), strict=True):
+    ax.hist(np.asarray(table).ravel(), bins=80)
+    ax.set(title=f"{name}: the spread is {table.std():.3g}", xlabel="score", yticks=[])
+plt.show()
+
+# %%
+for name, table in wide_scores.items():
+    largest, slope = jax.nn.softmax(table[:, :6]).max(axis=-1), gradient_size(table[:, :6])
+    print(f"{name}: largest of six weights {largest.mean():.2f}, derivative {slope.mean():.3f}")
+assert wide_scores["version 1"].std() > 50 * wide_scores["version 2"].std()
+
+# %% [markdown]
+# Version 1 starts with scores of a hundred and more. One weight is nearly 1, and the derivative of
+# the softmax is nearly 0, as in the section on the root of the width. Version 2 starts with weights
+# that are nearly equal, and its derivative is large. That is why one uses Linear.
+#
 # These are the weights that PyTorch draws for version 2 after the seed 789. PyTorch stores the
 # matrix of a Linear layer as $(d_\text{out}, d_\text{in})$, and Flax as
 # $(d_\text{in}, d_\text{out})$, so each one is transposed.
@@ -482,7 +548,11 @@ print(v2(x))
 as_printed(v2(x)[:2], [[-0.0739, 0.0713], [-0.0748, 0.0703]])
 
 # %%
+from flax_attn.parity import port
+
 if HAS_TORCH:
+    from torch_ref.self_attention_v2 import SelfAttentionV2 as OriginalV2
+
     torch.manual_seed(789)
     original = OriginalV2(3, 2)
     same(port(original, SelfAttentionV2(3, 2, rngs=nnx.Rngs(1)))(x), v2(x))
@@ -529,6 +599,8 @@ assert right.shape == wrong.shape
 # the others, and `nnx.PathContains("W_value")` looks at the name.
 
 # %%
+import optax
+
 learner = SelfAttentionV2(3, 2, rngs=nnx.Rngs(7))
 target = learner.W_value(x[STEP])  # d_out
 trainable = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("W_value")))

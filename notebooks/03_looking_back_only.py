@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 3. Looking back only
 #
-# *25 minutes to read, 20 seconds to run.*
+# *26 minutes to read, 20 seconds to run.*
 # [The average of the past](#The-average-of-the-past) ·
 # [A head that chooses](#A-head-that-chooses) ·
 # [Where tokens talk](#Where-tokens-talk) ·
@@ -21,8 +21,27 @@
 # [Exercises](#Exercises)
 #
 # A model that writes text guesses the next word from the words so far. While it learns, the whole
-# sentence lies in front of it. So the words that come later have to be covered. This is **causal
-# attention**, and another name for it is **masked attention**.
+# sentence lies in front of it, so the words that come later have to be covered.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, as_printed, heat, looks, same, x
+from flax import nnx
+
+# %%
+everything = np.ones((6, 6))  # T T: which word may look at which
+past = np.tril(everything)
+fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
+looks(axes[0], everything / 8, "Chapters 1 and 2: every word sees all words")
+looks(axes[1], past / 8, "Here: dotted lines are hidden, the future cannot be seen")
+plt.show()
+
+# %% [markdown]
+# The words below ask, and the words above are looked at. No solid line leads to the right. This is
+# **causal attention**, and another name for it is **masked attention**.
 #
 # At the end of this chapter you will understand
 #
@@ -32,36 +51,7 @@
 #   same;
 # * what dropout does to attention, and why it is used;
 # * how to write causal attention as a class, for batches, and how to show that it is right.
-
-# %%
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-import optax
-from climb import HAS_TORCH, as_printed, heat, same, x
-from flax import nnx
-
-from flax_attn import (
-    CAUSAL,
-    CausalAttention,
-    CausalRenormalisedAttention,
-    SingleHeadAttention,
-    UniformCausalAverage,
-    attention_weights,
-)
-from flax_attn.parity import compare, port
-
-if HAS_TORCH:
-    import torch
-
-    import torch_ref.causal_attention
-    import torch_ref.causal_renormalised
-    import torch_ref.single_head
-
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch printed once")
-
-# %% [markdown]
+#
 # `x` is the sentence of the first two chapters: six words, three numbers each.
 #
 # ## The average of the past
@@ -118,6 +108,8 @@ plt.show()
 # themselves: 1, 1/2, 1/3 and so on.
 
 # %%
+from flax_attn import UniformCausalAverage
+
 print(UniformCausalAverage()(jnp.eye(8)))
 same(UniformCausalAverage()(x), by_loop)
 
@@ -157,6 +149,8 @@ print(head_scores)
 
 # %%
 if HAS_TORCH:
+    import torch
+
     torch.manual_seed(1337)
     drawn = torch.randn(4, 8, 32)  # B T D
     key, query = (torch.nn.Linear(32, 16, bias=False) for _ in range(2))
@@ -226,6 +220,8 @@ def head(x, W_query, W_key, W_value):
 # $\sqrt{\text{head size}}$.
 
 # %%
+from flax_attn import SingleHeadAttention
+
 layer = SingleHeadAttention(32, 16, rngs=nnx.Rngs(0))
 kernels = [part.kernel[...] for part in (layer.query, layer.key, layer.value)]
 random_tokens = jax.random.normal(jax.random.key(1), (4, 8, 32))  # B T D
@@ -237,7 +233,11 @@ same(layer(random_tokens)[0], head(random_tokens[0], *kernels))
 # function differ by far less than its limit of 1e-12.
 
 # %%
+from flax_attn.parity import compare
+
 if HAS_TORCH:
+    import torch_ref.single_head
+
     twin = torch_ref.single_head.SingleHeadAttention(32, 16)
     report = compare(twin, layer, np.asarray(random_tokens))
     assert report.ok, report
@@ -342,6 +342,8 @@ same(early, late)
 # The library has both as layers. We compare them in float64, with the same weights.
 
 # %%
+from flax_attn import CausalAttention, CausalRenormalisedAttention
+
 random = np.random.RandomState(0)
 sentence, pull = random.standard_normal((8, 5)), random.standard_normal((8, 4))  # T D, T d_out
 
@@ -382,6 +384,8 @@ assert from_future < 1e-14 and (of_early[3:] == 0).all()
 
 # %%
 if HAS_TORCH:
+    import torch_ref.causal_renormalised
+
     twin = torch_ref.causal_renormalised.CausalRenormalisedAttention(5, 4, 8)
     mine = CausalAttention(5, 4, 8, 0.0, rngs=nnx.Rngs(0))
     report = compare(twin, mine, random.standard_normal((2, 7, 5)), dtypes=("float64",))
@@ -435,6 +439,7 @@ ax.plot(covered, by_late, color="tab:red", lw=1.5, label=["late", None])
 ax.axvspan(lost, 120, color="tab:red", alpha=0.1)
 ax.text((lost + 120) / 2, 0.5, "late: NaN", ha="center", color="tab:red")
 ax.set(xlabel="score of the covered word", ylabel="weights of the two others", ylim=(0, 1))
+ax.set_title("A large score that is covered spoils the late way only")
 ax.legend(loc="upper left", ncols=2, frameon=False)
 plt.show()
 assert 80 < lost < 110
@@ -457,8 +462,8 @@ same(share_lost, 0.5 ** np.arange(1, 7), within=0.02)
 # So the late way leaks nothing, but it costs a second pass over the table and fails where the early
 # way does not. Everybody uses the early way, and so do the layers from here on.
 #
-# > **Try it.** In the second picture, start with scores 0 and 10 instead of 0 and 1. Where does the
-# > red line leave the blue one now?
+# > **Try it.** In the picture with the red lines, start with scores 0 and 10 instead of 0 and 1.
+# > Where does the red line leave the blue one now?
 #
 # ## Writing the mask down
 #
@@ -478,6 +483,8 @@ same(share_lost, 0.5 ** np.arange(1, 7), within=0.02)
 # an axis of heads after the tokens, and it divides the scores by $\sqrt{2}$ itself.
 
 # %%
+from flax_attn import CAUSAL, attention_weights
+
 q, k = (x @ W_query)[:, None], (x @ W_key)[:, None]  # T N H, with one head
 same(attention_weights(q, k, mask=~future)[0], early)
 same(attention_weights(q, k, mask=CAUSAL)[0], early)
@@ -496,9 +503,9 @@ plt.show()
 same(mistaken.sum(axis=-1), [1, 1, 1, 1, 1, 0])
 
 # %% [markdown]
-# In the third picture every row but the last still adds up to one, and no error is raised. The
-# model reads the future and learns wonderfully, until it has to write. A mask of *numbers*, 0 and 1
-# or 0 and $-\infty$, could mean anything, so the library refuses it:
+# In the picture on the right every row but the last still adds up to one, and no error is raised.
+# The model reads the future and learns wonderfully, until it has to write. A mask of *numbers*, 0
+# and 1 or 0 and $-\infty$, could mean anything, so the library refuses it:
 
 # %%
 try:
@@ -599,9 +606,31 @@ assert (dropout(early) == early).all()
 # Now everything comes together. `nnx.Linear(d_in, d_out, use_bias=False)` is one matrix, and three
 # of them make queries, keys and values.
 #
-# A **batch** is several sentences stacked along a new first axis, `B T D`. Every product in the
-# class works on the last two axes (`.mT` swaps just these), so it takes one sentence or a batch,
-# and no sentence can see another.
+# ### A batch of two
+#
+# A model reads several sentences at once, a **batch**, stacked along a new first axis: `B T D`.
+# Here is our sentence twice. The new axis changes what a transpose means: `.T` turns *all* axes
+# around, and `.mT` ("matrix transpose") swaps the last two only.
+
+# %%
+batch = jnp.stack([x, x])  # B T D
+print("batch", batch.shape, "  .T", batch.T.shape, "  .mT", batch.mT.shape)
+assert (batch.mT == jnp.swapaxes(batch, 1, 2)).all()  # PyTorch: batch.transpose(1, 2)
+
+# %% [markdown]
+# `@` multiplies matrices, the last two axes, and carries the others along as a loop would. With
+# `.mT` each sentence meets itself, and no sentence sees another. With `.T` the shapes do not fit.
+
+# %%
+print("batch @ batch.mT:", (batch @ batch.mT).shape)
+same((batch @ batch.mT)[1], x @ x.T)
+try:
+    batch @ batch.T
+except (TypeError, ValueError) as error:
+    print("batch @ batch.T:", str(error).splitlines()[0])
+
+# %% [markdown]
+# So the class below takes one sentence or a batch.
 
 
 # %%
@@ -637,11 +666,36 @@ for name, weight in DRAWN.items():
     getattr(mine, name).kernel[...] = jnp.array(weight).T
 
 # %%
-batch = jnp.stack([x, x])  # B T D: the sentence twice
 print(batch.shape, "->", mine(batch).shape)
 print(mine(batch))
 printed = [[-0.4519, 0.2216], [-0.5874, 0.0058], [-0.6300, -0.0632]]
 as_printed(mine(batch)[0, :3], printed)
+
+# %% [markdown]
+# ### Line by line
+#
+# | line | what it does | shape here |
+# | --- | --- | --- |
+# | `nnx.Linear(d_in, d_out, ...)` | one trained matrix for each role | 3 x 2 each |
+# | `nnx.Dropout(dropout, ...)` | no parameters; it draws anew at each call | |
+# | `q = self.W_query(x)`, `k`, `v` | the matrix times each token by itself | 2 x 6 x 2 each |
+# | `q @ k.mT` | 36 dot products for each sentence | 2 x 6 x 6 |
+# | `/ q.shape[-1] ** 0.5` | the root of the width, read from the array | 2 x 6 x 6 |
+# | `future = jnp.triu(...)` | as long as *this* text, which may be short | 6 x 6 |
+# | `jnp.where(future, -jnp.inf, scores)` | the same table covers each sentence | 2 x 6 x 6 |
+# | `jax.nn.softmax(..., axis=-1)` | every row adds up to one | 2 x 6 x 6 |
+# | `self.dropout(weights)` | some weights become zero, in training only | 2 x 6 x 6 |
+# | `... @ v` | each token gets its mixture of values | 2 x 6 x 2 |
+#
+# The same lines outside the class:
+
+# %%
+q, k, v = mine.W_query(batch), mine.W_key(batch), mine.W_value(batch)  # B T d_out each
+scores = q @ k.mT / q.shape[-1] ** 0.5  # B T T
+covered = jnp.where(jnp.triu(jnp.ones((6, 6), bool), k=1), -jnp.inf, scores)  # B T T
+by_lines = mine.dropout(jax.nn.softmax(covered, axis=-1)) @ v  # B T d_out
+print(q.shape, scores.shape, covered.shape, by_lines.shape)
+same(by_lines, mine(batch))
 
 # %% [markdown]
 # The library's `CausalAttention` takes one number more, the **context length**: how many tokens the
@@ -658,7 +712,11 @@ same(ours(batch), mine(batch))
 # scores are seen on PyTorch's side only. Chapter 7 shows how a class of yours can report them.)
 
 # %%
+from flax_attn.parity import port
+
 if HAS_TORCH:
+    import torch_ref.causal_attention
+
     torch.manual_seed(123)
     twin = torch_ref.causal_attention.CausalAttention(3, 2, 6, 0.0)
     ported = port(twin, MyCausalAttention(3, 2, rngs=nnx.Rngs(1)))
@@ -725,6 +783,8 @@ print(program)
 # plain gradient descent.
 
 # %%
+import optax
+
 only_values = nnx.All(nnx.Param, nnx.PathContains("W_value"))
 student = nnx.clone(mine)
 optimizer = nnx.Optimizer(student, optax.sgd(0.5), wrt=only_values)

@@ -19,48 +19,40 @@
 # [GPT-2](#GPT-2-from-its-smallest-size-to-its-largest) ·
 # [Exercises](#Exercises)
 #
-# The softmax gives each token one row of weights, and the row adds up to one. A token that attends
-# strongly to one word has little attention left for the others. The remedy is to have several heads
-# side by side, each with queries, keys and values of its own. This is **multi-head attention**.
-#
-# At the end of this chapter you will understand
-#
-# * several heads as a loop, and the same heads as wide matrices that are cut in pieces;
-# * what happens to the axes on the way, worked by hand on a tensor small enough to read;
-# * why `reshape` alone does not cut heads, and how it lets a token see the future;
-# * how to write multi-head attention as a class, and four ways to write it that are one function;
-# * where the parameters of GPT-2 are.
+# The softmax gives each token one row of weights, and the row adds up to one: who attends strongly
+# to one word has little left for the others. The remedy is to have several heads side by side, each
+# of which compares the words in another respect.
 
 # %%
-import math
-import time
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, as_printed, diagram, heat, same, tokens, x
+from climb import HAS_TORCH, as_printed, diagram, heat, looks, same, tokens, x
 from flax import nnx
 
-from flax_attn import (
-    CAUSAL,
-    MultiHeadAttention,
-    MultiHeadAttentionCombined,
-    MultiHeadAttentionEinsum,
-    MultiHeadAttentionWrapper,
-    attention_weights,
-)
-from flax_attn.parity import Rule, compare, port
-
-if HAS_TORCH:
-    import torch
-
-    import torch_ref.multi_head
-    import torch_ref.multi_head_wrapper
-
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch printed once")
+# %%
+respects = {"first number less second": x[:, 0] - x[:, 1], "first less third": x[:, 0] - x[:, 2]}
+fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
+colors = "tab:blue", "tab:orange"
+for n, (ax, (name, y)) in enumerate(zip(axes, respects.items(), strict=True)):
+    weights = jax.nn.softmax(10 * jnp.outer(y, y), axis=-1)  # T T
+    looks(ax, weights, f"Head {n + 1} compares: {name}", asking=0, color=colors[n])
+plt.show()
 
 # %% [markdown]
+# The same word *Your* looks at *one* in the first head, and at *step* in the second. This is
+# **multi-head attention**, and each head has queries, keys and values of its own.
+#
+# At the end of this chapter you will understand
+#
+# * several heads as a loop, and the same heads as wide matrices that are cut in pieces;
+# * what a head can compare: its subspace of the numbers of a word;
+# * what happens to the axes on the way, worked by hand on a tensor small enough to read;
+# * why `reshape` alone does not cut heads, and how it lets a token see the future;
+# * how to write multi-head attention as a class, and four ways to write it that are one function;
+# * where the parameters of GPT-2 are.
+#
 # ## Heads side by side
 #
 # Each head $n$ is a causal attention as in chapter 3, with weights of its own. The context vectors
@@ -114,6 +106,8 @@ as_printed(by_loop[1], [-0.5874, 0.0058, 0.5891, 0.3257])
 # The library calls this `MultiHeadAttentionWrapper`. It holds a list of heads, and takes batches.
 
 # %%
+from flax_attn import MultiHeadAttentionWrapper
+
 NAMES = ("W_query", "W_key", "W_value")
 wrapper = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
 for part, three in zip(wrapper.heads, heads, strict=True):
@@ -129,7 +123,13 @@ same(wrapper(batch)[0], by_loop)
 # The next cell repeats it in PyTorch, and proves that both are the same function.
 
 # %%
+from flax_attn.parity import compare, port
+
 if HAS_TORCH:
+    import torch
+
+    import torch_ref.multi_head_wrapper
+
     torch.manual_seed(123)
     twin = torch_ref.multi_head_wrapper.MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=2)
     same(port(twin, nnx.clone(wrapper))(batch), wrapper(batch))
@@ -149,22 +149,45 @@ print("2 sentences, 3 heads:", three_heads(batch).shape)
 assert three_heads(batch).shape == (2, 6, 6)
 
 # %% [markdown]
-# What do the two heads look at? With random weights all scores are small, so for this picture they
-# are multiplied by 20, as training might do in time. *Step* then attends most to *journey* and
-# *starts* in one head, and most to *one* in the other. Each head has a full row to spend.
+# ### Heads look at different subspaces
+#
+# What do the two heads look at? With random weights all scores are small, and both rows are nearly
+# flat. So let us choose the matrices. A query of the first head is the first number of a word less
+# the second, times a constant that makes the weights sharp. In the second head it is the first less
+# the third. Keys are made in the same way.
 
 # %%
-q, k = (jnp.stack([x @ three[i] for three in heads], axis=1) for i in (0, 1))  # T N H each
-weights = attention_weights(q, k, mask=CAUSAL, scale=20 / 2**0.5)  # N T T
-assert int(weights[0, 5].argmax()) in (1, 2) and int(weights[1, 5].argmax()) == 4
+first, second = jnp.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]])  # D each
+chosen = [10**0.5 * direction[:, None] for direction in (first, second)]  # D H each, with H = 1
+q = k = jnp.stack([x @ W for W in chosen], axis=1)  # T N H
+
+# %% [markdown]
+# The three numbers of a word are a space, and a matrix with fewer columns keeps a **subspace** of
+# it. Here that is one line for each head. What lies at a right angle to this line, the head does
+# not see. `attention_weights` takes both heads at once. The future is not covered here, so that you
+# see whole rows.
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.7), layout="constrained")
-for n, ax in enumerate(axes):
-    heat(ax, weights[n], f"weights of head {n + 1}, sharpened", most=1)
+from flax_attn import attention_weights
+
+weights = attention_weights(q, k, scale=1.0)  # N T T
+for n in (0, 1):
+    shares = [f"{share:.0%} {token}" for token, share in zip(tokens, weights[n, 0], strict=True)]
+    print(f"Your in head {n + 1}:", ", ".join(shares))
+assert [tokens[int(row.argmax())] for row in weights[:, 0]] == ["one", "step"]
+
+# %%
+fig, axes = plt.subplots(1, 2, figsize=(8.4, 3.7), layout="constrained")
+for n, (ax, cmap) in enumerate(zip(axes, ("Blues", "Oranges"), strict=True)):
+    heat(ax, weights[n], f"weights of head {n + 1}", most=1, cmap=cmap)
+fig.suptitle("Two heads group the same six words in two ways", fontsize=10)
 plt.show()
 
 # %% [markdown]
+# In head 1 *Your* and *one* look at each other and at themselves, and the other four at *step*. In
+# head 2 *one* is alone. Nobody chooses such matrices in a real model: training finds them. And each
+# head has a full row of weights to spend.
+#
 # > **Try it.** Give both heads the same weights: `side_by_side(x, [heads[0], heads[0]])`. What do
 # > you gain by the second one?
 #
@@ -384,6 +407,8 @@ as_printed(mine(batch)[0, :2], [[0.3190, 0.4858], [0.2943, 0.3897]])
 # weights, it is the same function.
 
 # %%
+from flax_attn import MultiHeadAttention
+
 ours = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2, rngs=nnx.Rngs(0))
 nnx.update(ours, nnx.state(mine, nnx.Param))
 same(ours(batch), mine(batch))
@@ -393,6 +418,8 @@ same(ours(batch), mine(batch))
 
 # %%
 if HAS_TORCH:
+    import torch_ref.multi_head
+
     torch.manual_seed(123)
     twin = torch_ref.multi_head.MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)
     same(port(twin, nnx.clone(mine))(batch), mine(batch))
@@ -446,6 +473,8 @@ for name, step in {"cut": lambda m, x: m.cut(m.W_query(x)), "whole": lambda m, x
 # tokens of 10 numbers, all in float64, where one function written in four ways must agree to 1e-12.
 
 # %%
+from flax_attn import MultiHeadAttentionCombined, MultiHeadAttentionEinsum
+
 random = np.random.RandomState(4)
 W = {name: random.standard_normal((10, 12)) for name in NAMES}  # d_in (N H)
 W_mix, b_mix = random.standard_normal((12, 12)), random.standard_normal(12)
@@ -481,6 +510,8 @@ with jax.enable_x64(True):
 # and `n` counts the names in braces.
 
 # %%
+from flax_attn.parity import Rule
+
 RULES = {
     "split": [],  # equal names need no rule
     "combined": [Rule("{W_query,W_key,W_value}.weight -> qkv.kernel", "n o i -> i (n o)")],
@@ -530,6 +561,9 @@ rivals = {
 
 
 # %%
+import time
+
+
 def seconds(function):
     start = time.perf_counter()
     jax.block_until_ready(function(sixteen))
@@ -563,6 +597,8 @@ print(f"jit:   the wrapper takes {ratio(compiled):.1f} times as long as the spli
 # layers of shapes only.
 
 # %%
+import math
+
 GPT2 = {  # name: (width, heads, layers)
     "117M": (768, 12, 12),
     "345M": (1024, 16, 24),
@@ -614,6 +650,7 @@ for kind, (name, color) in enumerate(kinds.items()):
     ax.bar_label(bars, [f"{part:.0%}" for part in share[:, kind]], label_type="center")
 ax.invert_yaxis()
 ax.set(xlabel="share of all parameters", xlim=(0, 1))
+fig.suptitle("The larger the model, the smaller the share of embeddings", fontsize=10)
 ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 plt.show()
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 5. Before transformers
 #
-# *20 minutes to read, 3 minutes to run.*
+# *19 minutes to read, 3 minutes to run.*
 # [A small translation](#A-small-translation) ·
 # [One vector between two networks](#One-vector-between-two-networks) ·
 # [Look back instead](#Look-back-instead) ·
@@ -19,8 +19,30 @@
 # [Exercises](#Exercises)
 #
 # Attention is older than transformers. It was found in 2014 by people who translated sentences with
-# recurrent networks, and who saw these networks fail on long sentences. This chapter goes back to
-# that point.
+# recurrent networks, and who saw these networks fail on long sentences.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, diagram, looks, same
+from flax import nnx
+
+# %%
+words, digits = "march third nineteen eighty seven".split(), "1987-03-03"
+says = {0: (5, 6), 1: (8, 9), 2: (0, 1), 3: (2,), 4: (3,)}  # which characters each word tells
+needs = np.full((len(digits), len(words)), np.nan)
+for word, characters in says.items():
+    needs[characters, word] = 0.25
+fig, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
+looks(ax, needs, "Which word each character needs", rows=[*digits], columns=words)
+plt.show()
+
+# %% [markdown]
+# A date is read in words and written in digits, in another order. Each digit needs one word. A
+# network that hands over a single vector has to put all words into it. This chapter lets the
+# network look back at the words instead.
 #
 # At the end you will understand
 #
@@ -30,28 +52,7 @@
 # * that nobody has to tell the model which word belongs to which: it finds this **alignment** by
 #   itself, and we can look at it;
 # * what happens to the same model without attention when the input grows.
-
-# %%
-import datetime
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-import optax
-from climb import HAS_TORCH, diagram, same
-from flax import nnx
-
-from flax_attn import BahdanauAttention, Lengths, LuongAttention
-from flax_attn.parity import compare
-
-if HAS_TORCH:
-    import torch_ref.bahdanau
-    import torch_ref.luong
-
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch gave once")
-
-# %% [markdown]
+#
 # ## A small translation
 #
 # We translate from English into a language that every reader knows: dates in words become dates in
@@ -100,6 +101,8 @@ def in_words(date, style):
 
 
 # %%
+import datetime
+
 day = datetime.date(1984, 3, 22)
 for style in range(3):
     print(f"{' '.join(in_words(day, style)):45} {day}")
@@ -287,6 +290,8 @@ def wave(*shape):
 
 
 # %%
+from flax_attn import BahdanauAttention, Lengths, LuongAttention
+
 h, s, lengths = wave(2, 7, 4), 2 * wave(2, 3, 4), jnp.array([7, 5])
 bahdanau = BahdanauAttention(4, 4, 6, rngs=nnx.Rngs(0))
 bahdanau.W1.kernel[...], bahdanau.W2.kernel[...] = wave(4, 6), wave(4, 6)[::-1]
@@ -313,7 +318,12 @@ for layer, context in from_torch.items():
     same(layer(h, s)[1, 2], context)
 
 # %%
+from flax_attn.parity import compare
+
 if HAS_TORCH:
+    import torch_ref.bahdanau
+    import torch_ref.luong
+
     twins = {
         bahdanau: torch_ref.bahdanau.BahdanauAttention(4, 4, 6),
         luong: torch_ref.luong.LuongAttention(4, 4, score="dot"),
@@ -413,6 +423,9 @@ for name, size in sizes.items():
 
 
 # %%
+import optax
+
+
 def mean_loss(model, x, lengths, y):
     scores = model(x, lengths, y)
     return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()

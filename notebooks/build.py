@@ -2,7 +2,8 @@
 
 Runs each from top to bottom and keeps the outputs. The folded answers of the exercises are run
 behind the last cell, and not kept. Names of cells and metadata are the same each time, so that a
-diff shows what changed. An error in a cell stops it, and the old file stays.
+diff shows what changed. An error in a cell stops it, and the old file stays. The minutes to read
+are counted, and written into the first cell of both files.
 """
 
 import re
@@ -14,6 +15,8 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
+WORDS_A_MINUTE = 200
+SECONDS_A_LINE, SECONDS_A_FIGURE = 2, 10
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -24,6 +27,7 @@ def build(path: Path) -> None:
     book.cells += [nbformat.v4.new_code_cell(answer) for answer in answers(book)]
     NotebookClient(book, timeout=600, record_timing=False).execute(cwd=str(HERE))
     del book.cells[written:]
+    set_minutes(book, path)
     book.metadata = {"kernelspec": KERNEL}
     for number, cell in enumerate(book.cells):
         cell["id"], cell["metadata"] = f"cell-{number:02d}", {}
@@ -35,6 +39,25 @@ def answers(book: nbformat.NotebookNode) -> list[str]:
     """The blocks of Python in the text: what the exercises have as answers."""
     text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def reading_minutes(book: nbformat.NotebookNode) -> int:
+    """200 words of text a minute, 2 seconds a line of code and 10 a picture; no folded answers."""
+    text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+    words = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL).split()
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    lines = [line for cell in code for line in cell.source.splitlines() if line.strip()]
+    figures = sum("image/png" in out.get("data", {}) for cell in code for out in cell.outputs)
+    seconds = SECONDS_A_LINE * len(lines) + SECONDS_A_FIGURE * figures
+    return round(len(words) / WORDS_A_MINUTE + seconds / 60)
+
+
+def set_minutes(book: nbformat.NotebookNode, path: Path) -> None:
+    """Writes the minutes to read into the first cell, and into the .py."""
+    minutes = f"*{reading_minutes(book)} minutes to read"
+    old = re.compile(r"\*\d+ minutes to read")
+    book.cells[0].source = old.sub(minutes, book.cells[0].source, count=1)
+    path.write_text(old.sub(minutes, path.read_text("utf-8"), count=1), "utf-8")
 
 
 def joined(outputs: list) -> list:

@@ -187,7 +187,8 @@ def _partitioned(known: Known, phase: str) -> Any:
     local = {"forward": _local_forward, "backward": _local_backward}[phase]
     whole = partial(local, known)
     layout = Layout(known, phase)
-    function = custom_partitioning(lambda *operands: whole(*operands))
+    compiled = jax.jit(whole)  # keeps its tables as its own, since custom_partitioning takes none
+    function = custom_partitioning(lambda *operands: compiled(*operands))
     function.def_partition(
         partition=layout.partition(whole),
         sharding_rule=layout.rule,

@@ -6,6 +6,7 @@
 import ast
 import json
 import re
+import runpy
 from pathlib import Path
 from statistics import median
 
@@ -98,6 +99,23 @@ def test_its_links_lead_somewhere(path):
 def test_a_cell_is_one_idea(path):
     lengths = [len(source.splitlines()) for kind, source in cells(path) if kind == "code"]
     assert median(lengths) <= 6 and max(lengths) <= 30
+
+
+@of_all_chapters
+def test_the_minutes_to_read_are_counted(path):
+    book = jupytext.read(path)
+    minutes = runpy.run_path(str(FOLDER / "build.py"))["reading_minutes"](book)
+    assert f"*{minutes} minutes to read, " in book.cells[0].source, f"now {minutes} minutes"
+
+
+@of_all_chapters
+def test_it_begins_with_words_and_a_picture(path):
+    """The idea, then at most one short cell of imports, and the first cell that draws."""
+    book = jupytext.read(path)
+    first, second = [cell for cell in book.cells if cell.cell_type == "code"][:2]
+    assert book.cells[0].cell_type == "markdown"
+    assert len(first.source.splitlines()) <= 7 and "import" in first.source
+    assert any("image/png" in out.get("data", {}) for out in second.outputs)
 
 
 def test_a_new_name_is_explained_where_it_first_comes():

@@ -348,11 +348,25 @@ def at_the_edge() -> dict[str, bool]:
         "an open batch": same.ok,
         "a length over Auto axes": gathered(forward),
         "a length over an axis of one device": not_cut(forward),
+        "a long causal text": long_text(),
         "weights of a few key heads": weights_stay((4, 5, 8, 6), (4, 7, 2, 6), ("data",)),
         "weights of the second batch axis": weights_stay(
             (3, 4, 5, 8, 6), (3, 4, 7, 4, 6), (None, "data")
         ),
     }
+
+
+def long_text() -> bool:
+    """Whether a text of many blocks gives the plain formula's output and gradient, compiled."""
+
+    def both(x: jax.Array, backend: str) -> tuple[jax.Array, jax.Array]:
+        return jax.value_and_grad(
+            lambda x: (attend(x, x, x, mask=CAUSAL, backend=backend) ** 2).sum()
+        )(x)
+
+    x = jnp.asarray(drawn(0, 1, 2048, 2, 4), "float32")
+    got, want = (jax.jit(both, static_argnums=1)(x, name) for name in BACKENDS)
+    return all(judge.no_worse(a, b, b, "float32").ok for a, b in zip(got, want, strict=True))
 
 
 def not_cut(forward: Callable) -> bool:

@@ -44,7 +44,7 @@ def test_eight_devices_beside_one(arguments, count):
     assert run.returncode == 0, run.stderr[-3000:]
     on_a_slice, refused, edges, *rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rows) == count
-    assert len(edges) == 6 and all(edges.values()), edges
+    assert len(edges) == 7 and all(edges.values()), edges
     assert [fault for row in rows for fault in faults(row)] == []
 
     found = on_a_slice["slice"]  # a Pallas kernel is taken where it can be cut
