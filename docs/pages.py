@@ -45,7 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
         {"Reference": [f"reference/{name}.md" for name in (*REFERENCE, *MODULES)]},
         {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
-        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md"]},
+        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md", "docs/way.md"]},
     ]
     return config
 
