@@ -12,6 +12,7 @@ from types import ModuleType
 
 import latex2mathml.converter
 import nbformat
+from cells import prepare
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -34,6 +35,17 @@ REFERENCE = {
     "norms": ("norms",),
     "more": ("_types", "backends.platform"),
 }
+# A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
+FOLDED = """{% extends "markdown/index.md.j2" %}
+{% block input %}
+{% set title = cell.metadata.get("folded") %}
+{% if title %}<details class="code" markdown="1"><summary>{{ title }}</summary>
+
+{% endif %}{{ super() }}
+{% if title %}
+</details>
+{% endif %}
+{% endblock %}"""
 MODULES = ("parity", "weights", "families", "sharding", "recurrence", "taps")
 
 
@@ -71,7 +83,8 @@ def _notebook(path: Path, config: MkDocsConfig) -> list[File]:
     pictures = {"output_files_dir": f"{path.stem}_files"}
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["language_info"] = {"name": "python"}
-    text, made = MarkdownExporter().from_notebook_node(notebook, pictures)
+    prepare(notebook)
+    text, made = MarkdownExporter(raw_template=FOLDED).from_notebook_node(notebook, pictures)
     page = File.generated(config, f"notebooks/{path.stem}.md", content=_linked(text))
     drawn = made["outputs"].items()
     return [page, *(File.generated(config, f"notebooks/{n}", content=data) for n, data in drawn)]

@@ -116,6 +116,31 @@ def test_what_is_read_is_drawn_here(pages, site):
     assert "&gt;&gt;&gt;" in (site / "reference/layers/index.html").read_text()
 
 
+def test_a_notebook_shows_text_and_no_terminal(site):
+    rubbish = r"\x1b|\[\d+(;\d+)*m|\r|━|&lt;Figure|Traceback|object at 0x|it/s\]"
+    for path in site.glob("notebooks/*/index.html"):
+        seen = re.search(rubbish, path.read_text())
+        assert not seen, f"{path.parent.name} shows {seen[0]!r}."
+
+
+def test_imports_and_drawings_are_folded_and_pictures_are_not(site):
+    folded = re.compile(r'<details class="code">\s*<summary>(\w+)</summary>(.*?)</details>', re.S)
+    books = [path.read_text() for path in site.glob("notebooks/*/index.html")]
+    cells = [
+        (title, re.sub("<[^>]*>", "", cell)) for b in books for title, cell in folded.findall(b)
+    ]
+    assert len(cells) > 60
+    for title, code in cells:
+        kind = "Imports" if re.search(r"^\s*(import|from) ", code, re.MULTILINE) else "Drawing"
+        assert title == kind, code
+        if kind == "Drawing":
+            assert re.search(r"\b(plt\.\w+|diagram|heat|draw)\(", code), code
+            assert not re.search(r"^(assert|print|same)\b", code, re.MULTILINE), code
+    assert sum(book.count("<img") for book in books) > 50
+    assert not any("<img" in cell for book in books for _, cell in folded.findall(book))
+    assert all("<summary>Imports" in book for book in books)
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on the PATH: pages are not looked at")
 def test_a_browser_reads_it_at_two_widths(site):
     (site / "probe.html").write_text(PROBE.format(pages=list(READ)))
