@@ -6,35 +6,21 @@ works in a checkout works on the site.
 
 import html
 import re
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import latex2mathml.converter
 import nbformat
+import reference
 from cells import prepare
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
-import flax_attn
-
 ROOT = Path(__file__).parents[1]
 GUIDES = ("porting", "mistakes", "moving", "models", "recipes", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-# The reference: a page, and the modules whose public names it tells.
-REFERENCE = {
-    "attend": ("attend", "by_weights", "drop_in", "flax_drop_in", "dropout", "places", "rules"),
-    "masks": ("masks",),
-    "scores": ("scores", "normalisers", "reference"),
-    "layers": ("layers", "layers._common"),
-    "caches": ("cache", "quantized"),
-    "positions": ("positions",),
-    "norms": ("norms",),
-    "more": ("_types", "backends.platform"),
-}
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
 FOLDED = """{% extends "markdown/index.md.j2" %}
 {% block input %}
@@ -46,16 +32,18 @@ FOLDED = """{% extends "markdown/index.md.j2" %}
 </details>
 {% endif %}
 {% endblock %}"""
-MODULES = ("parity", "weights", "families", "sharding", "recurrence", "taps")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The order of the pages."""
+    paths = [f"reference/{name}.md" for name in reference.pages()]
+    layers = [path for path in paths if path.startswith("reference/layers/")]
+    others = [path for path in paths if path not in layers]
     config.nav = [
         {"Start": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
         {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
-        {"Reference": [f"reference/{name}.md" for name in (*REFERENCE, *MODULES)]},
+        {"Reference": [{"Layers": layers}, *others]},
         {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
         {"Project": ["CHANGELOG.md", "CONTRIBUTING.md", "docs/way.md"]},
     ]
@@ -73,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = [there(path) for path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *docs)]
     for path in NOTEBOOKS:
         found += _notebook(path, config)
-    for name, text in reference().items():
+    for name, text in reference.pages().items():
         found.append(File.generated(config, f"reference/{name}.md", content=text))
     return Files([*found, *(file for file in files if file not in own)])
 
@@ -96,40 +84,6 @@ def _linked(text: str) -> str:
     place = re.compile(r"\]\(([\w./]*)#([^)]+)\)")  # of this site: no other has a colon before it
     text = place.sub(lambda found: f"]({found[1]}#{slugify(found[2], '-')})", text)
     return text.replace(".ipynb#", ".md#")
-
-
-def reference() -> dict[str, str]:
-    """Each page of the reference, with a line for every public name."""
-    homes = {name: home.lstrip(".") for name, home in flax_attn._HOMES.items()}
-    pages = {}
-    for page, modules in REFERENCE.items():
-        told = [(n, f"flax_attn.{m}.{n}") for m in modules for n in homes if homes[n] == m]
-        pages[page] = _page(page, [(f"flax_attn.{name}", path) for name, path in told])
-    for page in MODULES:
-        module = f"flax_attn.{page}"
-        pages[page] = _page(page, [(f"{module}.{n}", f"{module}.{n}") for n in public(module)])
-    return pages
-
-
-def public(module: str) -> list[str]:
-    """The names of a module that say themselves where they come from, or are made in it."""
-    there = import_module(module)
-    if hasattr(there, "_HOMES"):
-        return [*there._HOMES]
-    made = {n: getattr(x, "__module__", module) for n, x in vars(there).items() if n[0] != "_"}
-    return [n for n, home in made.items() if home.startswith(module) and not _is_module(there, n)]
-
-
-def _is_module(package: ModuleType, name: str) -> bool:
-    return isinstance(getattr(package, name), ModuleType)
-
-
-def _page(name: str, told: list[tuple[str, str]]) -> str:
-    """One page of the reference: under each public name what its docstring says."""
-    lines = [f"# {name.capitalize()}", ""]
-    for heading, path in told:
-        lines += [f"::: {path}", "    options:", f"      heading: {heading}", ""]
-    return "\n".join(lines)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,7 @@ from parity_tests.core.pages.pages import ROOT
 pytest.importorskip("mkdocs", reason='the site is built with the extra "docs"')
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 READ = ("", "docs/recipes/", "docs/certificate/", "notebooks/03_looking_back_only/")
-READ += ("reference/attend/", "reference/layers/")
+READ += ("reference/attend/", "reference/layers/", "reference/layers/state-space/")
 EXPECTED = ("INFO    -  Cleaning", "INFO    -  Building", "INFO    -  Documentation built")
 # Loads pages of the site in frames of two widths and says how wide each really is.
 PROBE = """<!doctype html><title>probe</title><pre id="said"></pre><script>
@@ -92,13 +93,31 @@ def test_every_link_arrives_at_a_page_and_a_place_on_it(pages):
     assert tried > 1000 and not lost, "\n".join(lost[:20])
 
 
-def test_every_public_name_is_told(site):
+def headings(page: Path) -> list[str]:
+    """The names that a page of the reference is about."""
+    heading = r'<h2 [^>]*class="doc doc-heading">\s*(?:<[^>]*>)*([\w.]+)\b'
+    return re.findall(heading, page.read_text())
+
+
+def test_every_public_name_is_in_the_reference_once(site):
     names = {f"flax_attn.{n}" for n, home in flax_attn._HOMES.items() if home != "."}
     names |= {f"flax_attn.parity.{n}" for n, x in flax_attn.parity._HOMES.items() if x != "."}
     names |= {f"flax_attn.weights.{n}" for n in flax_attn.weights._HOMES}
-    told = "".join(path.read_text() for path in (site / "reference").rglob("index.html"))
-    heading = re.compile(r'<h2 [^>]*class="doc doc-heading">\s*(?:<[^>]*>)*([\w.]+)\b')
-    assert not names - {*heading.findall(told)}
+    pages = (site / "reference").rglob("index.html")
+    times = Counter(name for page in pages for name in headings(page))
+    assert not names - {*times}, "docs/reference.py has a page for every public name."
+    assert not [name for name, count in times.items() if count > 1]
+
+
+def test_a_family_of_layers_is_a_short_page_and_the_first_page_names_each_layer(site):
+    folder = site / "reference/layers"
+    families = [headings(page) for page in folder.glob("*/index.html")]
+    assert all(3 <= len(family) <= 8 for family in families)
+    layers = {name for family in families for name in family}
+    assert layers == {f"flax_attn.{n}" for n, home in flax_attn._HOMES.items() if home == ".layers"}
+    line = r'<li>.*?href="[\w-]+/#flax_attn\.layers\.(\w+)"><code>\1</code></a>: \S.*</li>'
+    named = re.findall(line, (folder / "index.html").read_text())
+    assert sorted(f"flax_attn.{name}" for name in named) == sorted(layers)
 
 
 def test_what_is_read_is_drawn_here(pages, site):
@@ -113,7 +132,7 @@ def test_what_is_read_is_drawn_here(pages, site):
         assert not from_elsewhere
     notebook = (site / "notebooks/03_looking_back_only/index.html").read_text()
     assert notebook.count("<math") > 10 and notebook.count("<details") > 1
-    assert "&gt;&gt;&gt;" in (site / "reference/layers/index.html").read_text()
+    assert "&gt;&gt;&gt;" in (site / "reference/layers/grouped-query/index.html").read_text()
 
 
 def test_a_notebook_shows_text_and_no_terminal(site):
