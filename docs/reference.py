@@ -77,6 +77,7 @@ MODULES = {
     "porting": ("parity", "port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
+FIRST_IN_SEARCH = "---\nsearch:\n  boost: 2\n---\n"  # before pages that use a name
 
 
 def pages() -> dict[str, str]:
@@ -108,7 +109,7 @@ def _title(page: str) -> str:
 
 def _page(title: str, names: str, module: str = "flax_attn") -> str:
     """One page of the reference: under each public name what its docstring says."""
-    lines = [f"# {title}", ""]
+    lines = [FIRST_IN_SEARCH, f"# {title}", ""]
     for name in names.split():
         place = _path(name) if module == "flax_attn" else f"{module}.{name}"
         lines += [f"::: {place}", "    options:", f"      heading: {module}.{name}", ""]
@@ -133,5 +134,5 @@ def _index() -> str:
 def _summary(name: str) -> str:
     """The first line of a docstring, and the other names of what it is about."""
     text = inspect.getdoc(getattr(flax_attn, name)) or ""
-    others = re.search(r"^Also called: (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    return " ".join([text.partition("\n")[0], *(["Also called", others[1]] if others else ())])
+    others = re.search(r"^Also called: .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join([text.partition("\n")[0], *(others[0].split() if others else ())])

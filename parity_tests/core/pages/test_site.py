@@ -1,5 +1,6 @@
 """The site builds without a warning, every link of it arrives, and no public name is left out."""
 
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,46 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 READ = ("", "docs/recipes/", "docs/certificate/", "notebooks/03_looking_back_only/")
 READ += ("reference/attend/", "reference/layers/", "reference/layers/state-space/")
 EXPECTED = ("INFO    -  Cleaning", "INFO    -  Building", "INFO    -  Documentation built")
+# Names by which people look for what this library calls otherwise.
+OTHER_NAMES = {
+    "SDPA": "attend",
+    "flash attention": "attend",
+    "MHA": "MultiHeadAttention",
+    "nn.MultiheadAttention": "TransformerMultiHeadAttention",
+    "GQA": "GroupedQueryAttention",
+    "MQA": "GroupedQueryAttention",
+    "MLA": "LatentAttention",
+    "DSA": "IndexedSparseAttention",
+    "XSA": "ExclusiveAttention",
+    "CLA": "CrossLayerAttention",
+    "encoder-decoder attention": "CrossAttention",
+    "additive attention": "BahdanauAttention",
+    "Swin attention": "WindowAttention",
+    "XCA": "CrossCovarianceAttention",
+    "Transformer-XL attention": "RelativeShiftAttention",
+    "kernelized attention": "LinearAttention",
+    "DeltaNet": "GatedDeltaAttention",
+    "KDA": "KimiDeltaAttention",
+    "SSM": "Mamba",
+    "SSD": "Mamba2",
+    "RG-LRU": "RGLRU",
+    "KV cache": "Cache",
+    "PagedAttention": "PagedCache",
+    "FP8 KV cache": "Quantized",
+    "RoPE": "Rotary",
+    "M-RoPE": "Sections",
+    "YaRN": "Yarn",
+    "dynamic NTK": "DynamicScaling",
+    "ALiBi": "Alibi",
+    "soft-capping": "Softcap",
+    "score_mod": "ScoreFn",
+    "mask_mod": "MaskFn",
+    "sliding-window attention": "Window",
+    "segment ids": "Segments",
+    "packed documents": "Segments",
+    "padding mask": "Lengths",
+    "causal mask": "Causal",
+}
 # Loads pages of the site in frames of two widths and says how wide each really is.
 PROBE = """<!doctype html><title>probe</title><pre id="said"></pre><script>
 const pages = {pages}, said = document.getElementById("said");
@@ -133,6 +174,17 @@ def test_what_is_read_is_drawn_here(pages, site):
     notebook = (site / "notebooks/03_looking_back_only/index.html").read_text()
     assert notebook.count("<math") > 10 and notebook.count("<details") > 1
     assert "&gt;&gt;&gt;" in (site / "reference/layers/grouped-query/index.html").read_text()
+
+
+def test_the_search_finds_a_class_by_its_other_names(site):
+    sections = json.loads((site / "search/search_index.json").read_text())["docs"]
+    for other, name in OTHER_NAMES.items():
+        word = re.compile(rf"Also called:[^<]*(<code>[^<]*)*(?<!\w){re.escape(other)}(?!\w)")
+        hits = [section for section in sections if word.search(section["text"])]
+        places = [hit["location"] for hit in hits if hit["title"] == f"flax_attn.{name}"]
+        assert len(places) == 1, f"{other} should lead to {name}."
+        page, place = places[0].split("#")
+        assert f'id="{place}"' in (site / page / "index.html").read_text()
 
 
 def test_a_notebook_shows_text_and_no_terminal(site):
