@@ -15,6 +15,7 @@ from cells import prepare
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
@@ -91,12 +92,27 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     return markdown.replace("](notebooks)", f"](notebooks/{NOTEBOOKS[0].stem}.md)")
 
 
-def on_page_content(text: str, **_: object) -> str:
+def on_page_content(text: str, page: Page, **_: object) -> str:
     r"""Formulas, which the extension leaves as \(...\) and \[...\], as browsers draw them."""
+    if not any(heading.children for heading in page.toc):
+        page.meta["hide"] = ["toc"]  # leaves the room to what is wide
     formula = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
-    return re.sub(formula, _drawn, text, flags=re.DOTALL)
+    text = re.sub(formula, _drawn, text, flags=re.DOTALL)
+    return re.sub("<td>([^<]+)</td>", _cell, text)
+
+
+def _cell(found: re.Match[str]) -> str:
+    """A cell of a table: a number stays in one line, a long name may break between its words."""
+    text = found[1]
+    kind = "short" if len(text) < 12 else "name" if text.isidentifier() else "long"
+    if kind != "short":
+        text = re.sub(r"(?<=\w)(?=\.[A-Za-z_])|(?<=[a-z0-9])(?=[A-Z][a-z]{3})", "<wbr>", text)
+        text = text.replace(" / ", "&nbsp;/ ")
+        text = re.sub(r"\d[\d.]*e-\d+", r'<span class="short">\g<0></span>', text)
+    return f'<td class="{kind}">{text}</td>'
 
 
 def _drawn(found: re.Match[str]) -> str:
     display = "block" if found[1] == "div" else "inline"
-    return latex2mathml.converter.convert(html.unescape(found[2]), display=display)
+    drawn = latex2mathml.converter.convert(html.unescape(found[2]), display=display)
+    return re.sub(r"<mi>(log|cos|sin|exp)</mi>(?=<mi>)", r'\g<0><mspace width="0.17em" />', drawn)
