@@ -37,14 +37,11 @@ FOLDED = """{% extends "markdown/index.md.j2" %}
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The order of the pages."""
-    paths = [f"reference/{name}.md" for name in reference.pages()]
-    layers = [path for path in paths if path.startswith("reference/layers/")]
-    others = [path for path in paths if path not in layers]
     config.nav = [
         {"Start": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
         {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
-        {"Reference": [{"Layers": layers}, *others]},
+        {"Reference": reference.menu()},
         {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
         {"Project": ["CHANGELOG.md", "CONTRIBUTING.md", "docs/way.md"]},
     ]

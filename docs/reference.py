@@ -3,6 +3,7 @@
 import inspect
 import re
 from importlib import import_module
+from importlib.util import find_spec, resolve_name
 from types import ModuleType
 
 import flax_attn
@@ -72,9 +73,9 @@ FUNCTIONS = {
 }
 # Pages about names of other modules: some of them, or all.
 MODULES = {
-    "comparing": ("parity", "compare assert_parity ParityError Report Row Divergence judge"),
-    "cases": ("parity", "Case Decode record Recording"),
-    "porting": ("parity", "port plan suggest Plan Rule"),
+    "parity/comparing": ("parity", "compare assert_parity ParityError Report Row Divergence judge"),
+    "parity/cases": ("parity", "Case Decode record Recording"),
+    "parity/porting": ("parity", "port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
 FIRST_IN_SEARCH = "---\nsearch:\n  boost: 2\n---\n"  # before pages that use a name
@@ -88,6 +89,17 @@ def pages() -> dict[str, str]:
         names = names or " ".join(public(f"flax_attn.{module}"))
         others[page] = _page(_title(page), names, f"flax_attn.{module}")
     return {"layers/index": _index(), **layers, **others}
+
+
+def menu() -> list[str | dict[str, list[str]]]:
+    """The same pages as a menu: those of a folder under its name."""
+    folders: dict[str, list[str]] = {}
+    for page in pages():
+        folder = page.rpartition("/")[0]
+        folders.setdefault(folder, []).append(f"reference/{page}.md")
+    others = folders.pop("")
+    layers, parity = ({_title(folder): paths} for folder, paths in folders.items())
+    return [layers, *others, parity]
 
 
 def public(module: str) -> list[str]:
@@ -104,21 +116,28 @@ def _is_module(package: ModuleType, name: str) -> bool:
 
 
 def _title(page: str) -> str:
-    return page.replace("-", " ").capitalize()
+    return page.rpartition("/")[2].replace("-", " ").capitalize()
 
 
 def _page(title: str, names: str, module: str = "flax_attn") -> str:
     """One page of the reference: under each public name what its docstring says."""
     lines = [FIRST_IN_SEARCH, f"# {title}", ""]
     for name in names.split():
-        place = _path(name) if module == "flax_attn" else f"{module}.{name}"
-        lines += [f"::: {place}", "    options:", f"      heading: {module}.{name}", ""]
+        lines += [
+            f"::: {_path(name, module)}",
+            "    options:",
+            f"      heading: {module}.{name}",
+            "",
+        ]
     return "\n".join(lines)
 
 
-def _path(name: str) -> str:
-    """Where a name of `flax_attn` is defined."""
-    return f"flax_attn{flax_attn._HOMES[name]}.{name}"
+def _path(name: str, module: str = "flax_attn") -> str:
+    """Where a name is documented: in its own module, if that is of `flax_attn` or has its name."""
+    home = getattr(import_module(module), "_HOMES", {}).get(name, ".")
+    if home != "." and (module == "flax_attn" or find_spec(f"{module}.{name}")):
+        module = resolve_name(home, module)
+    return f"{module}.{name}"
 
 
 def _index() -> str:
