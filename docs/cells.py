@@ -43,7 +43,7 @@ def _clean(output: NotebookNode) -> None:
 
 def plain(text: str) -> str:
     """A text without codes for a terminal, without what was overwritten, and without bars."""
-    return BAR.sub("", UNDONE.sub("", CODES.sub("", text)))
+    return BAR.sub("", UNDONE.sub("", CODES.sub("", text))).rstrip() + "\n"
 
 
 def _only_imports(tree: ast.Module) -> bool:
@@ -84,11 +84,10 @@ def _root(called: ast.expr) -> str | None:
 
 
 def _stored(tree: ast.AST) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    """The names that a cell makes, those of arguments included."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return arguments | {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 def _is_read(name: str, later: list[ast.Module]) -> bool:
