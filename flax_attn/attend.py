@@ -95,6 +95,8 @@ def attend(
 ) -> Float[Array, "*B T N h"] | tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]:
     """`softmax(mask(score(scale * q.k))) . v`, with query head n on key head n // (N // K).
 
+    Also called: scaled dot-product attention (SDPA), flash attention, memory-efficient attention.
+
     In this order: `logits = scale * q.k`; the score, as chained; the mask; softmax over S, with the
     sink logits (unscaled, unmasked) in the denominator; dropout; times v. Softmax and accumulation
     run in `promote_types(dtype, float32)`. A row that may look at nothing gives zeros, zero
@@ -216,6 +218,8 @@ def attention_weights(
     kv_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B N T S"]:
     """The weights that `attend` gives the values, before dropout, by the plain formula.
+
+    Also called: attention map, attention probabilities, `output_attentions`.
 
     In float32 or wider; rows that may look at nothing are zero, whatever `empty` of `attend` says,
     the others sum to one, less what goes to the sink.
