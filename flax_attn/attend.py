@@ -133,7 +133,7 @@ def attend(
         Segments, Additive, DropoutMask, a class of yours whose AXES name q or k) is read by index.
         A key at a negative position is never seen, be it by `~mask`, and a query there sees
         nothing. With `empty="mean"` the mean is then of the keys that are present.
-      backend: "auto", which warns once where an accelerator has but a slow path, or a name that
+      backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
         a head and, of few queries, up to 64 KiB of keys and values each; second derivatives

@@ -120,9 +120,8 @@ def _add_parity(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="proven whole: a variant or its class; a package, a module or a file that holds "
-        "CASES; after it, or of this library, one case: its name, or its title as a report prints "
-        "it",
+        help="what to prove whole: a variant or its class; a package, a module or a file that "
+        "holds CASES; the name of one case, as a report prints it",
     )
     parity.add_argument("--all", action="store_true", help="prove every case of this library whole")
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
