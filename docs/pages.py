@@ -6,35 +6,33 @@ works in a checkout works on the site.
 
 import html
 import re
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import latex2mathml.converter
 import nbformat
+import reference
+from cells import prepare
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
-
-import flax_attn
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ("porting", "mistakes", "moving", "models", "recipes", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-# The reference: a page, and the modules whose public names it tells.
-REFERENCE = {
-    "attend": ("attend", "by_weights", "drop_in", "flax_drop_in", "dropout", "places", "rules"),
-    "masks": ("masks",),
-    "scores": ("scores", "normalisers", "reference"),
-    "layers": ("layers", "layers._common"),
-    "caches": ("cache", "quantized"),
-    "positions": ("positions",),
-    "norms": ("norms",),
-    "more": ("_types", "backends.platform"),
-}
-MODULES = ("parity", "weights", "families", "sharding", "recurrence", "taps")
+# A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
+FOLDED = """{% extends "markdown/index.md.j2" %}
+{% block input %}
+{% set title = cell.metadata.get("folded") %}
+{% if title %}<details class="code" markdown="1"><summary>{{ title }}</summary>
+
+{% endif %}{{ super() }}
+{% if title %}
+</details>
+{% endif %}
+{% endblock %}"""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -43,9 +41,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Start": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
         {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
-        {"Reference": [f"reference/{name}.md" for name in (*REFERENCE, *MODULES)]},
+        {"Reference": reference.menu()},
         {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
-        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md"]},
+        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md", "docs/way.md"]},
     ]
     return config
 
@@ -61,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = [there(path) for path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *docs)]
     for path in NOTEBOOKS:
         found += _notebook(path, config)
-    for name, text in reference().items():
+    for name, text in reference.pages().items():
         found.append(File.generated(config, f"reference/{name}.md", content=text))
     return Files([*found, *(file for file in files if file not in own)])
 
@@ -71,7 +69,8 @@ def _notebook(path: Path, config: MkDocsConfig) -> list[File]:
     pictures = {"output_files_dir": f"{path.stem}_files"}
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["language_info"] = {"name": "python"}
-    text, made = MarkdownExporter().from_notebook_node(notebook, pictures)
+    prepare(notebook)
+    text, made = MarkdownExporter(raw_template=FOLDED).from_notebook_node(notebook, pictures)
     page = File.generated(config, f"notebooks/{path.stem}.md", content=_linked(text))
     drawn = made["outputs"].items()
     return [page, *(File.generated(config, f"notebooks/{n}", content=data) for n, data in drawn)]
@@ -85,51 +84,32 @@ def _linked(text: str) -> str:
     return text.replace(".ipynb#", ".md#")
 
 
-def reference() -> dict[str, str]:
-    """Each page of the reference, with a line for every public name."""
-    homes = {name: home.lstrip(".") for name, home in flax_attn._HOMES.items()}
-    pages = {}
-    for page, modules in REFERENCE.items():
-        told = [(n, f"flax_attn.{m}.{n}") for m in modules for n in homes if homes[n] == m]
-        pages[page] = _page(page, [(f"flax_attn.{name}", path) for name, path in told])
-    for page in MODULES:
-        module = f"flax_attn.{page}"
-        pages[page] = _page(page, [(f"{module}.{n}", f"{module}.{n}") for n in public(module)])
-    return pages
-
-
-def public(module: str) -> list[str]:
-    """The names of a module that say themselves where they come from, or are made in it."""
-    there = import_module(module)
-    if hasattr(there, "_HOMES"):
-        return [*there._HOMES]
-    made = {n: getattr(x, "__module__", module) for n, x in vars(there).items() if n[0] != "_"}
-    return [n for n, home in made.items() if home.startswith(module) and not _is_module(there, n)]
-
-
-def _is_module(package: ModuleType, name: str) -> bool:
-    return isinstance(getattr(package, name), ModuleType)
-
-
-def _page(name: str, told: list[tuple[str, str]]) -> str:
-    """One page of the reference: under each public name what its docstring says."""
-    lines = [f"# {name.capitalize()}", ""]
-    for heading, path in told:
-        lines += [f"::: {path}", "    options:", f"      heading: {heading}", ""]
-    return "\n".join(lines)
-
-
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Links to folders lead to their first page."""
     return markdown.replace("](notebooks)", f"](notebooks/{NOTEBOOKS[0].stem}.md)")
 
 
-def on_page_content(text: str, **_: object) -> str:
+def on_page_content(text: str, page: Page, **_: object) -> str:
     r"""Formulas, which the extension leaves as \(...\) and \[...\], as browsers draw them."""
+    if not any(heading.children for heading in page.toc):
+        page.meta["hide"] = ["toc"]  # leaves the room to what is wide
     formula = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
-    return re.sub(formula, _drawn, text, flags=re.DOTALL)
+    text = re.sub(formula, _drawn, text, flags=re.DOTALL)
+    return re.sub("<td>([^<]+)</td>", _cell, text)
+
+
+def _cell(found: re.Match[str]) -> str:
+    """A cell of a table: a number stays in one line, a long name may break between its words."""
+    text = found[1]
+    kind = "short" if len(text) < 12 else "name" if text.isidentifier() else "long"
+    if kind != "short":
+        text = re.sub(r"(?<=\w)(?=\.[A-Za-z_])|(?<=[a-z0-9])(?=[A-Z][a-z]{3})", "<wbr>", text)
+        text = text.replace(" / ", "&nbsp;/ ")
+        text = re.sub(r"\d[\d.]*e-\d+", r'<span class="short">\g<0></span>', text)
+    return f'<td class="{kind}">{text}</td>'
 
 
 def _drawn(found: re.Match[str]) -> str:
     display = "block" if found[1] == "div" else "inline"
-    return latex2mathml.converter.convert(html.unescape(found[2]), display=display)
+    drawn = latex2mathml.converter.convert(html.unescape(found[2]), display=display)
+    return re.sub(r"<mi>(log|cos|sin|exp)</mi>(?=<mi>)", r'\g<0><mspace width="0.17em" />', drawn)

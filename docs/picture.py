@@ -1,6 +1,8 @@
-"""Draws the README's picture: one attention in torch, in Flax, and how far apart the two are.
+"""Draws the README's picture: a right port and a wrong one, and how far each is from PyTorch.
 
-`python docs/picture.py [FILE]` writes it; float64, random weights, carried from torch to Flax.
+`python docs/picture.py [FILE]` writes it; float64, random weights, carried from torch to Flax. The
+wrong port divides its scores by the root of the input's width in place of the head's: nobody sees
+it in the weights, and the difference shows it.
 """
 
 import sys
@@ -12,63 +14,53 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from flax import nnx
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
 import torch_ref
 from flax_attn import CausalAttention
-from flax_attn.parity import compare, judge, port
+from flax_attn.parity import Report, compare, judge, port
 from flax_attn.taps import listen
 
 TOKENS = "Your journey starts with one step".split()
+WIDTH, HEAD = 8, 5
 LIMIT = judge.SAME_FUNCTION
+LEAST, MOST = 1e-17, 1.0  # of the scale of differences
+GREY, LOUD = "#dddddd", ("#f9d030", "#e8590c", "#b00020")
 
 
-def of_torch(module: torch.nn.Module, x: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The attention weights, and the gradient that reaches them, in torch."""
-    held = []
-    module.dropout.register_forward_hook(lambda _, args, __: held.append(args[0]))
-    out = module(torch.tensor(x))
-    held[0].retain_grad()
-    (out * torch.tensor(seen)).sum().backward()
-    return held[0].detach().numpy(), held[0].grad.numpy()
+def of_torch(module: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    """The attention weights in torch, as its dropout receives them."""
+    received = []
+    module.dropout.register_forward_hook(lambda _, args, __: received.append(args[0]))
+    module(torch.tensor(x))
+    return received[0].detach().numpy()
 
 
-def of_flax(module: nnx.Module, x: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The same two in Flax: the gradient is that of a zero added to the weights."""
-
-    def loss(probe):
-        held = {}
-
-        def hear(name, value):
-            if name == "weights":
-                held[name] = value
-                return value + probe
-
-        with listen(hear):
-            out = module(x)
-        return jnp.sum(out * seen), held["weights"]
-
-    gradient, weights = jax.grad(loss, has_aux=True)(jnp.zeros((len(x), len(x))))
-    return np.asarray(weights), np.asarray(gradient)
+def of_flax(module: nnx.Module, x: np.ndarray) -> np.ndarray:
+    """The attention weights in Flax."""
+    taps = {}
+    with listen(taps.__setitem__):
+        module(x)
+    return np.asarray(taps["weights"])
 
 
-def pair() -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
-    """Weights and gradients, each of torch and of Flax, and the worst error of the report."""
+def ports() -> list[tuple[str, Report, np.ndarray, np.ndarray]]:
+    """A right port and a wrong one: name, report, and the weights of torch and of Flax."""
     torch.manual_seed(6)
-    theirs = torch_ref.CausalAttention(8, 5, context_length=6, dropout=0.0).double()
-    mine = CausalAttention(
-        8, 5, context_length=6, dropout=0.0, rngs=nnx.Rngs(0), param_dtype=jnp.float64
-    )
+    theirs = torch_ref.CausalAttention(WIDTH, HEAD, context_length=6, dropout=0.0).double()
     for weight in theirs.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    port(theirs, mine)
-    draw = np.random.default_rng(6)
-    x, seen = draw.normal(size=(6, 8)), draw.normal(size=(6, 5))
-    report = compare(theirs, mine, x, dtypes=("float64",))
-    assert report.ok, report
-    worst = max(row.verdict.error for row in report.rows)
-    pairs = zip(of_torch(theirs, x, seen), of_flax(mine, x, seen), strict=True)
-    return list(pairs), worst
+    x = np.random.default_rng(6).normal(size=(6, WIDTH))
+    drawn = []
+    for name, factor in (("a right port", 1.0), ("a wrong port", (HEAD / WIDTH) ** 0.5)):
+        mine = CausalAttention(
+            WIDTH, HEAD, context_length=6, dropout=0.0, rngs=nnx.Rngs(0), param_dtype=jnp.float64
+        )
+        port(theirs, mine)
+        mine.W_query.kernel[...] *= factor
+        report = compare(theirs, mine, x, dtypes=("float64",), weights="as_is")
+        drawn.append((name, report, of_torch(theirs, x), of_flax(mine, x)))
+    return drawn
 
 
 def show(ax, values, title, **colours):
@@ -84,31 +76,36 @@ def show(ax, values, title, **colours):
     return bar
 
 
+def loud() -> LinearSegmentedColormap:
+    """Grey up to the limit, and from there on yellow to red."""
+    at = (np.log(LIMIT) - np.log(LEAST)) / (np.log(MOST) - np.log(LEAST))
+    steps = np.linspace(at, 1.0, len(LOUD))
+    stops = [(0.0, GREY), (at, GREY), *zip([at + 1e-6, *steps[1:]], LOUD, strict=True)]
+    return LinearSegmentedColormap.from_list("loud", stops, N=1024)
+
+
 def draw(path: Path) -> None:
     """Writes the picture."""
     with jax.enable_x64(True):
-        pairs, worst = pair()
+        drawn = ports()
     figure, rows = plt.subplots(2, 3, figsize=(10.2, 6.1), layout="constrained")
-    for axes, (theirs, mine), what in zip(rows, pairs, ("weights", "gradient"), strict=True):
-        reach = np.abs(theirs).max()
-        colours = (
-            {"cmap": "Blues", "vmin": 0, "vmax": reach}
-            if what == "weights"
-            else {"cmap": "RdBu_r", "vmin": -reach, "vmax": reach}
-        )
-        show(axes[0], theirs, f"PyTorch: {what}", **colours)
-        show(axes[1], mine, f"flax_attn: {what}", **colours)
+    for axes, (name, report, theirs, mine) in zip(rows, drawn, strict=True):
+        blues = {"cmap": "Blues", "vmin": 0, "vmax": 1}
+        show(axes[0], theirs, "PyTorch: attention weights", **blues)
+        show(axes[1], mine, f"Flax, {name}", **blues)
         apart = np.abs(mine - theirs)
+        verdict = "equal" if report.ok else "DIFFERENT"
         bar = show(
             axes[2],
-            np.maximum(apart, 1e-17),
-            f"|difference|: at most {apart.max():.1e}",
-            cmap="YlOrRd",
-            norm=LogNorm(1e-17, LIMIT),
+            np.maximum(apart, LEAST),
+            f"|difference|: at most {apart.max():.1e}, {verdict}",
+            cmap=loud(),
+            norm=LogNorm(LEAST, MOST),
         )
-        bar.ax.set_yticks([1e-17, 1e-15, LIMIT], ["0", "1e-15", f"limit {LIMIT:.0e}"])
+        bar.ax.set_yticks([LEAST, LIMIT, MOST], ["0", f"limit {LIMIT:.0e}", "1"])
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
+    worst = max(row.verdict.error for row in drawn[0][1].rows)
     print(f"{path}: largest error of any output, tap or gradient {worst:.1e}")
 
 

@@ -95,6 +95,8 @@ def attend(
 ) -> Float[Array, "*B T N h"] | tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]:
     """`softmax(mask(score(scale * q.k))) . v`, with query head n on key head n // (N // K).
 
+    Also called: scaled dot-product attention (SDPA), flash attention, memory-efficient attention.
+
     In this order: `logits = scale * q.k`; the score, as chained; the mask; softmax over S, with the
     sink logits (unscaled, unmasked) in the denominator; dropout; times v. Softmax and accumulation
     run in `promote_types(dtype, float32)`. A row that may look at nothing gives zeros, zero
@@ -131,7 +133,7 @@ def attend(
         Segments, Additive, DropoutMask, a class of yours whose AXES name q or k) is read by index.
         A key at a negative position is never seen, be it by `~mask`, and a query there sees
         nothing. With `empty="mean"` the mean is then of the keys that are present.
-      backend: "auto", which warns once where an accelerator has but a slow path, or a name that
+      backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
         `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
         a head and, of few queries, up to 64 KiB of keys and values each; second derivatives
@@ -216,6 +218,8 @@ def attention_weights(
     kv_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B N T S"]:
     """The weights that `attend` gives the values, before dropout, by the plain formula.
+
+    Also called: attention map, attention probabilities, `output_attentions`.
 
     In float32 or wider; rows that may look at nothing are zero, whatever `empty` of `attend` says,
     the others sum to one, less what goes to the sink.

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._options import Parser
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ._progress import Progress
     from .parity.report import Report
     from .proving import Proof, Proven
 
@@ -68,9 +71,11 @@ def _explain(options: argparse.Namespace, console: "Console") -> int:
 
 
 def _record(options: argparse.Namespace, console: "Console") -> int:
+    from ._progress import Progress
     from .record_command import recorded
 
-    return recorded(OWN, options.names, Path(options.to), console)
+    with Progress("flax-attn record", console) as progress:
+        return recorded(OWN, options.names, Path(options.to), progress)
 
 
 class _Version(argparse.Action):
@@ -83,12 +88,11 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flax-attn", description="Attention in JAX that can be trusted."
-    )
+def _parser(argv: Sequence[str]) -> Parser:
+    parser = Parser(prog="flax-attn", description="Attention in JAX that can be trusted.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True)
+    parser.commands = commands.choices
     _add_parity(commands)
     _add_record(commands)
     _add_explain(commands)
@@ -116,9 +120,8 @@ def _add_parity(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="proven whole: a variant or its class; a package, a module or a file that holds "
-        "CASES; after it, or of this library, one case: its name, or its title as a report prints "
-        "it",
+        help="what to prove whole: a variant or its class; a package, a module or a file that "
+        "holds CASES; the name of one case, as a report prints it",
     )
     parity.add_argument("--all", action="store_true", help="prove every case of this library whole")
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
@@ -225,9 +228,11 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
+    from ._progress import Progress
     from .parity.cases import certificate
 
-    outcome = _proven(options, live, console)
+    with Progress("flax-attn parity", console) as progress:
+        outcome = _proven(options, live, progress)
     proofs = outcome.proofs
     lines = certificate.lines(proofs)
     _wide_console(console).print(_table(options, outcome, console))
@@ -264,14 +269,14 @@ def _is_short(options: argparse.Namespace) -> bool:
     return not (options.names or whole)
 
 
-def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Proven":
+def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "Proven":
     from . import proving
     from .parity.cases.cache import cache_settings
 
     if options.real:
-        return proving.Proven(proving.real(OWN, console))
+        return proving.Proven(proving.real(OWN, progress))
     if options.families:
-        return proving.families(OWN, console)
+        return proving.families(OWN, progress)
     wanted = proving.Wanted(
         package=OWN,
         names=options.names,
@@ -283,7 +288,7 @@ def _proven(options: argparse.Namespace, live: bool, console: "Console") -> "Pro
         settings=cache_settings(not options.no_cache),
         devices=options.devices,
     )
-    return proving.proven(wanted, console)
+    return proving.proven(wanted, progress)
 
 
 def _width(console: "Console") -> int:

@@ -70,6 +70,8 @@ def dot_product_attention(
 ) -> Any:
     """`softmax(scale * q.k + bias, where masked) . v`: jax.nn's function of this name, by `attend`.
 
+    Also called: scaled dot-product attention (SDPA), flash attention.
+
     Arguments and their meaning are those of `jax.nn.dot_product_attention` (jax 0.10 to 0.12).
 
     Args:

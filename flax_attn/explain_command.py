@@ -5,7 +5,6 @@ import ast
 import inspect
 import operator
 from contextlib import nullcontext
-from difflib import get_close_matches
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from . import masks
 from ._checks import check_positive
+from ._nearest import did_you_mean
 from .attend import explain
 from .backends.platform import assume_platform
 from .dropout import Dropout
@@ -120,8 +120,7 @@ def _mask_of(node: ast.expr, text: str) -> Mask:
     source = ast.get_source_segment(text.strip(), node) or text
     if isinstance(node, ast.Name | ast.Call):
         name = source.partition("(")[0]
-        near = get_close_matches(name, _names(), 1)
-        hint = f"did you mean {near[0]}?" if near else f"the masks are: {', '.join(_names())}."
+        hint = did_you_mean(name, _names(), "the masks are")
         more = "takes arguments, as in Window(3, 0)" if name in _names() else f"is no mask: {hint}"
         raise ValueError(f"--mask {text!r}: {name} {more}")
     raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {source!r}.")

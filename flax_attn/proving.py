@@ -10,10 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn
-
 from ._devices import fake_devices
+from ._progress import Progress
 from .errors import ParityError
 from .parity.cases import markdown
 from .parity.cases.asked import Asked, ask
@@ -88,12 +86,12 @@ class Untried(NamedTuple):
     seconds: float
 
 
-def proven(wanted: Wanted, console: Console) -> Proven:
+def proven(wanted: Wanted, progress: Progress) -> Proven:
     """All that is asked for.
 
     Args:
       wanted: what it is.
-      console: to say on what it is proven.
+      progress: to say how far it is, and on what it is proven.
     """
     more = fake_devices(wanted.devices) if wanted.devices else {}
     with Workers(settings={**wanted.settings, **more}) as workers:
@@ -104,13 +102,13 @@ def proven(wanted: Wanted, console: Console) -> Proven:
         if isinstance(machine, Failure):
             raise ParityError(machine.text)
         workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
-        say_how(wanted.live, machine, console)
+        say_how(wanted.live, machine, progress)
         if wanted.devices:
-            outcome = _over_devices(every, wanted, machine, workers, console)
+            outcome = _over_devices(every, wanted, machine, workers, progress)
         elif wanted.short:
-            outcome = _short(every, workers, console)
+            outcome = _short(every, workers, progress)
         else:
-            outcome = _whole(every, asked, wanted, workers, console)
+            outcome = _whole(every, asked, wanted, workers, progress)
     outcome.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
     return outcome
 
@@ -123,28 +121,21 @@ class Machine(NamedTuple):
     devices: int
 
 
-def say_how(live: bool, machine: Machine, console: Console) -> None:
+def say_how(live: bool, machine: Machine, progress: Progress) -> None:
     """In one line against what is proven, and on what machine."""
     how = "live against torch" if live else "against recorded results, since torch is not used"
     many = f", {machine.devices} devices" if machine.devices > 1 else ""
-    console.out(f"{how}, on {machine.platform} ({machine.kind}{many})", highlight=False)
+    progress.say(f"{how}, on {machine.platform} ({machine.kind}{many})")
 
 
-def bar(console: Console) -> Progress:
-    """Which case is being proven, and how many are done; gone at the end."""
-    text = "{task.description}: {task.completed:.0f} of {task.total:.0f}"
-    return Progress(TextColumn(text, style="none"), console=console, transient=True)
-
-
-def _short(every: Sequence[Job], workers: Workers, console: Console) -> Proven:
+def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Proven:
     """The fixed set, however long it takes."""
     wanted, result, times = short(every), Proven(), [time.monotonic()]
-    with bar(console) as progress:
-        for proof in _proofs(wanted, workers, progress):
-            result.proofs.append(proof)
-            times.append(time.monotonic())
-            if len(result.proofs) == FEW:
-                _say_if_slow(times[1:], len(wanted), console)
+    for proof in _proofs(wanted, workers, progress):
+        result.proofs.append(proof)
+        times.append(time.monotonic())
+        if len(result.proofs) == FEW:
+            _say_if_slow(times[1:], len(wanted), progress)
     seconds = (times[-1] - times[0]) / max(len(wanted), 1)
     tried = {job.listed for job in wanted}
     rest = [job.listed.variant for job in every if job.listed not in tried]
@@ -153,16 +144,15 @@ def _short(every: Sequence[Job], workers: Workers, console: Console) -> Proven:
     return result
 
 
-def _say_if_slow(times: Sequence[float], cases: int, console: Console) -> None:
+def _say_if_slow(times: Sequence[float], cases: int, progress: Progress) -> None:
     """One line if the rest will take long; before the first of `times` the workers started."""
     rest = (times[-1] - times[0]) / (len(times) - 1) * (cases - len(times))
     if rest > SLOW:
-        text = f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more"
-        console.out(text, highlight=False)
+        progress.say(f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more")
 
 
 def _whole(
-    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers, console: Console
+    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers, progress: Progress
 ) -> Proven:
     """All of every case."""
     if wanted.page is not None:
@@ -172,9 +162,8 @@ def _whole(
         if isinstance(result, Failure):
             failures.append((result.about, result))
         else:
-            console.out(f"recorded {result}", highlight=False)
-    with bar(console) as progress:
-        proofs = list(_proofs(every, workers, progress))
+            progress.say(f"recorded {result}")
+    proofs = list(_proofs(every, workers, progress))
     if not wanted.names or wanted.page:  # a row of a page names its trained layer too
         variants = [case.variant for case in asked.cases if case.package == wanted.package]
         proofs += _kept(wanted.package, {*variants}, workers)
@@ -210,14 +199,14 @@ def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
 
 
 def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
-    task = progress.add_task("parity", total=len(wanted))
+    progress.begin(len(wanted))
     for job, report in zip(wanted, prove(wanted, workers), strict=True):
-        progress.update(task, description=job.listed.variant, advance=1)
+        progress.advance(job.listed.variant)
         yield job.listed.variant, job.listed.witness, report
 
 
 def _over_devices(
-    every: Sequence[Job], wanted: Wanted, machine: Machine, workers: Workers, console: Console
+    every: Sequence[Job], wanted: Wanted, machine: Machine, workers: Workers, progress: Progress
 ) -> Proven:
     """Each case sharded over devices: the first ones, or all that were asked for by name.
 
@@ -232,16 +221,15 @@ def _over_devices(
         )
     chosen = [job for job in every if job.eager or not wanted.short]
     outcome = Proven()
-    with bar(console) as progress:
-        task = progress.add_task("parity", total=len(chosen))
-        for job, result in _sharded(chosen, count, workers):
-            variant, witness, title = job.listed[3:6]
-            progress.update(task, description=variant, advance=1)
-            if isinstance(result, Failure):
-                outcome.proofs.append((variant, witness, not_proven(title, result)))
-            elif result is not None:
-                outcome.proofs.append((variant, witness, result[0]))
-                outcome.devices.setdefault((variant, witness), str(result[1]))
+    progress.begin(len(chosen))
+    for job, result in _sharded(chosen, count, workers):
+        variant, witness, title = job.listed[3:6]
+        progress.advance(variant)
+        if isinstance(result, Failure):
+            outcome.proofs.append((variant, witness, not_proven(title, result)))
+        elif result is not None:
+            outcome.proofs.append((variant, witness, result[0]))
+            outcome.devices.setdefault((variant, witness), str(result[1]))
     return outcome
 
 
@@ -344,15 +332,14 @@ def _equal_on(backend: str, case: "Case") -> bool:
         raise
 
 
-def real(package: str, console: Console) -> list[Proof]:
+def real(package: str, progress: Progress) -> list[Proof]:
     """The proofs on trained weights, which are downloaded."""
-    say_how(True, _machine(), console)
-    with bar(console) as progress:
-        return list(import_module(f"{package}.real").run(progress))
+    say_how(True, _machine(), progress)
+    return list(_as_they_come(import_module(f"{package}.real"), progress))
 
 
-def families(package: str, console: Console) -> Proven:
-    """The proofs of published models' attention, against transformers.
+def families(package: str, progress: Progress) -> Proven:
+    """The proofs of published models' attention, against transformers; each is said at once.
 
     Raises:
       ValueError: where torch or transformers is missing.
@@ -363,9 +350,21 @@ def families(package: str, console: Console) -> Proven:
             "--families compares with the classes of transformers; missing: "
             f"{', '.join(missing)}. pip install torch 'transformers==5.23.*' brings them."
         )
-    say_how(True, _machine(), console)
-    with bar(console) as progress:
-        results = import_module(f"{package}.families").run(progress)
-    about = {proof.family: About(proof.layer) for proof in results}
-    proofs = [(proof.family, proof.witness, proof.report) for proof in results]
-    return Proven(proofs, about)
+    say_how(True, _machine(), progress)
+    outcome = Proven()
+    for proof in _as_they_come(import_module(f"{package}.families"), progress):
+        verdict = "equal" if proof.report.ok else "DIFFERENT"
+        error = proof.report.worst("float64", "output")
+        count = f"{progress.done} of {progress.total}"
+        progress.say(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
+        outcome.about[proof.family] = About(proof.layer)
+        outcome.proofs.append((proof.family, proof.witness, proof.report))
+    return outcome
+
+
+def _as_they_come(package: Any, progress: Progress) -> Iterator[Any]:
+    """The proofs of a package that makes them itself, `TOTAL` in number."""
+    progress.begin(package.TOTAL)
+    for proof in package.rows(progress.at):
+        progress.advance()
+        yield proof

@@ -18,6 +18,8 @@ from ._types import frozen, wide
 class Quantized:
     """Eight-bit values, and a scale for each token and head: `values * scale`. Raises nothing.
 
+    Also called: quantized KV cache, INT8 or FP8 KV cache.
+
     Args:
       values: `... H`, in a cache `*B K S H`; int8 or float8_e4m3fn.
       scale: `...`, in float32 or wider.
@@ -80,6 +82,8 @@ class Store:
 class Int8(Store):
     """Whole numbers up to 127 times the scale: the error is at most half a scale.
 
+    Also called: INT8 KV cache.
+
     Raises:
       TypeError: by `quantize`, for arrays that are not floating.
 
@@ -97,6 +101,8 @@ class Int8(Store):
 @frozen
 class Float8(Store):
     """float8_e4m3fn: four bits of mantissa with the leading one, numbers up to 448.
+
+    Also called: FP8 KV cache, E4M3.
 
     It is for memory: on a CPU attention to it takes several times as long as to float32, since XLA
     widens it by many steps.

@@ -5,8 +5,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from ._progress import Progress
 from .parity.cases.asked import ask
 from .parity.cases.home import file_of, has_torch
 from .parity.cases.known import check_names, may_be_package
@@ -16,14 +15,14 @@ from .parity.cases.workers import Failure, Workers
 LONGEST = 120  # of a file's name, before its end
 
 
-def recorded(library: str, names: Sequence[str], folder: Path, console: Console) -> int:
+def recorded(library: str, names: Sequence[str], folder: Path, progress: Progress) -> int:
     """Records the cases that `names` ask for.
 
     Args:
       library: the package of this library's cases.
       names: as the command was given them.
       folder: where the files go.
-      console: to say what was written.
+      progress: to say how far it is, and what was written.
 
     Returns:
       0 if all is recorded, else 1.
@@ -41,13 +40,15 @@ def recorded(library: str, names: Sequence[str], folder: Path, console: Console)
         asked = ask(library, wanted, workers)
         work = [(job, folder / file_name(job.listed.title)) for job in jobs(asked.cases, True)]
         failures = [Failure(failure.text, name) for name, failure in asked.failed]
+        progress.begin(len(work))
         for result in record_each(work, workers):
+            progress.advance()
             if isinstance(result, Failure):
                 failures.append(result)
             else:
-                console.out(f"recorded {result}", highlight=False)
+                progress.say(f"recorded {result}")
     for failure in failures:
-        console.out(f"{failure.about}: {failure.text}", highlight=False)
+        progress.say(f"{failure.about}: {failure.text}")
     return 1 if failures or not work else 0
 
 

@@ -184,6 +184,8 @@ class Chain(Score):
 class Softcap(Score):
     """`cap * tanh(logit / cap)`: logits kept within +-cap.
 
+    Also called: logit soft-capping, `attn_logit_softcapping`.
+
     Args:
       cap: the bound, above zero.
 
@@ -214,6 +216,8 @@ class Softcap(Score):
 @frozen
 class Alibi(Score):
     """`logit - slopes[n] * |q + offset - k|`: attention with linear biases.
+
+    Also called: ALiBi.
 
     Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
 
@@ -268,6 +272,8 @@ class Alibi(Score):
 @frozen
 class T5Bias(Score):
     """`logit + table[bucket of k - q - offset, n]`: a learned bias for ranges of distances.
+
+    Also called: relative position bias (RPB).
 
     A backend that works in blocks reads the table for its block alone.
 
@@ -339,6 +345,8 @@ class T5Bias(Score):
 class Additive(Score):
     """`logit + array`: a bias, or the additive mask of other libraries (0 and -inf).
 
+    Also called: attention bias, additive mask, `attn_mask` of floats.
+
     Args:
       array: floating, broadcasts to `*B N T S`. A row of -inf gives zero output, as a mask does.
 
@@ -376,6 +384,8 @@ class Additive(Score):
 @frozen
 class ScoreFn(Score):
     """`fn(logits, b, n, q, k)`: any function of a logit and its place.
+
+    Also called: `score_mod` of FlexAttention.
 
     Args:
       fn: from logits and four integer arrays that broadcast against them to logits of the same

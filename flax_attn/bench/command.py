@@ -3,23 +3,17 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table as Shown
 
+from .._nearest import did_you_mean
+from .._progress import Progress
 from . import decode, functions, layers, linear, page, plot, published, scale, twins
 from .contender import FAMILIES, Contender
 from .machine import machine
@@ -28,7 +22,8 @@ from .presets import Preset, presets
 from .race import Race
 from .result import Results, read
 from .settings import Settings
-from .table import Table, compared, remarks, tables, unfinished
+from .stream import LEFT, Stream
+from .table import Table, compared, remarks, unfinished
 from .workload import DELTA, FORWARD, LAYER, Workload
 
 
@@ -51,18 +46,22 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
     command = f"flax-attn bench {shlex.join(_without_files(sys.argv[2:]))}".strip()
-    results = Results(preset.title, command, machine(want.dtypes), absent=absent)
-    console.print(page.machine_of(results), markup=False, highlight=False)
-    try:
-        run(works, _passes(want, preset), contenders, _settings(want, preset), results, console)
-        results.complete = True
-    except KeyboardInterrupt:
-        unfinished(results)
+    race = Race(contenders, _settings(want, preset)) if not preset.devices else scale.Counted()
+    with Progress("flax-attn bench", console) as progress:
+        results = Results(preset.title, command, machine(want.dtypes), absent=absent)
+        progress.say(page.machine_of(results))
+        stream = Stream(results, progress.say)
+        try:
+            run(works, _passes(want, preset), race, stream, progress)
+            results.complete = True
+        except KeyboardInterrupt:
+            unfinished(results)
+        stream.update()
     comparison = [] if old is None else [compared(results, old)]
     if comparison and not comparison[0].rows:
         console.print(f"nothing in {options.compare} was run here too", markup=False)
         comparison = []
-    show(results, comparison, console)
+    show([*comparison, *stream.rest()], remarks(results), console)
     for path in write(results, files, want.preset, comparison):
         console.print(f"wrote {path}", markup=False, highlight=False)
     if not results.complete:
@@ -83,38 +82,34 @@ def _without_files(args: Sequence[str]) -> list[str]:
 def run(
     works: Sequence[Workload],
     passes: Sequence[str],
-    contenders: Sequence[Contender],
-    settings: Settings,
-    results: Results,
-    console: Console,
+    race: Race | scale.Counted,
+    stream: Stream,
+    progress: Progress,
 ) -> None:
-    """Adds the rows of every workload and pass to `results`, as they come."""
-    race = Race(contenders, settings) if not works[0].devices else scale.Counted()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("bench", total=len(works) * len(passes))
-        for w in works:
-            for which in passes:
-                race.run(w, which, results.rows, partial(_show_progress, progress, task, w))
-                progress.advance(task)
+    """Adds the rows of every workload and pass to the results of `stream`, and shows them."""
+    progress.begin(len(works) * len(passes))
+    for w in works:
+        for which in passes:
+            race.run(w, which, stream.results.rows, partial(_say_step, progress, w))
+            stream.update()
+            progress.advance()
 
 
-def _show_progress(progress: Progress, task: TaskID, w: Workload, said: str) -> None:
-    progress.update(task, description=f"T {w.length}: {said}")
+def _say_step(progress: Progress, w: Workload, step: str) -> None:
+    progress.at(f"T {w.length}: {step}")
 
 
-def show(results: Results, more: Sequence[Table], console: Console) -> None:
-    """Prints the tables, ratios first."""
-    for table in [*more, *tables(results)]:
+def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) -> None:
+    """Prints tables, and what they do not say."""
+    for table in tables:
         console.print(f"\n{table.title}", markup=False, highlight=False)
         shown = Shown(box=box.SIMPLE_HEAD)
         for name in table.header:
-            left = name in ("contender", "pass", "backend", "workload", "cache")
-            shown.add_column(name, justify="left" if left else "right", no_wrap=True)
+            shown.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
         for cells in table.rows:
             shown.add_row(*cells)
         Console(width=max(console.width, 200), file=console.file).print(shown)
-    for sentence in remarks(results):
+    for sentence in sentences:
         console.print(sentence, markup=False, highlight=False)
 
 
@@ -156,8 +151,7 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
 def _preset(want: Asked) -> Preset:
     known = presets()
     if want.preset not in known:
-        names = ", ".join(name for name in known if name)
-        raise ValueError(f"--preset takes {names}; got {want.preset!r}.")
+        raise ValueError(_no_such("preset", want.preset, [name for name in known if name]))
     preset = known[want.preset]
     if preset.steps is not None:
         _check_steps(want)
@@ -173,12 +167,16 @@ def _preset(want: Asked) -> Preset:
         raise ValueError("--preset linear times one recurrence; --variant is for layers.")
     names = twins.variants()
     if want.variant not in names:
-        raise ValueError(f"--variant takes {', '.join(names)}; got {want.variant!r}.")
+        raise ValueError(_no_such("variant", want.variant, names))
     layer = LAYER if want.variant in layers.OWN else want.variant
     book = replace(known["book"], layer=layer)
     if want.preset in ("", "book"):
         return book
     return replace(preset, layer=layer, against=book.against, masks=book.masks, window=None)
+
+
+def _no_such(option: str, name: str, known: Iterable[str]) -> str:
+    return f"--{option} does not take {name!r}: {did_you_mean(name, known, 'it takes')}"
 
 
 def _check_steps(want: Asked) -> None:
@@ -257,7 +255,7 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
     families = FAMILIES if families is None else () if families == ("none",) else families
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
-        raise ValueError(f"--against takes {', '.join(FAMILIES)} or none; got {unknown[0]!r}.")
+        raise ValueError(_no_such("against", unknown[0], [*FAMILIES, "none"]))
     if preset.devices:
         every = []
     elif preset.steps is not None:
@@ -298,5 +296,5 @@ def _backends(asked_for: Sequence[str]) -> tuple[str, ...]:
     known = functions.names_of_backends()
     for name in asked_for:
         if name not in (*known, "all"):
-            raise ValueError(f"--backend takes {', '.join(known)} or all; got {name!r}.")
+            raise ValueError(_no_such("backend", name, [*known, "all"]))
     return known if "all" in asked_for else tuple(asked_for)

@@ -1,7 +1,9 @@
 """The page: tables in Markdown, put between a preset's marks, what people wrote left alone."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import _markdown
 from .result import Results
@@ -32,12 +34,18 @@ def machine_of(results: Results) -> str:
     machine = results.machine
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     peaks = ", ".join(f"{v / 1e12:.3g} in {name}" for name, v in machine["peak_flops"].items())
-    device = machine["device"] if machine["platform"] != "cpu" else machine["processor"]
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
     return (
-        f"`{results.command}` on {machine['platform']} ({device}{cores}); Python "
+        f"`{results.command}` on {machine['platform']} ({_device(machine)}{cores}); Python "
         f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here."
     )
+
+
+def _device(machine: Mapping[str, Any]) -> str:
+    """The accelerator's name, or the processor's without its marks."""
+    if machine["platform"] != "cpu":
+        return machine["device"]
+    return re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["processor"]).strip()
 
 
 def _table(table: Table) -> str:
@@ -50,9 +58,9 @@ def _escaped(text: str) -> str:
 
 
 def marks(results: Results, preset: str) -> tuple[str, str]:
-    """The lines that a section of this preset and platform stands between."""
-    platform = results.machine["platform"]
-    name = f"{preset or 'short'}, {platform}, {', '.join(results.machine['peak_flops'])}"
+    """The lines that a section of this preset and device stands between."""
+    dtypes = ", ".join(results.machine["peak_flops"])
+    name = f"{preset or 'short'}, {_device(results.machine)}, {dtypes}"
     return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
 
 

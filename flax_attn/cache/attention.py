@@ -46,6 +46,8 @@ def attend_cached(
 ) -> tuple[Float[Array, "*B T N h"], C]:
     """Stores keys and values of T tokens, and lets the tokens look at all that is stored.
 
+    Also called: attention with a KV cache, incremental decoding, prefill and decode.
+
     Outputs equal those of one `attend` over the whole sequence, however it is cut into calls, if
     the cache keeps all that the mask shows. A mask, a score and a dropout are asked at the tokens'
     positions, which count the stored tokens of a row from 0.
@@ -112,6 +114,8 @@ def attend_memory(
     backend: str = "auto",
 ) -> Float[Array, "*B T N h"]:
     """Attention over a memory: `attend(q, k, v)` with what `Memory.of(k, v, valid)` kept.
+
+    Also called: cross-attention with a KV cache.
 
     Args:
       q: queries, at positions 0, 1, 2, ...

@@ -16,6 +16,8 @@ from .rows import inserted, rows_to_reset, taken
 class Memory:
     """Keys and values of a context, such as an encoder's output, for a decoder's steps.
 
+    Also called: cross-attention KV cache, encoder cache.
+
     Made by `layer.remember(context, valid=None)`, and read by `layer(x, cache=memory)`, which gives
     it back unchanged. It is a frozen pytree, as `Cache` is.
 

@@ -34,6 +34,8 @@ from .slots import Cache
 class PagedCache:
     """Keys and values in pages of a pool that all rows share.
 
+    Also called: paged KV cache, PagedAttention, block table.
+
     Token p of a row stands in the page `table[row, p // page]`, at `p % page`. It has the methods
     of `Cache`; the table is replaced with `dataclasses.replace(cache, table=...)`.
 

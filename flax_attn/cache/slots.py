@@ -36,6 +36,8 @@ Store = Int8 | Float8
 class Cache:
     """Keys and values of the tokens so far; `attend_cached` and layers read it and give a new one.
 
+    Also called: KV cache, key/value cache; as a ring, sliding-window or rolling cache.
+
     It is a frozen pytree, made by `Cache.empty` or by a layer's `init_cache`. Shapes and dtypes
     never change, so it can be carried by `jax.lax.scan`, donated, and kept in an `nnx.Variable`.
     For a scan over layers the arrays have an axis of layers in front; inside the scan they have

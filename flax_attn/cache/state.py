@@ -16,6 +16,8 @@ from .rows import inserted, rows_to_reset, taken
 class State:
     """What a recurrent layer knows of the tokens so far, of one size however many they were.
 
+    Also called: recurrent state, SSM state, convolution state.
+
     Made by `layer.init_cache(batch, length)`; `layer(x, cache=state)` gives the next one. It is a
     frozen pytree whose shapes and dtypes stay, so that `jax.lax.scan` can carry it.
 

@@ -17,6 +17,9 @@ from ._sources import tokens
 class AttentionPool(nnx.Module):
     """`out_proj(attend(q_proj(probe), k_proj(x), v_proj(x)))`: tokens pooled into a few vectors.
 
+    Also called: attention pooling, multi-head attention pooling (MAP), pooling by multi-head
+    attention (PMA).
+
     With one query it is the attention of SigLIP's pooling head, whose norm and MLP come after it.
     A sequence without a token gives `out_proj(0)`.
 

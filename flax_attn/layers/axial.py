@@ -17,6 +17,8 @@ from ._sources import zero_absent
 class AxialAttention(nnx.Module):
     """The sum over the axes of multi-head attention along each, with weights of its own.
 
+    Also called: row and column attention.
+
     Each of the lines along an axis is a sequence for itself, so that an image of Y X tokens costs
     Y X (Y + X) products and not (Y X)^2. With `summed=False` the axes follow one another, each on
     what the one before it gave.

@@ -15,6 +15,8 @@ from ._house import Start, StartKeywords, start_signature
 class BahdanauAttention(nnx.Module):
     """`context_t = sum_i softmax_i(v . tanh(W1 h_i + W2 s_t)) h_i`, without any scale.
 
+    Also called: additive attention, MLP attention.
+
     Shapes: encoder states h `*B S d_encoder`, decoder states s `*B T d_decoder` ->
     `*B T d_encoder`. One decoder state at a time is T = 1.
 

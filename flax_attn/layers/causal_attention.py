@@ -20,6 +20,8 @@ from ._house import Start, StartKeywords, start_signature
 class CausalAttention(nnx.Module):
     """`dropout(softmax(q k^T / sqrt(d_out), future at -inf)) v`.
 
+    Also called: masked self-attention, autoregressive attention.
+
     Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
 
     Args:

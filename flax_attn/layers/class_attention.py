@@ -16,6 +16,8 @@ from ._sources import tokens, zero_absent
 class ClassAttention(nnx.Module):
     """`proj(attend(q(x_0), k(x), v(x)))`: the query is of the first token, the class token.
 
+    Also called: class-attention, CaiT attention.
+
     One query a sequence, so time and memory grow with T, not with its square.
 
     Shapes: x `*B T dim`, the class token first -> `*B 1 dim`.

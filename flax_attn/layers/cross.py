@@ -17,6 +17,8 @@ from ._house import House, HouseKeywords, house_signature, keywords_of
 class CrossAttention(CrossForward):
     """`out_proj(attend(q_norm(q_proj(x)), k_norm(k_proj(memory)), v_proj(memory)))`.
 
+    Also called: encoder-decoder attention, cross-attention.
+
     There are N heads of width D / N. Query head n reads key/value head n // (N / K).
 
     Without a memory x looks at itself, as in the other half of an encoder-decoder's layers:

@@ -23,6 +23,8 @@ EPS = 1e-12  # the least norm that is divided by, torch's
 class CrossCovarianceAttention(nnx.Module):
     """`proj(softmax(temperature * q k^T) v)` with channels in the place of tokens.
 
+    Also called: cross-covariance attention (XCA), XCiT attention.
+
     In each head q, k and v are H x T: each channel of q and k is a vector over the tokens, of norm
     one. Their products are the H x H weights, so time and memory grow with T, not with its square.
     No token looks at another by a weight of its own, so there is no mask; `valid` says which tokens

@@ -19,6 +19,8 @@ Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 class CrossLayerAttention(DecodingHeads, Forward):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), k, v))`, k and v made by an earlier layer.
 
+    Also called: cross-layer attention (CLA), shared KV cache, KV sharing between layers.
+
     There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, and
     makes both by `earlier.keys_and_values_of(x)`, x being what it was given itself.
 

@@ -23,6 +23,8 @@ from ._sources import zero_absent
 class DecomposedRelativeAttention(nnx.Module):
     """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias reads q unscaled.
 
+    Also called: attention with decomposed relative positions, SAM attention.
+
     `rel_pos_h` and `rel_pos_w` hold a vector for each distance along a side of an image of the
     layer's size; an image of another size reads them interpolated. The bias of T = Y X tokens is
     made for 128 queries at a time, so that memory grows as T does; whole, `*B N T T`, for whoever

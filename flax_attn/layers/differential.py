@@ -21,6 +21,8 @@ from ._house import Start, StartKeywords, start_signature
 class DifferentialAttention(Uncached):
     """`o_proj((1 - l0) * norm((A_i - lambda A_j) [v_i, v_j]))`, A the softmaxes of heads i and j.
 
+    Also called: differential attention, Diff Transformer.
+
     Head i pairs with head j = i + N / 2. The values of the first half of the key/value heads stand
     beside those of the second half, and both heads of a pair read the two. `lambda` is
     `exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + l0`, and l0 is

@@ -20,6 +20,8 @@ from ._sources import tokens, zero_absent
 class DisentangledAttention(nnx.Module):
     """`softmax((q.k + q.pos_k[row] + k.pos_q[row]) / sqrt(H * terms)) v`, row by the distance.
 
+    Also called: DeBERTa attention.
+
     The vectors of distances are projections of `rel_embeddings`, which all layers of a model share
     and hand in. What they add is an array `*B N T S`; `attend` does the rest. There is no output
     projection, which DeBERTa has in its next class.

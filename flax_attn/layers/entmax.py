@@ -15,6 +15,8 @@ from ._weights import WeightsAttention
 class EntmaxAttention(WeightsAttention):
     """`o_proj(entmax(scale * q.k) . v)`: sparse weights that sum to one.
 
+    Also called: alpha-entmax attention; sparsemax attention with an alpha of 2.
+
     Each row of scores is sorted, since its threshold needs them in order.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.

@@ -26,6 +26,8 @@ def without_direction(
 class ExclusiveAttention(DecodingHeads, SelfAttention):
     """`o_proj(gate * (o - tanh(alpha) (o . u) u))`, `o = attend(q, k, v)`, `u = v / |v|`.
 
+    Also called: exclusive self-attention (XSA).
+
     What a token reads loses the part along its own value, as far as each head's `alpha` says; a
     tanh of 1 takes all of it. Runs through `attend`.
 

@@ -29,6 +29,8 @@ from ._recurrent import (
 class GatedDeltaAttention(Recurrent):
     """`S_t = a_t (I - b_t k_t k_t') S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
 
+    Also called: Gated DeltaNet (GDN), DeltaNet with a decay, gated delta rule.
+
     q, k and v pass a short causal convolution and silu; q and k have unit length. The decay is
     `a_t = exp(-exp(A_log) softplus(a_proj(x_t) + dt_bias))`, the strength `b_t = sigmoid(b_proj(
     x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) * silu(g_proj(x_t)))`.

@@ -21,6 +21,8 @@ Activation = Literal["sigmoid", "softplus"]
 class GatedQueryAttention(DecodingHeads, SelfAttention):
     """`o_proj(sigmoid(g_proj(x)) * attend(q_proj(x), k_proj(x), v_proj(x)))`.
 
+    Also called: gated attention, attention with an output gate.
+
     Queries, keys and values are made as in `GroupedQueryAttention`, with norms and a rotary.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.

@@ -10,6 +10,8 @@ from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
 class GroupedQueryAttention(DecodingHeads, SelfAttention):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), rotary(k_norm(k_proj(x))), v_proj(x)))`.
 
+    Also called: grouped-query attention (GQA), multi-query attention (MQA) with one key head.
+
     Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.

@@ -17,6 +17,8 @@ from ._latent import Latent, LatentHeads, latent_signature
 class IndexedSparseAttention(LatentHeads, Uncached):
     """`LatentAttention` in which a query looks at top_k keys alone.
 
+    Also called: DeepSeek sparse attention (DSA), attention with a lightning indexer.
+
     The indexer scores each pair of a query t and a key s by `sum_h w_h(t) relu(q_h(t) . k(s))` over
     index_heads heads, with queries from the queries' latent and one key a token. The top_k keys of
     the largest scores among those that the mask allows are seen, the same by all heads; of equal

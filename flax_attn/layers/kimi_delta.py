@@ -29,6 +29,8 @@ from ._recurrent import (
 class KimiDeltaAttention(Recurrent):
     """`S_t = (I - b_t k_t k_t') diag(a_t) S_(t-1) + b_t k_t v_t'`, read by `q_t`, normed and gated.
 
+    Also called: Kimi Delta Attention (KDA), Kimi Linear.
+
     q, k and v pass one short causal convolution and silu; q and k have unit length. The decay of
     each channel of k is `a_t = exp(-exp(A_log) softplus(f_b_proj(f_a_proj(x_t)) + dt_bias))`, the
     strength `b_t = sigmoid(b_proj(x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) *

@@ -13,6 +13,8 @@ from ._latent import LatentHeads
 class LatentAttention(LatentHeads, SelfAttention):
     """`o_proj(attend([q_n; R q_r], [W_k c; R k_r], W_v c))`, c the latent, k_r one for all heads.
 
+    Also called: multi-head latent attention (MLA).
+
     `[c; k_r] = kv_a_proj_with_mqa(x)`, c normed; W_k and W_v of each head lie side by side in
     `kv_b_proj`. Queries are `q_proj(x)`, with a q_rank `q_b_proj(q_a_layernorm(q_a_proj(x)))`. The
     logits are scaled by `(nope_dim + rotary_dim) ** -0.5`.

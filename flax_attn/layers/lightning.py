@@ -20,6 +20,8 @@ from ._recurrent import Recurred, Recurrent, Shape, Tokens, gated
 class LightningAttention(Recurrent):
     """`S_t = exp(-slope) S_(t-1) + k_t v_t'`, `y = out_proj(norm(S_t' q_t) * sigmoid(gate))`.
 
+    Also called: linear attention with decay, Lightning Attention-2, MiniMax attention.
+
     q, k and v pass silu; nothing is scaled. Head n of N, counted from 1, has `slope = slope_factor
     2^(-8 n / N)`, and one norm goes over all heads of a token.
 

@@ -96,6 +96,8 @@ def _chunked(x: jax.Array, chunk: int) -> jax.Array:
 class LinearAttention(nnx.Module):
     """`out_t = sum_s phi(q_t).phi(k_s) v_s / sum_s phi(q_t).phi(k_s)`, phi = elu + 1.
 
+    Also called: kernelized attention, Linear Transformer.
+
     The sums over s are taken first, so time grows with T, not with its square. With `causal=True`
     s runs up to t, and `step` does the same one token at a time from a state of fixed size.
 

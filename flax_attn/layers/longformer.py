@@ -17,6 +17,8 @@ from ._sources import zero_absent
 class LongformerAttention(nnx.Module):
     """A token sees its window and all global tokens; a global token sees all, by its own weights.
 
+    Also called: sliding-window attention with global tokens, local and global attention.
+
     Two runs of `attend`, one for the tokens of a window and one for the global ones, whose sum it
     is: in each the other's rows see nothing and give zero. There is no output projection, which
     Longformer has in its next class. Any length will do, where published code pads it.

@@ -40,6 +40,8 @@ SCORES = {"dot": dot, "general": general, "concat": concat}
 class LuongAttention(nnx.Module):
     """`context_t = sum_i softmax_i(score(s_t, h_i)) h_i`, without any scale.
 
+    Also called: multiplicative attention, dot-product attention, global attention.
+
     score is `s . h` ("dot"), `s . W h` ("general") or `v . tanh(W [s; h])` ("concat").
 
     Shapes: encoder states h `*B S d_encoder`, decoder states s `*B T d_decoder` ->

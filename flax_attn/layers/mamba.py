@@ -30,6 +30,8 @@ from ._recurrent import (
 class Mamba(Recurrent):
     """`h_t = exp(-exp(A_log) dt_t) h_(t-1) + dt_t x_t B_t'`, `y_t = h_t C_t + D x_t`.
 
+    Also called: selective state space model (SSM), S6, selective scan.
+
     `in_proj` gives x and a gate z; x passes a short causal convolution and silu. `x_proj(x)` gives
     a narrow dt, B and C, and `dt = softplus(dt_proj(dt) + dt_bias)` is a step of each component.
     The output is `out_proj(y * silu(z))`. All tokens' states are held at once, `width state_dim`

@@ -32,6 +32,8 @@ from ._recurrent import (
 class Mamba2(Recurrent):
     """`S_t = exp(-exp(A_log) dt_t) S_(t-1) + dt_t B_t x_t'`, `y_t = S_t' C_t + D x_t`.
 
+    Also called: state space duality (SSD), state space model (SSM).
+
     `in_proj` gives a gate z, the values x, the keys B, the queries C and the steps dt. x, B and C
     pass a short causal convolution and silu; `dt = softplus(dt + dt_bias)`. The output is
     `out_proj(norm(y * silu(z)))`, normed in groups of heads.

@@ -20,6 +20,8 @@ from ._house import Start, StartKeywords, start_signature
 class MultiHeadAttention(nnx.Module):
     """`out_proj(concat_n(dropout(softmax(q_n k_n^T / sqrt(H), future at -inf)) v_n))`.
 
+    Also called: multi-head attention (MHA), multi-head self-attention (MHSA).
+
     Head n of N reads its own H = d_out / N columns of the projections.
 
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.

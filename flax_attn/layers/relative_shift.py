@@ -21,6 +21,8 @@ from ._sources import tokens, zero_absent
 class RelativeShiftAttention(nnx.Module):
     """`softmax(((q + u).k + (q + v).r[i - j] + (q + s).e[other]) / sqrt(H)) values`.
 
+    Also called: Transformer-XL attention, relative multi-head attention.
+
     r is `r_proj` of the sinusoids of all distances; u is `r_w_bias` and v `r_r_bias`. With
     `biases="segment"`, as in XLNet, s is `r_s_bias` and e `seg_embed`, whose second row is for keys
     of another segment than the query's. What distances and segments add is an array `*B N T T`;

@@ -25,6 +25,8 @@ STEEPEST = 1000.0  # slope of the square root that gradients may see
 class RGLRU(Recurrent):
     """`h_t = a_t h_(t-1) + sqrt(1 - a_t^2) i_t x'_t`, `y = linear_out(h * gelu(linear_y(x)))`.
 
+    Also called: real-gated linear recurrent unit (RG-LRU), Griffin and Hawk's recurrent block.
+
     x' is `linear_x(x)` behind a causal convolution, `a = exp(-8 r softplus(recurrent_param))`,
     and the gates r and i are sigmoids of x', mixed inside blocks of components by
     `recurrent_gate_weight` and `input_gate_weight`. The first token of a document has no

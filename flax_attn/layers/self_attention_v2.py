@@ -14,6 +14,8 @@ from ._house import Start, StartKeywords, start_signature
 class SelfAttentionV2(nnx.Module):
     """`softmax(q k^T / sqrt(d_out)) v` with `q, k, v = W_query(x), W_key(x), W_value(x)`.
 
+    Also called: scaled dot-product attention, self-attention with one head.
+
     Shapes: x `*B T d_in` -> context `*B T d_out`.
 
     Args:

@@ -14,6 +14,8 @@ from .cross_layer import CrossLayerAttention, Pair
 class SharedKeyValueAttention(DecodingHeads, SelfAttention):
     """`o_proj(attend(q, rotary(k_norm(k)), v_norm(k)))`, `k = k_proj(x)`: there is no `v_proj`.
 
+    Also called: attention with keys as values, `attention_k_eq_v`.
+
     The values are the keys before norm and rotary, or `v_norm(v_proj(x))` with `own_values`. A
     `CrossLayerAttention` behind it reads its keys and values, by `layer.keys_and_values_of(x)`.
 

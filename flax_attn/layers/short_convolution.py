@@ -14,6 +14,8 @@ from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, s
 class GatedShortConvolution(Recurrent):
     """`out_proj(C * conv(B * x'))`, where `in_proj(x)` is B, C and x' beside each other.
 
+    Also called: short convolution (short conv), LFM2's convolution block.
+
     The convolution is causal, and of each component by itself.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.

@@ -16,6 +16,8 @@ from ._weights import WeightsAttention
 class SigmoidAttention(WeightsAttention):
     """`o_proj(sigmoid(scale * q.k + logit_bias) . v)`, in the place of a softmax.
 
+    Also called: sigmoid self-attention, SigmoidAttn.
+
     The weights of a row have any sum. The paper's bias of -log S starts them near a sum of one; S
     is the number of keys given, hidden ones included.
 

@@ -17,6 +17,8 @@ from ._house import House, HouseKeywords, house_signature
 class SpatialReductionAttention(nnx.Module):
     """`dense(attend(query(x), key(z), value(z)))`, z = layer_norm(sequence_reduction(x)).
 
+    Also called: spatial-reduction attention (SRA), PVT attention.
+
     The reduction is a convolution over squares of ratio x ratio pixels, side by side, so that there
     are ratio ** 2 times fewer keys than queries. Rows and columns that fill no square are no keys,
     as in PVT. With ratio=1 there is neither convolution nor norm, and z is x.

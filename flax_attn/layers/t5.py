@@ -20,6 +20,8 @@ from ._house import House, HouseKeywords, house_signature
 class T5Attention(CrossForward):
     """`o(attend(q(x), k(memory), v(memory), scale=1.0, score=T5Bias(table)))`.
 
+    Also called: attention with a relative position bias.
+
     In T5 the first layer of a stack owns the table, `has_bias=True`, and hands its bias to the
     others, which need it: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an
     array. Cross attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.

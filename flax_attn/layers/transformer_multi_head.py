@@ -16,6 +16,8 @@ from ._house import Start, StartKeywords, start_signature
 class TransformerMultiHeadAttention(nnx.Module):
     """`out_proj(attend(q_proj(query), k_proj(key), v_proj(value)))`, N heads of width D / N.
 
+    Also called: multi-head attention (MHA), `nn.MultiheadAttention`.
+
     The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port`
     carries packed or apart, with three differences: here True in a mask means "may look"
     (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a query that may look at nothing gives

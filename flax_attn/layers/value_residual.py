@@ -17,6 +17,8 @@ from ._house import House, keywords_of
 class ValueResidualAttention(DecodingHeads, Forward):
     """`o_proj(attend(q, k, first + mix * (v - first)))`, `first` the values of the first layer.
 
+    Also called: value residual learning, ResFormer.
+
     Runs through `attend`. The first layer of a model is called without `values`, and the others
     with `values=first.values(x)`, x being what the first was given.
 

@@ -69,6 +69,8 @@ def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int
 class WindowAttention(nnx.Module):
     """Each window of an image attends to itself, with a bias for the place of key beside query.
 
+    Also called: Swin attention, shifted-window attention (W-MSA, SW-MSA).
+
     Version 1: `softmax(q k / sqrt(H) + table[rows])`. Version 2: `softmax(cos(q, k) exp(scale) +
     16 sigmoid(mlp(coordinates))[rows])`, the scale of each head at most log 100, and no bias of the
     keys. With a shift the image is rolled first; tokens from opposite borders, which then share a

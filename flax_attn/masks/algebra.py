@@ -158,6 +158,8 @@ class Mask:
 class Dense(Mask):
     """A boolean array that broadcasts to `*B N T S`; True may look.
 
+    Also called: boolean attention mask, `attn_mask`.
+
     Args:
       array: booleans. What hides with True, as torch's `key_padding_mask`, is `~Dense(array)`.
 

@@ -20,6 +20,8 @@ from .answers import Rows
 class Segments(Mask):
     """`ids[q] == ids[k]`, or `q_ids[q] == kv_ids[k]`: packed documents see only themselves.
 
+    Also called: document mask, segment ids, sequence packing, packed documents.
+
     Args:
       ids: the document of each token, integers, `*B T`, where T equals S. Padding with an id of its
         own sees itself: add `Lengths` to hide it.
@@ -102,6 +104,8 @@ class Segments(Mask):
 @frozen
 class MaskFn(Mask):
     """`fn(b, n, q, k)` on index arrays, which torch's flex attention calls `mask_mod`.
+
+    Also called: `mask_mod` of FlexAttention.
 
     Batch entries are numbered through when there are several batch axes. Functions are told apart
     by identity: define one once, outside the call, or every call traces anew.

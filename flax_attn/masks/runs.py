@@ -150,6 +150,8 @@ def _entries(x: Any, axes: int) -> Any:
 class Full(RunMask):
     """Every query may look at every key; `FULL` is one. Raises nothing.
 
+    Also called: no mask, bidirectional attention.
+
     Source: Vaswani et al., "Attention Is All You Need", 2017.
 
     >>> bool(Full()(0, 0, 1, 4))
@@ -165,6 +167,8 @@ class Full(RunMask):
 @frozen
 class Causal(RunMask):
     """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
+
+    Also called: causal mask, look-ahead mask, lower-triangular mask.
 
     Args:
       offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key. An
@@ -201,6 +205,8 @@ class Causal(RunMask):
 @frozen
 class Window(RunMask):
     """`q + offset - left <= k <= q + offset + right`: counts of keys beside self, None unlimited.
+
+    Also called: sliding-window attention (SWA), local attention.
 
     Hugging Face's `sliding_window=W` counts self: it is `Window(W - 1, 0)`.
 
@@ -254,6 +260,8 @@ class Window(RunMask):
 class Chunked(RunMask):
     """`q // size == k // size`: chunks of positions that see only themselves.
 
+    Also called: chunked attention, block-diagonal mask.
+
     Args:
       size: positions in a chunk.
 
@@ -283,6 +291,8 @@ class Chunked(RunMask):
 @frozen
 class Prefix(RunMask):
     """`k < length`: keys that everybody sees; `Causal() | Prefix(p)` is a prefix language model.
+
+    Also called: prefix-LM mask.
 
     Args:
       length: an integer, or an array of integers that broadcasts to `*B`.
@@ -317,6 +327,8 @@ class Prefix(RunMask):
 @frozen
 class Lengths(RunMask):
     """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right; `~`, on the left.
+
+    Also called: padding mask, key padding mask.
 
     Args:
       kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.

@@ -9,6 +9,8 @@ from .._arrays import is_count
 def alibi_slopes(num_heads: int, *, bias_max: float = 8.0) -> Float[np.ndarray, " N"]:
     """`2 ** (-bias_max i / n)`, i = 1 ... n; if n < N, the odd ones of 2 n fill up.
 
+    Also called: slopes of ALiBi, attention with linear biases.
+
     n is the largest power of two that is at most N. In float64 by numpy, and cast where they are
     used: with 12 heads the powers are no float32 numbers. Bloom's code and MPT's, which begins with
     the finer slopes and takes every second, give the same ones in the same order.

@@ -22,6 +22,8 @@ class Dealt(NamedTuple):
 class Sections:
     """M-RoPE: each pair keeps its rate and is turned by one axis of the positions.
 
+    Also called: multimodal RoPE (M-RoPE), `mrope_section`.
+
     Args:
       sizes: how many of the P pairs each axis turns.
       interleaved: False gives the first `sizes[0]` pairs to the first axis, and so on (Qwen2-VL).
@@ -81,6 +83,8 @@ class Sections:
 @frozen
 class Axial:
     """Rows and columns: each axis of the positions turns P / A pairs, the first axis the first.
+
+    Also called: 2D RoPE, axial RoPE.
 
     Args:
       count: A, the number of axes.

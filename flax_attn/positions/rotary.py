@@ -56,6 +56,8 @@ def rotate(
 ) -> Float[Array, "*B T N H"]:
     """Turns each pair `(a, b)` into `(a cos - b sin, b cos + a sin)`; other components pass.
 
+    Also called: applying rotary position embeddings (RoPE), `apply_rotary_pos_emb`.
+
     Args:
       x: queries or keys; its first 2 P components are turned.
       angles: radians, from `rotary_angles`.
@@ -93,6 +95,8 @@ def rotate(
 @frozen
 class Rotary:
     """Rotary positions as an object to hand to a layer: `rotary(x, positions=None)`.
+
+    Also called: rotary position embedding (RoPE).
 
     Args:
       base: the longest wavelength is about 2 pi base.

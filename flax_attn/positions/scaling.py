@@ -53,6 +53,8 @@ class Scaling:
 class LinearScaling(Scaling):
     """`rate / factor`: positions are interpolated.
 
+    Also called: position interpolation (PI), linear RoPE scaling.
+
     Args:
       factor: how many times longer the sequences may be.
 
@@ -78,6 +80,8 @@ class LinearScaling(Scaling):
 @frozen
 class DynamicScaling(Scaling):
     """Rates of the base `base (factor L / original - (factor - 1)) ** (width / (width - 2))`.
+
+    Also called: dynamic NTK scaling, NTK-aware RoPE scaling.
 
     L is the length of the sequence, at least `original_length`. transformers keeps the largest L so
     far as a state of the module; here each call has its own.
@@ -125,6 +129,8 @@ class DynamicScaling(Scaling):
 class Llama3Scaling(Scaling):
     """Long wavelengths are divided by `factor`, short ones kept, and those between blended.
 
+    Also called: Llama 3 RoPE scaling, `rope_type` "llama3".
+
     A pair that turns less than `low_freq_factor` times within `original_length` is long, one that
     turns more than `high_freq_factor` times short; between them the share kept grows linearly with
     the number of turns.
@@ -167,6 +173,8 @@ class Llama3Scaling(Scaling):
 @frozen
 class Yarn(Scaling):
     """Pairs that turn often are kept, those that turn little divided by `factor`, a ramp between.
+
+    Also called: YaRN, NTK-by-parts scaling.
 
     The ramp runs over the index of the pair, from the one that turns `beta_fast` times within
     `original_length` to the one that turns `beta_slow` times. cos and sin are multiplied by
@@ -254,6 +262,8 @@ class Yarn(Scaling):
 class LongRope(Scaling):
     """`rate / short_factors`, or `rate / long_factors` in a sequence beyond `original_length`.
 
+    Also called: LongRoPE, `rope_type` "longrope".
+
     Args:
       short_factors, long_factors: one number for each of the P pairs.
       original_length: the longest sequence of the training, 2 or more.
@@ -328,6 +338,8 @@ class LongRope(Scaling):
 @frozen
 class Proportional(Scaling):
     """`rate / factor` for the first `share` of the pairs, and 0 for the others.
+
+    Also called: p-RoPE, proportional RoPE.
 
     The rates are those of the whole width, and pairs are `(i, i + H / 2)`: not what `width` does,
     which has rates and pairs of its own.

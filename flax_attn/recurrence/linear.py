@@ -41,6 +41,8 @@ def linear_recurrence(
 ) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B N H h"]]:
     """`S_t = exp(log_decay_t) S_(t-1) + k_t u_t'` and `o_t = S_t' q_t`; outputs and the last state.
 
+    Also called: chunked linear attention, the delta rule, DeltaNet.
+
     u_t is `beta_t v_t`; with the delta rule `beta_t (v_t - k_t' exp(log_decay_t) S_(t-1))`, which
     replaces what the state holds for k_t. Sums run in float32 or wider. Outputs have the dtype of
     v, the state is float32 or wider.

@@ -15,6 +15,8 @@ def context_parallel(
 ) -> AbstractContextManager[None]:
     """A context in which `attend` serves lengths that are sharded by this strategy and layout.
 
+    Also called: context parallelism (CP), sequence parallelism, ring attention, DeepSpeed Ulysses.
+
     Arrays whose T and S are sharded over mesh axes of type Explicit are served anywhere; where
     nothing is asked, by "all_gather" and "contiguous". `jax.jit` traces anew for another strategy.
 

@@ -63,7 +63,7 @@ _THREE = {
 
 
 def _general(layer: nnx.LinearGeneral, out_first: bool = True) -> Roles:
-    """Axes are flattened in order; None of it where they are taken in another, or batched."""
+    """Empty if the axes are permuted or batched: no known layout."""
     if layer.batch_axis or list(layer.axis) != sorted(layer.axis):
         return {}
     ins = {f"i{k}": size for k, size in enumerate(layer.in_features)}

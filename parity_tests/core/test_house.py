@@ -42,7 +42,8 @@ from parity_tests.tables import each
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types, _lazy, _markdown, _devices < taps, _checks, _arrays, quantized < places, layouts
+errors, _types, _lazy, _markdown, _devices, _nearest, _progress
+< taps, _checks, _arrays, quantized, _options < places, layouts
 < masks, positions, norms, normalisers, dropout < scores < rules < request, reference
 < backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
 < flax_drop_in, bench, proving, explain_command, record_command, family_table < cli, _pytest
@@ -168,10 +169,9 @@ def test_every_golden_is_of_a_layer():
 @of_whole_variants
 def test_no_row_of_the_certificate_was_forgotten(layer):
     again = f"run `flax-attn parity {layer} --markdown {CERTIFICATE}`, which writes both pages"
-    full, brief = certificate()
+    full, _ = certificate()
     name = markdown.layers(cases_of(layer)).get(layer, layer)
-    for page, rows in ((CERTIFICATE, full), (README, brief)):
-        assert name in rows, f"{page} has no row of {name}: {again}."
+    assert name in full, f"{CERTIFICATE} has no row of {name}: {again}."
     row = dict(zip(markdown.HEADINGS, full[name], strict=True))
     witnesses = {case.witness for case in cases_of(layer)}
     witnesses |= {kept.proven_equal_to for kept in real.KEPT if kept.variant == layer}
@@ -195,14 +195,16 @@ def test_every_row_of_the_certificate_is_of_a_layer():
 
 def test_the_short_certificate_is_made_from_the_long_one():
     full = FULL.search((ROOT / CERTIFICATE).read_text("utf-8"))["table"]
-    brief = BRIEF.search((ROOT / README).read_text("utf-8"))["table"]
-    for row in set(brief.splitlines()) ^ set(markdown.short(full).splitlines()):
+    marks = BRIEF.search((ROOT / README).read_text("utf-8"))
+    layers, brief = marks["layers"].split(", "), marks["table"]
+    assert [*markdown.rows(brief)] == layers and len(layers) == 10
+    for row in set(brief.splitlines()) ^ set(markdown.short(full, layers).splitlines()):
         name = row.split(" | ")[0].strip("| ")
         pytest.fail(
             f"The rows of {name} in {README} and {CERTIFICATE} disagree: run `flax-attn parity "
             f"{name} --markdown {CERTIFICATE}`, which writes both pages."
         )
-    assert brief == markdown.short(full), f"The rows of {README} are in another order."
+    assert brief == markdown.short(full, layers)
 
 
 @of_whole_variants
@@ -285,7 +287,7 @@ def test_imports_run_one_way(path):
     if part in (("__init__",), ("__main__",)):
         allowed = {*LEVEL} - {"cli", "_pytest"} if part == ("__init__",) else {"cli"}
     elif part[0] == "parity":
-        allowed = {"parity", "weights", "errors", "taps", "_lazy", "_markdown"}
+        allowed = {"parity", "weights", "errors", "taps", "_lazy", "_markdown", "_nearest"}
     elif part[0] == "weights":
         allowed = {"weights", "errors", "taps", "_lazy"}
     else:

@@ -1,6 +1,6 @@
 """Parity of the families: what `flax-attn parity --families` proves against transformers.
 
-Nothing of torch or transformers is imported until `rows` or `run` are called.
+Nothing of torch or transformers is imported until `rows` is called.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
-from rich.progress import Progress
 
 from flax_attn import families
 from flax_attn.parity import Report, compare
@@ -92,19 +91,3 @@ def inputs(small: Part, config: Any) -> dict[str, np.ndarray]:
 def drawn(length: int, config: Any) -> np.ndarray:
     """Two sequences of tokens."""
     return np.random.RandomState(length).standard_normal((2, length, config.hidden_size))
-
-
-def run(progress: Progress | None = None) -> list[Proof]:
-    """All of `rows`, with a bar if there is a `rich` progress to put it in."""
-    progress = Progress(disable=True) if progress is None else progress
-    task, done = progress.add_task("families", total=TOTAL), []
-    for proof in rows(lambda text: progress.update(task, description=text)):
-        done.append(proof)
-        verdict = "equal" if proof.report.ok else "DIFFERENT"
-        error = proof.report.worst("float64", "output")
-        progress.console.out(
-            f"{len(done)} of {TOTAL}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}",
-            highlight=False,
-        )
-        progress.advance(task)
-    return done

@@ -1,11 +1,9 @@
 """Parity on trained weights: what `flax-attn parity --real` proves, and the layers it keeps.
 
-Nothing is downloaded and torch is not imported until `rows` or `run` are called.
+Nothing is downloaded and torch is not imported until `rows` is called.
 """
 
 from collections.abc import Collection
-
-from rich.progress import Progress
 
 from .fetch import RealError as RealError
 from .fetch import cache_dir as cache_dir
@@ -32,16 +30,6 @@ def rows(say: Say = lambda text: None) -> Proofs:
     yield from anarcii.proofs(say)
     yield from smollm2.proofs(say)
     yield from dinov2.proofs(say)
-
-
-def run(progress: Progress | None = None) -> list[Proof]:
-    """All of `rows`, with a bar if there is a `rich` progress to put it in."""
-    progress = Progress(disable=True) if progress is None else progress
-    task, done = progress.add_task("trained weights", total=TOTAL), []
-    for proof in rows(lambda text: progress.update(task, description=text)):
-        done.append(proof)
-        progress.advance(task)
-    return done
 
 
 def kept(variants: Collection[str]) -> list[Proof]:

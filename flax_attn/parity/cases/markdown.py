@@ -5,8 +5,9 @@ A page holds the table between two marks, and the first mark may name the page o
     <!-- certificate; short form in README.md -->
     <!-- end of certificate -->
 
-That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`. The short form
-is made from the table alone, so the two cannot disagree.
+That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`; the first mark
+may name the layers that it shows, as in `<!-- short certificate of CausalAttention, Mamba -->`. The
+short form is made from the table alone, so the two cannot disagree.
 """
 
 import os
@@ -26,7 +27,9 @@ SHORT = ("layer", "equal to", "worst error", "verdict")
 FULL_MARKS = _markdown.between(
     r"<!-- certificate(?:; short form in (?P<short>\S+))? -->", "<!-- end of certificate -->"
 )
-SHORT_MARKS = _markdown.between("<!-- short certificate -->", "<!-- end of short certificate -->")
+SHORT_MARKS = _markdown.between(
+    r"<!-- short certificate(?: of (?P<layers>[\w, ]+))? -->", "<!-- end of short certificate -->"
+)
 
 
 class About(NamedTuple):
@@ -64,14 +67,20 @@ def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
     return _written(HEADINGS, (_row(group, about) for group in variants.values()))
 
 
-def short(table: str) -> str:
+def short(table: str, layers: Sequence[str] = ()) -> str:
     """The table with the columns that fit a narrow page; the worst error is that of float64.
+
+    Args:
+      table: from `markdown`.
+      layers: whose rows are wanted, in this order; all rows if none is named.
 
     >>> row = ["A", "b", "own", "-", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
     >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
     | A | b | 2.0e-15 | equal |
     """
-    return _written(SHORT, map(_short_row, rows(table).values()))
+    every = rows(table)
+    wanted = [name for name in layers or every if name in every]
+    return _markdown.table(SHORT, [_short_row(every[name]) for name in wanted])
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -169,8 +178,11 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
         return [path]
     other = _beside(path, marks["short"])
     text = _text(other)
-    if SHORT_MARKS.search(text):
-        other.write_text(_markdown.fill(text, SHORT_MARKS, short(table)), "utf-8")
+    marks = SHORT_MARKS.search(text)
+    if marks:
+        layers = (marks["layers"] or "").split(", ")
+        brief = short(table, [name for name in layers if name])
+        other.write_text(_markdown.fill(text, SHORT_MARKS, brief), "utf-8")
     return [path, other]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from ..._nearest import listed
 from .collect import Listed, letters
 from .home import quoted
 
@@ -20,15 +21,13 @@ def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Li
     theirs = [case for cases in theirs for case in cases]
     near = _nearest(name, _names(theirs)) or _nearest(name, [*_names(mine), *_modules_here()])
     if packages:
-        from ...weights.mapping import some  # late, since it brings jax
-
-        has = some(quoted(case.title) for case in theirs)
+        has = listed(quoted(case.title) for case in theirs)
         text = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
         return f"{text}: did you mean {near}?" if near else f"{text}; the cases are: {has}."
     text = (
         f"{name!r} is neither a package, nor a variant, nor a case of one that is named before it"
     )
-    variants = ", ".join(dict.fromkeys(case.variant for case in mine))
+    variants = listed(dict.fromkeys(case.variant for case in mine))
     return f"{text}: did you mean {near}?" if near else f"{text}; the variants are: {variants}."
 
 

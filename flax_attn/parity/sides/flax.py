@@ -312,7 +312,7 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
 
 
 def _unpin(module: nnx.Module) -> None:
-    """Lets layers that fix the dtype of their parameters when they are built follow the run's."""
+    """Some layers store a dtype at construction; clear it so that the run's dtype applies."""
     for _, part in nnx.iter_modules(module):
         layer: Any = part
         if _follows(layer):

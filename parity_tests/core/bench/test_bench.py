@@ -67,10 +67,11 @@ def test_lists_of_numbers_and_dtypes():
 @pytest.mark.parametrize(
     "given, said",
     [
+        (["--preset", "books"], "--preset does not take 'books': did you mean book?"),
         (
-            ["--preset", "books"],
-            "--preset takes flash, window, memory, book, decode, layers, linear, scale; "
-            "got 'books'.",
+            ["--preset", "nosuch"],
+            "--preset does not take 'nosuch': it takes flash, window, memory, book, decode, "
+            "layers, linear, scale.",
         ),
         (["--seq", "1k:"], "--seq takes lengths such as 512,1024 or a range"),
         (["--seq", "4k:1k"], "got '4k:1k'"),
@@ -78,9 +79,12 @@ def test_lists_of_numbers_and_dtypes():
         (["--seq", "0"], "--seq takes whole numbers"),
         (["--heads", "1,2"], "--heads takes one whole number; got '1,2'."),
         (["--dtype", "float8"], "--dtype takes float32, bfloat16, float16; got 'float8'."),
-        (["--against", "numpy"], "--against takes jax.nn, flax.nnx"),
-        (["--backend", "quick"], "--backend takes auto, "),
-        (["--variant", "nobody"], "--variant takes "),
+        (["--against", "numpy"], "--against does not take 'numpy': it takes jax.nn, flax.nnx"),
+        (["--backend", "quick"], "--backend does not take 'quick': it takes auto, "),
+        (
+            ["--variant", "multi_hed"],
+            "--variant does not take 'multi_hed': did you mean multi_head",
+        ),
         (["--preset", "book", "--backend", "all"], "--backend is for attention alone"),
         (["--preset", "book", "--full"], "--full is for attention alone"),
         (["--preset", "decode", "--grad"], "--preset decode takes --seq, --heads"),

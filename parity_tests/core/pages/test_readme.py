@@ -33,11 +33,33 @@ def test_block_runs(block):
 @pytest.mark.skipif(not has_torch(), reason="torch_ref is written in torch")
 def test_an_original_is_found_under_the_name_in_the_table():
     names = {*re.findall(r"torch_ref\.(\w+)", TEXT)}
-    assert len(names) > 15
+    assert len(names) > 10
     for name in names:
         assert getattr(torch_ref, name).__name__ == name
     with pytest.raises(AttributeError, match="torch_ref has no 'Tensor'"):
         _ = torch_ref.Tensor
+
+
+COMMANDS = ("pip install . && flax-attn parity", 'pip install -e ".[dev]" && pytest')
+HEADINGS = ["Who it is for", "What is proven", "Use: a layer in a training step"]
+HEADINGS += ["Port: a torch module", "Learn: from six words to fast attention"]
+HEADINGS += ["Benchmark: speed and memory", "Limits", "The code"]
+
+
+def test_the_first_screen_holds_promise_layer_reports_and_commands():
+    first, *rest = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    assert [part.partition("\n")[0] for part in rest] == HEADINGS
+    layer, report, commands = re.findall(r"```\w*\n(.*?)```", first, re.DOTALL)
+    promise = first.partition("```")[0]
+    assert promise.startswith("# flax_attn\n\nAttention in JAX that can be trusted: ")
+    assert len([*filter(None, layer.splitlines())]) == 6 and "from flax_attn import" in layer
+    assert "DIFFERENT" in report and ", 0 different" in report
+    lines = commands.splitlines()
+    assert [line.partition("  ")[0] for line in lines] == [*COMMANDS]
+    assert all(re.search(r"# (a minute|\d+ minutes): ", line) for line in lines)
+    # At 838 pixels a block of code shows 90 letters.
+    assert max(map(len, [*layer.splitlines(), *lines])) <= 90
+    assert len(first.splitlines()) <= 36
 
 
 def test_every_file_of_the_tree_is_there():
@@ -51,7 +73,7 @@ def test_every_file_of_the_tree_is_there():
 
 def test_the_certificate_fits_a_page_of_838_pixels():
     """Where a cell breaks at each space: 93 letters of 7.8 pixels, and the edges of four cells."""
-    table = re.search(r"<!-- short certificate -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
+    table = re.search(r"<!-- short certificate of .*? -->\n(.*?)<!--", TEXT, re.DOTALL)[1]
     columns = zip(*cells(table), strict=True)
     widest = [
         max((word for cell in column for word in cell.split()), key=len) for column in columns

@@ -1,21 +1,64 @@
 """The page docs/scale.md is true: its blocks run in order, on the eight devices that it makes."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from flax_attn.sharding import positions
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, text_of
 
 TEXT = text_of("docs/scale.md")
+(PROGRAM,) = (block for block in blocks(TEXT) if "sys.argv" in block)
+ABOVE = [block for block in blocks(TEXT) if block is not PROGRAM]
 
 
 def test_its_blocks_run_in_order():
-    command = [sys.executable, "-c", "\n".join(blocks(TEXT))]
+    command = [sys.executable, "-c", "\n".join(ABOVE)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "ring over 'seq' (4 shards), contiguous" in run.stdout
-    assert TEXT.count("\nassert ") == 8
+    assert sum(block.count("\nassert ") for block in ABOVE) == 8
+
+
+def trained(folder, *processes):
+    """What each process prints of the page's program."""
+    path = folder / "train.py"
+    path.write_text(PROGRAM.replace("12355", str(free_port())))
+    places = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, path, *process], stdout=subprocess.PIPE, text=True, env=places
+        )
+        for process in processes
+    ]
+    told = [run.communicate(timeout=300)[0] for run in started]
+    assert [run.returncode for run in started] == [0] * len(processes)
+    return [LOSSES.findall(text) for text in told]
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+LOSSES = re.compile(r"^\d\.\d{6} \d\.\d{6} \d\.\d{6}$", re.MULTILINE)
+
+
+def test_its_program_trains_over_three_axes_as_on_one_device(tmp_path):
+    ((losses,),) = trained(tmp_path, [])
+    first, *_, last = map(float, losses.split())
+    assert last < first
+
+
+@pytest.mark.nightly
+def test_its_program_prints_the_same_on_two_processes(tmp_path):
+    (alone,), one, two = trained(tmp_path, []), *trained(tmp_path, ["0"], ["1"])
+    assert one == two == alone
 
 
 def test_the_blocks_of_its_table_are_counted():

@@ -53,6 +53,17 @@ def test_one_run_writes_both_pages_and_nothing_outside_the_marks(pages):
     ]
 
 
+def test_the_short_form_shows_the_layers_that_its_mark_names_in_that_order(pages):
+    full, brief = pages
+    brief.write_text(BRIEF.replace("certificate -->\n<", "certificate of C, A, Unknown -->\n<", 1))
+    made = table(a=(1e-16, 1e-16), b=(1e-16, 1e-16), c=(1e-16, 1e-16))
+    assert markdown.write(full, made, whole=True) == [full, brief]
+    shown = markdown.SHORT_MARKS.search(brief.read_text())
+    assert [*markdown.rows(shown["table"])] == ["C", "A"]
+    assert shown["layers"] == "C, A, Unknown"
+    assert [*markdown.rows(full.read_text().partition("-->\n")[2])][:3] == ["A", "B", "C"]
+
+
 def test_a_part_leaves_other_rows_and_the_whole_drops_them(pages):
     full, brief = pages
     markdown.write(full, table(a=(1e-16, 1e-16), c=(1e-16, 1e-16)), whole=True)

@@ -1,0 +1,98 @@
+"""Draws the charts of docs/benchmarks.md from its own tables: `python docs/charts.py [FOLDER]`.
+
+Time: how long others take beside `attend`, over the length, on every processor that the page has.
+Memory: the temporary memory of each.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from flax_attn._markdown import cells
+
+HERE = Path(__file__).parent
+COLOURS = {"flax_attn": "#444444", "jax.nn": "#1f77b4", "flax.nnx": "#17becf"}
+COLOURS |= {"torch": "#d9480f", "equinox": "#2f9e44"}
+STYLES = ("-", "--", ":")
+PASSES = {"fwd": "forward", "fwd+bwd": "forward and backward"}
+TABLE = "head width 64, causal, float32"
+
+
+def sections(page: str, preset: str) -> dict[str, str]:
+    """By device, the section of a preset."""
+    marks = rf"<!-- bench: {preset}, ([^>]+), float32 -->\n(.*?)<!-- end of bench"
+    return dict(re.findall(marks, page, re.DOTALL))
+
+
+def rows(section: str, title: str) -> list[dict[str, str]]:
+    """The rows of the table under a title, each by its headings."""
+    headings, *lines = cells(section.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0])
+    return [dict(zip(headings, line, strict=True)) for line in lines]
+
+
+def times(page: str):
+    """One panel a pass: others' time over that of `attend`."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.2), sharey=True, layout="constrained")
+    found = sections(page, "flash")
+    for ax, (which, title) in zip(axes, PASSES.items(), strict=True):
+        for style, (device, section) in zip(STYLES, found.items(), strict=False):
+            table = [x for x in rows(section, f"time over that of flax_attn: {TABLE}")]
+            table = [row for row in table if row["pass"] == which]
+            for name in ("jax.nn", "flax.nnx", "torch"):
+                points = [(int(r["T"]), float(r[name][:-1])) for r in table if r[name] != "-"]
+                label = f"{name}, {device}"
+                ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=label)
+        ax.axhline(1.0, color=COLOURS["flax_attn"], linewidth=2.5)
+        ax.text(256, 1.04, "attend", color=COLOURS["flax_attn"], fontsize=9)
+        ax.set(title=title, xscale="log", yscale="log", xlabel="tokens")
+        dress(ax, [int(row["T"]) for row in table], "x")
+    axes[0].set_ylabel("time over that of attend: above 1 is slower")
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8)
+    return figure
+
+
+def memory(page: str):
+    """Temporary memory over the length, forward and backward."""
+    (section, *_) = sections(page, "memory").values()
+    table = rows(section, f"memory over that of flax_attn: {TABLE}")
+    figure, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    lengths = [int(row["T"]) for row in table]
+    mine = [float(row["flax_attn"].split()[0].replace(",", "")) for row in table]
+    ax.plot(lengths, mine, "o-", color=COLOURS["flax_attn"], linewidth=2.5, label="attend")
+    for name in ("jax.nn", "flax.nnx", "equinox"):
+        drawn = zip(lengths, mine, table, strict=True)
+        points = [(n, m * float(row[name][:-1])) for n, m, row in drawn if row[name] != "-"]
+        style = "s--" if name == "flax.nnx" else "o-"  # on the line of jax.nn
+        ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=name, markersize=4)
+    ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB")
+    ax.set_title("one head, forward and backward: temporary memory", fontsize=10)
+    dress(ax, lengths, " MiB")
+    ax.legend(fontsize=8)
+    return figure
+
+
+def dress(ax, lengths: list[int], unit: str) -> None:
+    """Lengths below, plain numbers at the side, and a light grid."""
+    ticks = sorted({*lengths})
+    ax.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}{unit}"))
+    ax.minorticks_off()
+    ax.grid(True, alpha=0.3)
+
+
+def draw(folder: Path) -> None:
+    """Writes both charts."""
+    page = (HERE / "benchmarks.md").read_text("utf-8")
+    for name, make in (("time", times), ("memory", memory)):
+        figure = make(page)
+        figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)

@@ -1,0 +1,41 @@
+"""What is said of a name that means nothing: what it may have been meant for, ten names at most."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MOST = 10
+ALIKE = 0.7  # the least likeness of two names, of 1
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
+    """The end of a sentence: the nearest names, or the first of all of them.
+
+    Args:
+      name: that means nothing.
+      known: the names that would serve.
+      what: these names together, as in "the presets are".
+
+    Example:
+      >>> did_you_mean("bok", ["book", "flash"], "the presets are")
+      'did you mean book?'
+      >>> did_you_mean("nosuch", ["book", "flash"], "the presets are")
+      'the presets are book, flash.'
+    """
+    names = list(dict.fromkeys(known))
+    by_letters = {known_name.lower(): known_name for known_name in reversed(names)}
+    near = get_close_matches(name, names, 3, ALIKE)
+    near = near or [by_letters[x] for x in get_close_matches(name.lower(), by_letters, 3, ALIKE)]
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"{what} {listed(names)}."
+
+
+def listed(names: Iterable[str]) -> str:
+    """At most ten names, and how many more there are.
+
+    >>> listed("abc"), listed("abcdefghijklmn")
+    ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 4 more')
+    """
+    names = list(names)
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return f"{', '.join(names[:MOST])}{more}"

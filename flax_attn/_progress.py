@@ -1,0 +1,95 @@
+"""What a long command is at: a bar on a terminal, and a plain line every ten seconds in a pipe."""
+
+import sys
+import threading
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn, TimeElapsedColumn
+
+EVERY = 10.0  # seconds between two lines where nobody sees a bar
+
+
+class Progress:
+    """Says how much is done while a command runs; its results go elsewhere.
+
+    The bar is drawn on whichever of stdout and stderr is a terminal, and is gone at the end. Where
+    neither is one, lines go to stderr, so that a piped result holds nothing else.
+
+    Args:
+      name: the command, with which each line begins.
+      console: where the command prints its results.
+
+    Example:
+      >>> from rich.console import Console
+      >>> with Progress("flax-attn bench", Console()) as progress:
+      ...     progress.begin(2)
+      ...     progress.at("T 256: torch")
+      ...     progress.advance()
+      >>> progress.text
+      'T 256: torch, 1 of 2'
+    """
+
+    def __init__(self, name: str, console: Console):
+        self.name, self.console = name, console
+        self.task, self.done, self.total = "starting", 0, 0
+        self._start, self._ended = time.monotonic(), threading.Event()
+        shown = console if console.is_terminal else Console(stderr=True)
+        columns = TextColumn("{task.description}", style="none", markup=False), TimeElapsedColumn()
+        # Only what the bar shares a terminal with may be printed through it.
+        shares: dict[str, Any] = {"redirect_stdout": shown is console}
+        self._bar = Bar(*columns, console=shown, transient=True, **shares)
+        self._shows_bar = shown.is_terminal
+        self._thread = threading.Thread(target=self._speak, daemon=True)
+
+    def __enter__(self) -> "Progress":
+        if self._shows_bar:
+            self._bar.start()
+            self._line = self._bar.add_task(self.text)
+        else:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        if self._shows_bar:
+            self._bar.stop()
+        else:
+            self._thread.join()
+
+    def begin(self, total: int) -> None:
+        """So many pieces of work begin; those before them are over."""
+        self.done, self.total = 0, total
+        self._draw()
+
+    def at(self, task: str) -> None:
+        """What is being done now."""
+        self.task = task
+        self._draw()
+
+    def advance(self, task: str = "") -> None:
+        """One piece is done: this one, if it is named only now."""
+        self.task = task or self.task
+        self.done += 1
+        self._draw()
+
+    def say(self, line: str) -> None:
+        """A line of the result, above the bar."""
+        self.console.out(line, highlight=False)
+
+    @property
+    def text(self) -> str:
+        """What is being done, and how many pieces of how many are."""
+        count = f", {self.done} of {self.total}" if self.total else ""
+        return f"{self.task}{count}"
+
+    def _draw(self) -> None:
+        if self._shows_bar and not self._ended.is_set():
+            self._bar.update(self._line, description=self.text)
+
+    def _speak(self) -> None:
+        while not self._ended.wait(EVERY):
+            seconds = time.monotonic() - self._start
+            print(f"{self.name}: {self.text} ({seconds:.0f} s)", file=sys.stderr, flush=True)

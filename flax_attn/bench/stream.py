@@ -1,0 +1,59 @@
+"""The tables of ratios while they grow: each row is shown as soon as it is measured."""
+
+from collections.abc import Callable
+
+from .cells import Table
+from .result import Results
+from .table import tables
+
+SPACES = "   "  # between two columns
+LEFT = ("contender", "pass", "backend", "workload", "cache", "strategy, layout")
+Say = Callable[[str], object]
+
+
+class Stream:
+    """Shows every row of the tables that come first, once.
+
+    Args:
+      results: which grow.
+      say: prints a line.
+    """
+
+    def __init__(self, results: Results, say: Say):
+        self.results, self.say = results, say
+        self._shown: dict[str, int] = {}  # rows, by the title of their table
+        self._header: list[str] = []
+        self._widths: list[int] = []
+
+    def update(self) -> None:
+        """Shows what has come since the last call."""
+        for table in _first(tables(self.results)):
+            rows = table.rows[self._shown.get(table.title, 0) :]
+            if rows and (table.title not in self._shown or table.header != self._header):
+                self._begin(table)
+            for cells in rows:
+                self.say(self._line(cells, table.header))
+            self._shown[table.title] = len(table.rows)
+
+    def rest(self) -> list[Table]:
+        """The tables that were not shown: every figure."""
+        return [table for table in tables(self.results) if table.title not in self._shown]
+
+    def _begin(self, table: Table) -> None:
+        """A new heading: columns are as wide as the first row needs, and a bit more."""
+        self._header = table.header
+        cells = zip(table.header, table.rows[-1], strict=True)
+        self._widths = [max(len(name), len(cell) + 1) for name, cell in cells]
+        self.say(f"\n{table.title}\n")
+        self.say(self._line(table.header, table.header))
+
+    def _line(self, cells: list[str], header: list[str]) -> str:
+        placed = zip(cells, header, self._widths, strict=True)
+        columns = [c.ljust(n) if name in LEFT else c.rjust(n) for c, name, n in placed]
+        return SPACES.join(columns).rstrip()
+
+
+def _first(all_tables: list[Table]) -> list[Table]:
+    """The tables of ratios; where there are none, every figure has its ratio."""
+    ratios = [table for table in all_tables if table.header[0] != "ratio"]
+    return ratios or all_tables
