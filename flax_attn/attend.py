@@ -303,7 +303,7 @@ def explain(
       q_positions, kv_positions: as of `attend`; `jax.ShapeDtypeStruct`s too.
 
     Raises:
-      ValueError, TypeError: as `attend` does. If a backend refuses, `explain` reports it and raises no error.
+      ValueError, TypeError: as `attend` does. A refusal by a backend is reported, not raised.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import explain
