@@ -75,8 +75,7 @@ def make_plan(
     Raises:
       ParityError: with every problem at once: tensors without a place, Params that no tensor
         fills or that are filled twice, shapes that differ, rules that match nothing, ties on one
-        side only;
-        and the rules that may be meant.
+        side only. It also lists proposed rules.
     """
     draft = Draft(sources, module, rules, parts=parts)
     if draft.problems:
