@@ -77,8 +77,8 @@ class ClassAttention(nnx.Module):
         Args:
           x: the tokens, the class token first.
           mask: replaces the layer's; None keeps the layer's.
-          valid: which tokens are there. The others are neither read nor seen; without its class
-            token a sequence gives zeros.
+          valid: which tokens are real. Padding is masked out; a sequence without its class token
+            gives zeros.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.q.in_features

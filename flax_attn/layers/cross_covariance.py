@@ -85,8 +85,8 @@ class CrossCovarianceAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          valid: which tokens are there. The others are in no norm and no product, and their outputs
-            are zero.
+          valid: which tokens are real. Padding enters no norm and no product, and its outputs are
+            zero.
           deterministic: overrides `train()` and `eval()`.
         """
         x = check_input("x", x, self.qkv.in_features)
