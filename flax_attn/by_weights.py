@@ -46,8 +46,8 @@ def attend_by_weights(
     function mixes heads, if `taps.listen()` is open, or if arrays are on several devices, it holds
     all T x S weights of each head. With the defaults it equals `attend`.
 
-    A fully masked row gives zeros. Fully masked keys never reach outputs or gradients, whatever they
-    hold. A value that mixing adds to masked weights, such as a bias, is replaced by zero. A
+    A fully masked row gives zeros. Fully masked keys never reach outputs or gradients, whatever
+    they hold. A value that mixing adds to masked weights, such as a bias, is replaced by zero. A
     mask per head applies to the heads after the mixing.
 
     Args:

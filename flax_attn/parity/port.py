@@ -45,9 +45,9 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
     """Proposed rules for tensors without a place and Params that no tensor fills.
 
     It compares names and looks for layouts that fit, and checks that each rule solves a problem. It
-    applies none. The list is empty if no tensor is left over, or if no rule fits. Two rules
-    with the same names are the two orders in which the parts of a fused weight may lie, `[3,
-    heads, width]` and `[heads, 3, width]`: keep one of them.
+    applies none. The list is empty if no tensor is left over, or if no rule fits. Two rules with
+    the same names are the two possible orders of the parts of a fused weight,
+    `[3, heads, width]` and `[heads, 3, width]`: keep one of them.
 
     Args:
       torch_module, flax_module: as `port` takes them.
