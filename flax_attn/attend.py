@@ -99,48 +99,47 @@ def attend(
 
     In this order: `logits = scale * q.k`; the score, as chained; the mask; softmax over S, with the
     sink logits (unscaled, unmasked) in the denominator; dropout; times v. Softmax and accumulation
-    run in `promote_types(dtype, float32)`. A row that may look at nothing gives zeros, zero
-    gradients and lse = -inf (its sink, if there are sinks); torch's `scaled_dot_product_attention`
-    agrees, `jax.nn` gives the mean of v there, and so does `empty="mean"`. Keys and values that
-    nobody may look at, and queries that see nothing, cannot reach outputs or gradients even if they
-    hold NaN; in the mean of v they can.
+    run in `promote_types(dtype, float32)`. A fully masked row returns zeros, zero gradients and
+    lse = -inf (its sink, if there are sinks), as torch's `scaled_dot_product_attention` does.
+    `jax.nn` returns the mean of v there, as does `empty="mean"`. NaN in fully masked queries, or in
+    keys and values that no query sees, never reaches outputs or gradients, except by that mean.
 
     Args:
       q: queries, `*B T N H`; any number of batch axes, none included.
       k: keys, `*B S K H`; K must divide N.
       v: values, `*B S K h`; h may differ from H.
       mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look. None is FULL.
-      score: what happens to the scaled logits, from `flax_attn.scores`. None is IDENTITY.
+      score: a change of the scaled logits, from `flax_attn.scores`. None is IDENTITY.
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
-      sinks: one logit a query head.
+      sinks: one logit per query head.
       dropout: `Dropout(rate, key)` or `DropoutMask(mask, rate)`.
-      empty: what a row gives whose lse is -inf, since no key and no sink is left to it: "zero", or
-        "mean", the mean of v over all S keys of its batch entry and key/value head. That is what an
-        additive mask of `finfo.min` gives, as Hugging Face's models have it: dropout then drops
-        from S equal weights, and a finite sink takes the whole weight, so that the row is zero.
-        The mean is of all S values, so NaN in padding reaches these rows. Their lse stays -inf, and
-        they send gradients to v alone. torch's autograd sends some to q and k through the sum
+      empty: the output of a row without any key or sink (lse = -inf): "zero", or "mean", the mean
+        of v over all S keys of its batch entry and key/value head. The additive masks of
+        `finfo.min` in Hugging Face's models give this mean. Dropout then drops from S equal
+        weights, and a finite sink takes the whole weight, so the row is zero. The mean is over all
+        S values, so NaN in padding reaches these rows. Their lse stays -inf, and only v gets
+        gradients from them. torch's autograd also sends some to q and k through the sum
         `logits + finfo.min`, although it rounds the logits away; `masked_fill` sends none.
-      places: inside a `jax.shard_map` of the caller's, where batch entries and heads of this shard
-        stand in the whole, so that dropout and functions of b and n are those of the whole.
-        Sharded arrays outside of one need nothing: batch and heads stay where they are, and no
-        device asks another for any. Over a length that is sharded attention goes as
-        `sharding.context_parallel` says.
-      q_positions, kv_positions: where queries and keys stand, integers that broadcast to `*B T` and
-        `*B S`; None means 0, 1, 2, ... A cache needs them, whose slots hold keys in any order. The
-        mask, the score and the dropout are asked at these in place of the indices, so that
-        CAUSAL and Window mean the same in every cache; what has an array along T or S (Dense,
-        Segments, Additive, DropoutMask, a class of yours whose AXES name q or k) is read by index.
-        A key at a negative position is never seen, be it by `~mask`, and a query there sees
-        nothing. With `empty="mean"` the mean is then of the keys that are present.
+      places: inside your own `jax.shard_map`, the places of this shard's batch entries and heads in
+        the whole array, so that dropout and functions of b and n equal those of the whole. Outside
+        of a `jax.shard_map`, sharded arrays need no `places`: batch and heads are computed on
+        their devices, without communication. `sharding.context_parallel` sets how attention goes
+        over a sharded length.
+      q_positions, kv_positions: positions of queries and keys, integers that broadcast to `*B T`
+        and `*B S`; None means 0, 1, 2, ... A cache passes them, because its slots hold keys in any
+        order. The mask, the score and the dropout get them in place of the indices, so CAUSAL and
+        Window mean the same in every cache. Objects with an array along T or S (Dense, Segments,
+        Additive, DropoutMask, a class of yours whose AXES name q or k) are read by index. A key at
+        a negative position is never seen, not even by `~mask`, and a query there sees no key.
+        With `empty="mean"`, the mean is then over the keys that are present.
       backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
-        `explain` lists; `use_backend` says it for all inside. Forward mode (`jax.jvp`,
-        `jax.jacfwd`, `jax.linearize`) needs "reference", which "auto" takes below 128 x 128 weights
-        a head and, of few queries, up to 64 KiB of keys and values each; second derivatives
-        (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on one device, by
-        which `jax.grad` of `jax.grad` ends at 1,024 tokens. Under `jax.jit`, and from the function
-        that `jax.linearize` gives, the error is jax's own and does not say so.
-      return_lse: whether the log-sum-exp is wanted too; it is differentiable.
+        `explain` lists; `use_backend` sets it for a whole context. Forward mode (`jax.jvp`,
+        `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128
+        weights per head and, for few queries, up to 64 KiB of keys and of values. Second
+        derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on
+        one device, where `jax.grad` of `jax.grad` works up to 1,024 tokens. Under `jax.jit`, and in
+        the function that `jax.linearize` returns, the error is jax's own and does not say so.
+      return_lse: whether to return the log-sum-exp too; it is differentiable.
 
     Returns:
       The output, `*B T N h` in the dtype of q; with `return_lse` also the lse, `*B T N` in float32
@@ -221,8 +220,8 @@ def attention_weights(
 
     Also called: attention map, attention probabilities, `output_attentions`.
 
-    In float32 or wider; rows that may look at nothing are zero, whatever `empty` of `attend` says,
-    the others sum to one, less what goes to the sink.
+    In float32 or wider. Fully masked rows are zero, whatever `empty` is in `attend`. The other rows
+    sum to one, minus the weight of the sink.
 
     Args:
       q, k: queries `*B T N H` and keys `*B S K H`.
@@ -254,14 +253,15 @@ def _weights(request: Request) -> jax.Array:
 def use_backend(name: str) -> AbstractContextManager[None]:
     """A context in which `attend(backend="auto")`, so every layer too, takes the backend `name`.
 
-    It raises where that one cannot serve a request; "auto" gives the choice back. `jax.jit` traces
-    anew for another backend. The environment variable FLAX_ATTN_BACKEND says it for a process.
+    A request that the backend cannot serve raises an error. "auto" restores the automatic choice.
+    `jax.jit` traces again for another backend. The environment variable FLAX_ATTN_BACKEND sets the
+    backend for a whole process.
 
     Args:
       name: "auto", or a backend that `explain` lists.
 
     Raises:
-      ValueError: for a name that is no backend's.
+      ValueError: if there is no backend of this name.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import attend, use_backend
@@ -291,9 +291,9 @@ def explain(
 ) -> Explanation:
     """Every backend's verdict on a request: accepted, or why it refuses or is passed over.
 
-    One that is passed over serves if it is named; for this request another is the better choice.
+    A backend that is passed over works if you name it, but another fits this request better.
 
-    Nothing is computed. Prints as a table; `.chosen` is the name of the one that `attend` takes.
+    Computes nothing. Prints as a table; `.chosen` is the name of the backend that `attend` takes.
 
     Args:
       q, k, v: `*B T N H`, `*B S K H`, `*B S K h`; arrays, or `jax.ShapeDtypeStruct`s.
@@ -303,7 +303,7 @@ def explain(
       q_positions, kv_positions: as of `attend`; `jax.ShapeDtypeStruct`s too.
 
     Raises:
-      ValueError, TypeError: as `attend` does; a backend that refuses is no error here.
+      ValueError, TypeError: as `attend` does. A refusal by a backend is reported, not raised.
 
     >>> import jax.numpy as jnp
     >>> from flax_attn import explain

@@ -41,19 +41,20 @@ def attend_by_weights(
 ) -> Float[Array, "*B T N h"]:
     """`mix_weights(normalise(mask(score(mix_scores(scale * q.k))))) . v`, dropout before v.
 
-    For what `attend` cannot carry. It runs the plain formula on every machine, of more than 128
-    queries by blocks of 128, whose weights alone are held. Functions that mix heads, and whoever
-    listens to the weights, are given all of them, T x S a head, and so are arrays on several
-    devices. With the defaults it is `attend`.
-    A row that may look at nothing gives zeros, and keys that nobody may look at cannot reach
-    outputs or gradients, whatever they hold. What a mixing adds to hidden weights, a bias say, is
-    replaced by zero; a mask of each head is asked for the heads that come out of the mixing.
+    Use it for weights that `attend` cannot compute. It runs the plain formula on every machine. For
+    more than 128 queries it goes by blocks of 128, and holds only the weights of one block. If a
+    function mixes heads, if `taps.listen()` is open, or if arrays are on several devices, it holds
+    all T x S weights of each head. With the defaults it equals `attend`.
+
+    A fully masked row gives zeros. Fully masked keys never reach outputs or gradients, whatever
+    they hold. A value that mixing adds to masked weights, such as a bias, is replaced by zero. A
+    mask per head applies to the heads after the mixing.
 
     Args:
       q, k, v: as of `attend`; K must divide N.
       normalise: from scores, in float32 or wider, to weights over the last axis: `softmax`,
-        `sigmoid`, `entmax`, or a function of yours. It meets -inf where a query may not look; what
-        it gives there is replaced by zero.
+        `sigmoid`, `entmax`, or a function of yours. It gets -inf at masked places; its
+        results there are replaced by zero.
       mix_scores, mix_weights: functions of all heads' logits and weights, `B N T S` -> `B N T S`,
         all batch axes as one.
       mask, score, scale, dropout: as of `attend`.

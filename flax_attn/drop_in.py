@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention`, kept by `attend`: swap the import, and leave the calls alone."""
+"""`jax.nn.dot_product_attention`, computed by `attend`: change the import and keep the calls."""
 
 import operator
 from functools import reduce
@@ -90,7 +90,7 @@ def dot_product_attention(
         the kernel or its reason why not. Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`)
         needs "xla", or `use_backend("reference")`, from 128 x 128 weights a head on; under
         `jax.jit` jax's own TypeError does not say so.
-      return_residual: whether the log-sum-exp is wanted too.
+      return_residual: whether to return the log-sum-exp too.
 
     Returns:
       The output, `B T N h` or `T N h` as `query` has it, in its dtype; with `return_residual` also
@@ -104,14 +104,14 @@ def dot_product_attention(
 
     Where the results differ from jax.nn's on purpose:
 
-    * A query that may look at nothing gives zeros and a residual of -inf; jax.nn gives the mean of
+    * A fully masked query returns zeros and a residual of -inf; jax.nn returns the mean of
       v, as `attend(empty="mean")` does, and NaN where a bias of -inf hides all.
-    * What nobody may look at reaches nothing, even if it holds NaN; in jax.nn 0 * NaN does.
+    * NaN in masked places never reaches outputs or gradients; in jax.nn 0 * NaN does.
     * The residual is float32 or wider and differentiable; jax.nn rounds it to the dtype of the
       keys and stops its gradient.
     * float64 stays float64; jax.nn takes its softmax in float32. In bfloat16 and float16 the plain
       formula keeps its weights in float32 until the product with v; jax.nn rounds them first.
-      `jax.default_matmul_precision` reaches every product; jax.nn overrules it in q.k
+      `jax.default_matmul_precision` reaches every product; jax.nn overrides it in q.k
       (and so cannot be jitted for a CPU in float16).
     * Refused, though jax.nn takes them: a negative count in a window, a boolean bias, a query, key
       or value of rank 2, a scale that is no scalar. Refused by TypeError, where jax.nn has

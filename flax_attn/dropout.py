@@ -1,4 +1,4 @@
-"""Dropout on attention weights: drawn by place, so that every backend drops the same elements."""
+"""Dropout on attention weights, drawn by index, so that every backend drops the same elements."""
 
 import math
 from typing import Any, ClassVar
@@ -54,17 +54,17 @@ class Dropout(Drop):
     again: give every one its own key.
 
     Sharded arrays are numbered as a whole, so a mesh changes nothing. Inside a `jax.shard_map` of
-    your own, hand `attend` the `places` of the shard, or every shard its own key.
+    your own, pass the `places` of the shard to `attend`, or give every shard its own key.
 
     Args:
       rate: from 0 to 1.
       key: a `jax.random.key`.
-      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
-      positions: where queries and keys stand; `attend` sets it from its `q_positions` and
+      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
+      positions: the positions of queries and keys; `attend` sets it from its `q_positions` and
         `kv_positions`.
 
     Raises:
-      TypeError: if `key` is no random key.
+      TypeError: if `key` is not a random key.
       ValueError: if `rate` lies outside [0, 1].
 
     Source: Srivastava et al., "Dropout", 2014.
@@ -123,7 +123,7 @@ class DropoutMask(Drop):
       TypeError: if `mask` is not boolean.
       ValueError: if `rate` lies outside [0, 1]; in use, if the mask does not broadcast.
 
-    Source: Srivastava et al., "Dropout", 2014, with a draw that is given.
+    Source: Srivastava et al., "Dropout", 2014, with a recorded draw.
 
     >>> keep = jnp.asarray([[[[True, False]]]])
     >>> DropoutMask(keep, 0.5).apply(jnp.ones((1, 1, 1, 2)), keep).ravel().tolist()
@@ -196,7 +196,7 @@ class LayerDropout(nnx.Dropout):
         super().__init__(rate, rngs=dropout_stream(rngs))
 
     def __call__(self, inputs, *, deterministic=None, rngs=None):
-        """The inputs, dropped in training; `deterministic` overrules `train()` and `eval()`."""
+        """The inputs, dropped in training; `deterministic` overrides `train()` and `eval()`."""
         off = self.deterministic if deterministic is None else deterministic
         if rngs is None and not off and 0 < self.rate < 1:
             check_stream(self.rate, self.rngs)
@@ -204,7 +204,7 @@ class LayerDropout(nnx.Dropout):
 
 
 class AttentionDropout(nnx.Module):
-    """Hands out the `Dropout` of one call in training, and None otherwise.
+    """Returns the `Dropout` of one call in training, and None otherwise.
 
     Follows `train()` and `eval()` as `nnx.Dropout` does; a rate of 0 draws no key.
 
@@ -229,7 +229,7 @@ class AttentionDropout(nnx.Module):
         self.rngs = nnx.data(None) if stream is None else stream.fork()
 
     def __call__(self, deterministic: bool | None = None) -> Dropout | None:
-        """The dropout to hand to `attend`; `deterministic` overrules `train()` and `eval()`."""
+        """The dropout to pass to `attend`; `deterministic` overrides `train()` and `eval()`."""
         deterministic = self.deterministic if deterministic is None else deterministic
         if deterministic or self.rate == 0:
             return None

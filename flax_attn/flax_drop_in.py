@@ -45,7 +45,7 @@ def flax_attention(
 ) -> Float[Array, "*B T N h"]:
     """`dropout(softmax(q.k / sqrt(H) + bias, where masked)) . v`: flax's function, by `attend`.
 
-    Hand it to `flax.nnx.MultiHeadAttention`, `flax.linen.MultiHeadDotProductAttention` or
+    Pass it to `flax.nnx.MultiHeadAttention`, `flax.linen.MultiHeadDotProductAttention` or
     `flax.linen.MultiHeadAttention` as `attention_fn=flax_attention`; weights, caches and calls stay
     as they are. The arguments are those of flax's two functions of the name
     `dot_product_attention`; in flax 0.12 the first twelve are shared and the others are passed by
@@ -58,21 +58,21 @@ def flax_attention(
       bias: added to the scaled logits; broadcasts to `*B N T S`; differentiable.
       mask: broadcasts to `*B N T S`; boolean or a number, and all but False and 0 may look, as
         `make_attention_mask` gives it. An additive mask (0 and -inf) goes to `bias`.
-      broadcast_dropout: whether one drop of shape `T S` serves all batch entries and heads.
-      dropout_rng: a random key, from which flax's own drop is drawn, bit for bit.
-      dropout_rate: share of the weights that is dropped, from 0 to 1.
-      deterministic: whether nothing is dropped.
+      broadcast_dropout: whether one dropout mask of shape `T S` serves all batch entries and heads.
+      dropout_rng: a random key; the dropout mask equals flax's own, bit for bit.
+      dropout_rate: dropout rate of the weights, from 0 to 1.
+      deterministic: whether dropout is off.
       dtype: of the arithmetic and the output; None promotes query, key and value.
       precision: of both products, instead of `jax.default_matmul_precision`: one `jax.lax`
         precision, its name, or the name of a `jax.lax.DotAlgorithmPreset`.
       module: the flax module whose `sow` receives the weights before dropout, `*B N T S`, as
-        "attention_weights" among its intermediates; outputs do not change by it.
+        "attention_weights" among its intermediates; the outputs do not change.
       is_causal: whether query t may look at keys up to t only, in addition to the mask.
       promote_dtype: nnx's `promote_dtype((query, key, value), dtype=dtype)`.
       force_fp32_for_softmax: whether output and sown weights are float32 where dtype is narrower;
         the softmax is taken in float32 or wider in either case.
-      einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: products of the
-        caller's own, which no backend takes: refused.
+      einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: your own
+        products, which no backend takes: they raise an error.
 
     Returns:
       The output, `*B T N h` in `dtype`.
@@ -82,15 +82,15 @@ def flax_attention(
         that is not inexact, a dropout without a key.
       TypeError: for complex arrays, a flag that is no boolean, a mask or bias that is no number, a
         module that cannot sow.
-      NotImplementedError: for a product of the caller's own or two precisions that differ.
+      NotImplementedError: for a product of your own or two precisions that differ.
 
     Where the results differ from flax's on purpose:
 
-    * A query that may look at nothing gives zeros and weights of zero; flax gives the mean of v.
-    * What nobody may look at reaches nothing, even if it holds NaN; in flax 0 * NaN does.
+    * A fully masked query returns zeros and weights of zero; flax returns the mean of v.
+    * NaN in masked places never reaches outputs or gradients; in flax 0 * NaN does.
     * A rate of 1 drops everything and gives zeros; flax divides by 0 and gives NaN.
     * `force_fp32_for_softmax` leaves float64 as it is; flax rounds its weights to float32.
-    * Refused, though Linen takes them: complex arrays, and einsums of the caller's own.
+    * Refused, though Linen takes them: complex arrays, and your own einsums.
     * Without `force_fp32_for_softmax` flax takes the softmax of bfloat16 and float16 in that dtype;
       here it is taken in float32, so results differ in their last bits. nnx without dropout and
       sowing takes it in float32 even in float64, and ignores `precision`; here float64 stays

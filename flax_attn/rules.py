@@ -23,12 +23,12 @@ class Rules:
     `attend` and `explain` take the parts by name; a backend of your own takes them together.
 
     Attributes:
-      mask: what may look at what.
-      score: what happens to a scaled logit before the mask.
+      mask: which query may look at which key.
+      score: a change of the scaled logits before the mask.
       scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
-      sinks: one logit a query head that joins the softmax's denominator, shape N, or None.
+      sinks: one logit per query head that joins the softmax's denominator, shape N, or None.
       dropout: `Dropout`, `DropoutMask` or None.
-      positions: where queries and keys stand, or None where index and position are one. `bind`
+      positions: those of queries and keys, or None if they equal the indices. `bind`
         hands them to the mask, the score and the dropout, which backends then ask by slot.
 
     Raises:

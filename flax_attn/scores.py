@@ -1,8 +1,8 @@
-"""Scores: what happens to a logit between scaled dot product and mask. Data, chained by `>>`.
+"""Scores: changes of the logits between scaled dot product and mask. Data, chained by `>>`.
 
-`Softcap(30.0) >> Alibi(slopes)` caps first and adds the bias then. A score is a frozen pytree: its
+`Softcap(30.0) >> Alibi(slopes)` caps first, then adds the bias. A score is a frozen pytree: its
 arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)`
-on the block's index arrays, so nothing of size T x S is made on its behalf.
+on the block's index arrays, so no array of size T x S is made for it.
 """
 
 import math
@@ -35,11 +35,11 @@ from .positions.relative import t5_buckets
 class Score:
     """The base of all scores. A subclass changes logits at index arrays; the rest has defaults.
 
-    A subclass of your own is decorated with `flax_attn.frozen`, which makes it a dataclass, a
-    pytree whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it.
+    Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
+    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it.
 
     Raises:
-      NotImplementedError: in use, by a subclass that does not say what it changes.
+      NotImplementedError: in use, by a subclass that does not define `__call__`.
       TypeError: for `score >> x` unless x is a score; in use, by a subclass that is not decorated.
 
     Source: `score_mod` of torch's flex attention.
@@ -190,7 +190,7 @@ class Softcap(Score):
       cap: the bound, above zero.
 
     Raises:
-      TypeError: if `cap` is no number.
+      TypeError: if `cap` is not a number.
       ValueError: if it is not one finite number above zero.
 
     Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
@@ -222,8 +222,8 @@ class Alibi(Score):
     Under a causal mask this is the paper's `-slope * (q - k)`; without one, both sides are damped.
 
     Args:
-      slopes: one slope a query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
-      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
+      slopes: one slope per query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
+      offset: the distance of the first query from the first key; `"end"` aligns the last ones. An
         array of integers that broadcasts to `*B` gives every batch entry its own.
 
     Raises:
@@ -275,12 +275,12 @@ class T5Bias(Score):
 
     Also called: relative position bias (RPB).
 
-    A backend that works in blocks reads the table for its block alone.
+    A backend that works in blocks reads the table only for its block.
 
     Args:
-      table: one row a bucket and one column a query head, shape `buckets N`.
+      table: one row per bucket and one column per query head, shape `buckets N`.
       buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
-      offset: how far the first query stands from the first key; `"end"` aligns the last ones. An
+      offset: the distance of the first query from the first key; `"end"` aligns the last ones. An
         array of integers that broadcasts to `*B` gives every batch entry its own.
 
     Raises:
@@ -354,7 +354,7 @@ class Additive(Score):
       TypeError: if `array` is not floating.
       ValueError: in use, if it does not broadcast to `*B N T S`.
 
-    Source: Raffel et al., 2020, whose position bias it carries; `attn_mask` of torch's functions.
+    Source: Raffel et al., 2020, for position biases; `attn_mask` of torch's functions.
 
     >>> float(Additive(jnp.ones((1, 1, 1, 1)))(jnp.asarray(1.0), 0, 0, 0, 0))
     2.0
@@ -383,18 +383,18 @@ class Additive(Score):
 
 @frozen
 class ScoreFn(Score):
-    """`fn(logits, b, n, q, k)`: any function of a logit and its place.
+    """`fn(logits, b, n, q, k)`: any function of a logit and its indices.
 
     Also called: `score_mod` of FlexAttention.
 
     Args:
       fn: from logits and four integer arrays that broadcast against them to logits of the same
-        shape and dtype. Functions are told apart by identity: define one once, outside the call.
+        shape and dtype. Functions are compared by identity: define `fn` once, outside the call.
       params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
-      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
+      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
 
     Raises:
-      TypeError: if `fn` is no function.
+      TypeError: if `fn` is not a function.
       ValueError: in use, if `fn` changes the shape or the dtype.
 
     Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.

@@ -1,4 +1,4 @@
-"""Named points inside a forward: identity for everybody, a record for whoever listens.
+"""Named points inside a forward: the identity, unless a `listen` block records them.
 
 >>> import jax.numpy as jnp
 >>> with listen() as heard:
@@ -21,7 +21,7 @@ _listener: ContextVar[Hear | None] = ContextVar("listener", default=None)
 
 
 def tap(name: str, value: jax.Array) -> jax.Array:
-    """`value`, unchanged, unless somebody who listens puts another in its place."""
+    """`value`, unchanged, unless the `hear` of a `listen` block replaces it."""
     hear = _listener.get()
     if hear is None:
         return value
@@ -30,7 +30,7 @@ def tap(name: str, value: jax.Array) -> jax.Array:
 
 
 def listening() -> bool:
-    """Whether somebody listens here."""
+    """Whether this runs inside a `listen` block."""
     return _listener.get() is not None
 
 
@@ -38,8 +38,8 @@ def listening() -> bool:
 def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.
 
-    What `hear` returns goes on in the value's place; None leaves it as it is. Under `jax.jit` open
-    it inside the traced function and return what was heard.
+    If `hear` returns a value, it replaces the tap's value; None keeps it. Under `jax.jit`, open the
+    block inside the traced function and return the collected values.
     """
     heard: list[tuple[str, jax.Array]] = []
     token = _listener.set(hear or (lambda name, value: heard.append((name, value))))

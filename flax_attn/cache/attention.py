@@ -1,4 +1,4 @@
-"""Attention of new tokens over a cache, which it gives back with these tokens stored."""
+"""Attention of new tokens over a cache; returns the cache with these tokens stored."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ def attend_cached(
     dropout: Drop | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Array, "*B T N h"], C]:
-    """Stores keys and values of T tokens, and lets the tokens look at all that is stored.
+    """Stores keys and values of T tokens, then computes their attention over all stored tokens.
 
     Also called: attention with a KV cache, incremental decoding, prefill and decode.
 
@@ -58,8 +58,8 @@ def attend_cached(
       cache: a `Cache` or a `PagedCache`.
       mask: as of `attend`; None is FULL. What has an axis of S, such as a boolean array, goes by
         slot and needs a static cache. `Lengths` and `Prefix` count tokens.
-      valid: which of the tokens are there. The others are neither stored nor seen, and their
-        outputs are zero, so that padding may stand anywhere.
+      valid: which of the tokens are real. Padding is neither stored nor seen, and its outputs are
+        zero, so padding may be anywhere.
       score, scale, sinks, dropout, backend: as of `attend`.
 
     Returns:

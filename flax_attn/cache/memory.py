@@ -62,7 +62,7 @@ class Memory:
         return taken(self, rows, self.positions.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
-        """The memory with these rows empty: whoever looks there sees nothing."""
+        """The memory with these rows empty: queries see no key there."""
         rows = rows_to_reset(rows, self.positions.shape[:-1])
         return replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
 

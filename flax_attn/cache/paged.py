@@ -1,7 +1,7 @@
 """A cache in pages: rows of unequal lengths share one pool, and a table says whose page is whose.
 
-Which page belongs to which row is the caller's to decide, on the host: a page is taken when a row
-needs it, and returned when the row is done. Here nothing is allocated.
+The caller decides on the host which page belongs to which row: take a page when a row needs it, and
+return it when the row is done. This module allocates nothing.
 """
 
 from dataclasses import replace
@@ -136,7 +136,7 @@ class PagedCache:
 
     @property
     def by_slot(self) -> bool:
-        """Arrays with an axis of S are refused: how many slots a row has is its table's affair."""
+        """Arrays with an axis of S are refused: the table decides how many slots a row has."""
         return False
 
     def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:

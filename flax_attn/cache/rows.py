@@ -1,4 +1,4 @@
-"""What caches share: their axes, places of new tokens, and what is done with rows."""
+"""What caches share: their axes, the places of new tokens, and operations on rows."""
 
 from typing import Any, TypeVar
 

@@ -1,8 +1,8 @@
 """A cache of keys and values in slots: static, or a ring that keeps a window of tokens.
 
-Everything is asked by position, never by slot: `positions` says which token a slot holds, and -1
-that it holds none. So masks mean the same in a static cache and in a ring, beside padding, and
-after tokens were taken back.
+Masks and scores go by position, never by slot: `positions` holds the position of each slot's token,
+or -1 for an empty slot. So masks mean the same in a static cache and in a ring, with padding, and
+after `truncate`.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ Store = Int8 | Float8
 
 @frozen
 class Cache:
-    """Keys and values of the tokens so far; `attend_cached` and layers read it and give a new one.
+    """Keys and values of the tokens so far; `attend_cached` and layers return an updated one.
 
     Also called: KV cache, key/value cache; as a ring, sliding-window or rolling cache.
 
@@ -47,13 +47,13 @@ class Cache:
       keys, values: `*B K S H` and `*B K S h`, or `Quantized`; values None for a latent cache,
         whose values are the first columns of its keys.
       positions: `*B S`, the position of the token in each slot, -1 where there is none.
-      length: `*B`, how many tokens were stored so far, less what `truncate` took back. It is the
+      length: `*B`, how many tokens are stored, without those that `truncate` removed. It is the
         position of the next token.
-      overflowed: `*B`, rows that were given more tokens than there are slots. Nothing is stored in
-        them any more, and their outputs are NaN.
+      overflowed: `*B`, rows that got more tokens than they have slots. They store no more
+        tokens, and their outputs are NaN.
       window: how many tokens back a ring reaches, the token itself included; None for no ring.
-      keep_first: how many tokens from the start a ring keeps for ever.
-      spare: how many tokens can be taken back from a ring.
+      keep_first: how many tokens from the start a ring always keeps.
+      spare: how many tokens `truncate` can remove from a ring.
       store: how keys and values are quantized, or None.
 
     Raises:
@@ -104,12 +104,12 @@ class Cache:
           num_kv_heads, head_dim: key heads K and their width H.
           value_dim: width h of the values; None for H.
           window: keep only so many tokens, the newest included, in a ring that never overflows: for
-            a mask `CAUSAL & Window(window - 1, 0)`. Where `length` tokens fit in as many slots as
-            the ring would need, there is no ring.
-          keep_first: tokens from the start that the ring keeps besides.
-          spare: slots that the ring has besides, so that `truncate` can take back as many tokens.
+            a mask `CAUSAL & Window(window - 1, 0)`. If `length` tokens fit into the slots that the
+            ring would need, no ring is made.
+          keep_first: further tokens, from the start, that the ring keeps.
+          spare: further slots of the ring, so that `truncate` can remove as many tokens.
           dtype: of keys and values.
-          store: `Int8()` or `Float8()`, with one scale a token and head.
+          store: `Int8()` or `Float8()`, with one scale per token and head.
           latent: whether values are the first columns of the keys, and stored only there.
           layers: how many layers share one stack, for a scan over them; None for no such axis.
 

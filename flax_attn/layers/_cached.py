@@ -21,7 +21,7 @@ M = TypeVar("M", Cache, PagedCache, Memory)
 
 
 class Call(TypedDict, total=False):
-    """The keywords at the call of a layer of self attention, but for `cache`."""
+    """The call's keywords of a self-attention layer, except `cache`."""
 
     mask: Mask | Array | None
     positions: Int[Array, "... T"] | None
@@ -31,7 +31,7 @@ class Call(TypedDict, total=False):
 
 
 class CrossCall(TypedDict, total=False):
-    """The keywords at the call of a layer of self and cross attention, but for `cache`."""
+    """The call's keywords of a layer for self and cross attention, except `cache`."""
 
     mask: Mask | Array | None
     valid: Bool[Array, "*#B T"] | None

@@ -164,7 +164,7 @@ def visible(
 def zero_unseen_states(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
-    """Zeros for states that nobody sees and queries that see nothing: NaN there is inert."""
+    """Zeros for fully masked states and queries: NaN there is inert."""
     h = jnp.where(seen.any(axis=-2)[..., None], h, 0)
     return h, jnp.where(seen.any(axis=-1)[..., None], s, 0)
 
@@ -172,7 +172,7 @@ def zero_unseen_states(
 def pool(
     logits: Float[Array, "*B T S"], h: Float[Array, "*B S E"], seen: Bool[Array, "*B T S"]
 ) -> Float[Array, "*B T E"]:
-    """`softmax(logits where seen) . h`; a query that sees nothing gets zeros.
+    """`softmax(logits where seen) . h`; a fully masked query gets zeros.
 
     >>> pool(jnp.zeros((1, 2)), jnp.asarray([[1.0], [3.0]]), jnp.ones((1, 2), bool)).tolist()
     [[2.0]]

@@ -174,18 +174,17 @@ class SelfAttention(Forward):
 
         Args:
           x: the tokens.
-          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None is the layer's.
-          positions: what the rotary is given, and nothing else; None stands for 0 ... T - 1, or
-            beside a cache for the tokens' places there. They are `*B T`, or `A *B T` for a rotary
+          mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None keeps the layer's.
+          positions: used by the rotary only; None means 0 ... T - 1, or with a cache the tokens'
+            places there. They are `*B T`, or `A *B T` for a rotary
             whose tokens have several positions.
-          valid: which tokens are there. Others are neither read nor seen, whatever they hold, and
-            their outputs are zero.
-          empty: what a token gives that may look at nothing: "zero", or "mean", the mean of all
-            values, as padding in Hugging Face's models with their additive `finfo.min`; see
-            `attend`.
-          deterministic: overrules `train()` and `eval()`.
-          cache: what `init_cache` made, or an earlier call gave; x then are the next tokens, which
-            look at those in the cache too, and the call gives y and the cache with them.
+          valid: which tokens are real. Padding is masked out, whatever it holds, and its outputs
+            are zero.
+          empty: the output of a fully masked token: "zero", or "mean", the mean of all values, as
+            for padding in Hugging Face's models with their additive `finfo.min`; see `attend`.
+          deterministic: overrides `train()` and `eval()`.
+          cache: from `init_cache` or an earlier call. x then holds the next tokens, which also
+            attend to those in the cache, and the call returns y and the new cache.
         """
         return self.forward(self.project, x, **call)
 

@@ -39,9 +39,9 @@ class House:
     """How a layer's parameters start, and its dropout.
 
     Args:
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, and of the dropout.
+      rngs: source of the initial values, and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 

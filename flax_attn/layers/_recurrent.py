@@ -27,7 +27,7 @@ from ._sources import zero_absent
 
 
 class RecurrentCall(TypedDict, total=False):
-    """The keywords at the call of a recurrent layer, but for `cache`."""
+    """The call's keywords of a recurrent layer, except `cache`."""
 
     segments: Int[Array, "*#B T"] | None
     valid: Bool[Array, "*#B T"] | None
@@ -92,7 +92,7 @@ class Recurrent(nnx.Module):
           x: the tokens.
           segments: ids of packed documents, each of which starts afresh. The first goes on from
             the cache if the cache's last token has its id; without ids the document goes on.
-          valid: which tokens are there. The others change nothing, and their outputs are zero.
+          valid: which tokens are real. Padding does not change the state; its outputs are zero.
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
         last: nnx.Linear = getattr(self, self.last)

@@ -1,4 +1,4 @@
-"""What self and cross attention share: where keys come from, and which tokens are there."""
+"""What self and cross attention share: where keys come from, and which tokens are real."""
 
 from typing import Any
 

@@ -30,10 +30,10 @@ class AttentionPool(nnx.Module):
       num_heads: how many heads; must divide dim.
       queries: how many vectors come out.
       bias: whether the four projections have biases.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections, the first one of `probe` too; None
         draws the projections as torch does and `probe` from N(0, 1).
-      rngs: source of the random start and of the dropout.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -82,8 +82,8 @@ class AttentionPool(nnx.Module):
 
         Args:
           x: the tokens.
-          valid: which tokens are there. The others are neither read nor seen.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding is masked out.
+          deterministic: overrides `train()` and `eval()`.
         """
         width = self.k_proj.in_features
         x, _, seen = tokens(x, None, FULL, None, valid, (width, width))

@@ -79,9 +79,9 @@ class AxialAttention(nnx.Module):
 
         Args:
           x: the tokens, `*B A1 ... An C`.
-          valid: which tokens are there, `*B A1 ... An`. The others are neither read nor seen, and
+          valid: which tokens are real, `*B A1 ... An`. Padding is masked out, and
             give zero.
-          deterministic: overrules `train()` and `eval()`.
+          deterministic: overrides `train()` and `eval()`.
         """
         x = _check_axes(x, self.to_q[0].in_features, self.axes)
         is_valid = None if valid is None else check_tokens("valid", valid, x)

@@ -25,8 +25,8 @@ class BahdanauAttention(nnx.Module):
       d_decoder: width of a decoder state.
       units: width of the layer in which both are added.
       kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      bias_init: accepted as in every layer; there is no bias.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 

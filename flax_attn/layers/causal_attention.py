@@ -26,9 +26,9 @@ class CausalAttention(nnx.Module):
 
     Args:
       context_length: the longest sequence taken; it adds no parameter.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       context_dropout: the same for the context vectors, the other common place.
-      rngs: source of the random start, as of `SelfAttentionV2`, and of the dropout.
+      rngs: source of the initial values, as of `SelfAttentionV2`, and of the dropout.
       d_in, d_out, qkv_bias, kernel_init, bias_init, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:
@@ -80,7 +80,7 @@ class CausalAttention(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
     ) -> Any:
-        """The context vectors; `deterministic` overrules `train()` and `eval()`."""
+        """The context vectors; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
         if cache is not None:

@@ -59,7 +59,7 @@ class CausalRenormalisedAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The context vectors; `deterministic` overrules `train()` and `eval()`."""
+        """The context vectors; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
         q = self.W_query(x)  # *B T d_out

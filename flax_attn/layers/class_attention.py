@@ -76,10 +76,10 @@ class ClassAttention(nnx.Module):
 
         Args:
           x: the tokens, the class token first.
-          mask: replaces the layer's; None is the layer's.
-          valid: which tokens are there. The others are neither read nor seen; without its class
-            token a sequence gives zeros.
-          deterministic: overrules `train()` and `eval()`.
+          mask: replaces the layer's; None keeps the layer's.
+          valid: which tokens are real. Padding is masked out; a sequence without its class token
+            gives zeros.
+          deterministic: overrides `train()` and `eval()`.
         """
         width = self.q.in_features
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))

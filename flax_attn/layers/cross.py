@@ -36,10 +36,10 @@ class CrossAttention(CrossForward):
         none.
       use_bias: whether the projections have biases.
       key_bias: whether `k_proj` has one among them, as Bart's; Whisper's has none.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      mask: the default mask of a call; kept as `layer.mask`.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
@@ -117,12 +117,12 @@ class CrossAttention(CrossForward):
         Args:
           x: the tokens.
           memory: what is looked at; None for x.
-          mask: replaces the layer's; None is the layer's.
+          mask: replaces the layer's; None keeps the layer's.
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
-          empty: what a token gives that may look at nothing: "zero", or "mean", as of
+          empty: the output of a fully masked token: "zero", or "mean", as of
             `GroupedQueryAttention`.
-          deterministic: overrules `train()` and `eval()`.
+          deterministic: overrides `train()` and `eval()`.
           cache: what `init_cache` or `remember` made; the call then gives y and the cache.
         """
         return self.forward({}, x, memory, **call)

@@ -36,10 +36,10 @@ class CrossCovarianceAttention(nnx.Module):
       dim: width of a token, D.
       num_heads: how many heads, of width D / N; must divide dim.
       qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does. The
         `temperature` of each head, N x 1 x 1, starts from one.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the projections; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -85,9 +85,9 @@ class CrossCovarianceAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          valid: which tokens are there. The others are in no norm and no product, and their outputs
-            are zero.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding enters no norm and no product, and its outputs are
+            zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         x = check_input("x", x, self.qkv.in_features)
         is_valid = check_tokens("valid", valid, x)[..., None]  # *B T 1

@@ -37,10 +37,10 @@ class DecomposedRelativeAttention(nnx.Module):
       num_heads: how many heads; must divide dim.
       size: height and width of the image that the tables are made for.
       qkv_bias: whether `qkv` has a bias.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections, the first one of the tables too; None
         draws the projections as torch does, and tables start from zero.
-      rngs: source of the random start and of the dropout.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -88,8 +88,8 @@ class DecomposedRelativeAttention(nnx.Module):
 
         Args:
           x: the image's tokens.
-          valid: which tokens are there. The others are neither read nor seen, and give zero.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         x, seen = check_image("x", x, self.qkv.in_features), FULL
         if valid is not None:

@@ -39,13 +39,13 @@ class DifferentialAttention(Uncached):
       head_dim: width of a head, H.
       depth: which layer of the model, from 0.
       rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N H`; None for none.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`. It is one for
+      mask: the default mask of a call; kept as `layer.mask`. It is one for
         all heads, or of N / 2, one for each pair.
       eps: of the norm.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)); the four vectors of lambda
-        start from normal numbers of deviation 0.1.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)); the four vectors of
+        lambda start from normal numbers of deviation 0.1.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 

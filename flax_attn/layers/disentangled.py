@@ -39,10 +39,10 @@ class DisentangledAttention(nnx.Module):
       share: whether distances are projected by `query_proj` and `key_proj`, as in DeBERTa-v3
         (`share_att_key`), and not by projections of their own.
       key_bias: whether `key_proj` and `pos_key_proj` have biases, which the first DeBERTa's lack.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      mask: the default mask of a call; kept as `layer.mask`.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(D)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(D)), and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
@@ -113,10 +113,10 @@ class DisentangledAttention(nnx.Module):
         Args:
           x: the tokens.
           rel_embeddings: one row a bucket, from key far ahead to key far behind.
-          mask: replaces the layer's; None is the layer's.
-          valid: which tokens are there. The others are neither read nor seen, and give zero. A row
-            that may look at nothing gives zero too; DeBERTa's finfo.min gives the mean of v.
-          deterministic: overrules `train()` and `eval()`.
+          mask: replaces the layer's; None keeps the layer's.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero. A row
+            that is fully masked gives zero too; DeBERTa's finfo.min gives the mean of v.
+          deterministic: overrides `train()` and `eval()`.
         """
         width = self.query_proj.in_features
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))

@@ -48,8 +48,8 @@ class GatedDeltaAttention(Recurrent):
       eps: of `o_norm`.
       chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
       kernel_init: initializer of projections and convolution; None draws as torch does.
-      bias_init: taken as by every layer; only `dt_bias` is there, which starts as Mamba's.
-      rngs: source of the random start.
+      bias_init: accepted as in every layer; only `dt_bias` is there, which starts as Mamba's.
+      rngs: source of the initial values.
       dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
         wider.
       param_dtype: of the weights.

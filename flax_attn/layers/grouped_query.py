@@ -25,7 +25,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
       q_norm, k_norm: a norm over the last axis of `*B T N H`, such as
         `RMSNorm(head_dim, eps=1e-6)`; None for none.
       norm_after_rotary: whether the norms follow the rotation; by default they come before it.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      mask: the default mask of a call; kept as `layer.mask`.
       rules: `Rules(score=..., scale=...)`: what happens to the logits. Its other parts are
         arguments of the layer or the call.
       sinks: whether each query head has a trained logit `layer.sinks`, from zero, that joins the
@@ -37,9 +37,9 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         `RMSNorm(num_heads * head_dim, eps=1e-5, over_heads=True)` (BitNet); None for none.
       key_bias: whether `k_proj` has a bias among those of qkv_bias, as DINOv3's has not.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 

@@ -38,7 +38,7 @@ class LatentAttention(LatentHeads, SelfAttention):
       q_rank: width of the latent of the queries; None for queries straight from x.
       rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N rotary_dim`; None
         for none. DeepSeek's pairs are `Rotary(layout="interleaved")`.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      mask: the default mask of a call; kept as `layer.mask`.
       rules: `Rules(score=..., scale=...)`: what happens to the logits. With YaRN, DeepSeek
         multiplies the scale by `(0.1 * mscale_all_dim * log(factor) + 1) ** 2`.
       absorbed: which of the two forms.

@@ -35,8 +35,8 @@ class LightningAttention(Recurrent):
         layer i of L, so that later layers look back further.
       eps: of the norm.
       kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      bias_init: accepted as in every layer; there is no bias.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
       chunk, dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:

@@ -149,8 +149,9 @@ class LinearAttention(nnx.Module):
         mask: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; a token where `mask` is False, `*B T`, is not there: nobody
-        sees it, and its own output is zero.
+        """Attention of x over itself; tokens where `mask`, `*B T`, is False are masked out.
+
+        Their outputs are zero.
 
         There is no dropout, so `deterministic` changes nothing.
         """

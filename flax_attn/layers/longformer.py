@@ -77,8 +77,8 @@ class LongformerAttention(nnx.Module):
         Args:
           x: the tokens.
           global_tokens: which tokens see all and are seen by all; None for none.
-          valid: which tokens are there. The others are neither read nor seen, and give zero.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         x = check_input("x", x, self.query.in_features)
         is_valid = check_tokens("valid", valid, x)  # *B T

@@ -87,7 +87,7 @@ class MultiHeadAttention(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
     ) -> Any:
-        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
         if cache is not None:

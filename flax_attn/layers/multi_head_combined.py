@@ -60,7 +60,7 @@ class MultiHeadAttentionCombined(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.qkv.in_features)
         check_context(x.shape[-2], self.context_length)
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H

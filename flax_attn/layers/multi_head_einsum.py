@@ -82,7 +82,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The heads' context vectors, mixed; `deterministic` overrules `train()` and `eval()`."""
+        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.shape[1])
         check_context(x.shape[-2], self.context_length)
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)

@@ -54,6 +54,6 @@ class MultiHeadAttentionWrapper(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T D"]:
-        """The heads' context vectors, joined; `deterministic` overrules `train()` and `eval()`."""
+        """The heads' context vectors, joined; `deterministic` overrides `train()` and `eval()`."""
         contexts = [head(x, deterministic=deterministic) for head in self.heads]
         return jnp.concatenate(contexts, axis=-1)  # *B T (N d_out)

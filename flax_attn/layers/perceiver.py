@@ -30,11 +30,11 @@ class PerceiverAttention(nnx.Module):
       qk_features: width of all heads of queries and keys; None for in_features.
       v_features: width of all heads of values; None for qk_features.
       residual: whether x is added.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      mask: the default mask of a call; kept as `layer.mask`.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections, the second one of the norms too; None
         draws the projections as torch does and starts the norms' biases from zero.
-      rngs: source of the random start and of the dropout.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
@@ -99,10 +99,10 @@ class PerceiverAttention(nnx.Module):
         Args:
           x: the latents.
           memory: what is looked at, for a layer with memory_features.
-          mask: replaces the layer's; None is the layer's.
+          mask: replaces the layer's; None keeps the layer's.
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
-          deterministic: overrules `train()` and `eval()`.
+          deterministic: overrides `train()` and `eval()`.
         """
         self._check_memory(memory)
         widths = self.query.in_features, self.key.in_features

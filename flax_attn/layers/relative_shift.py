@@ -36,13 +36,13 @@ class RelativeShiftAttention(nnx.Module):
       head_dim: width of a head, H; N * H need not be in_features.
       biases: "shared" (Transformer-XL, the Conformer), or "segment", which adds XLNet's third.
       layout: of the sinusoids: "half" (Transformer-XL, XLNet) or "interleaved" (the Conformer).
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
+      mask: the default mask of a call; kept as `layer.mask`.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases, as the
         Conformer's; `r_proj` has none.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; the first one of u, v, s and e too,
         which else start from zero, e from N(0, 0.02).
-      rngs: source of the random start and of the dropout.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -105,11 +105,11 @@ class RelativeShiftAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          mask: replaces the layer's; None is the layer's.
+          mask: replaces the layer's; None keeps the layer's.
           segments: the segment of each token, for a layer with `biases="segment"`; None adds
             nothing.
-          valid: which tokens are there. The others are neither read nor seen, and give zero.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         width = self.q_proj.in_features
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))

@@ -41,7 +41,7 @@ class RGLRU(Recurrent):
       conv_size: how many tokens the convolution sees; it has a bias.
       kernel_init, bias_init: initializers of projections, gates and convolution; None draws as
         torch does.
-      rngs: source of the random start. `a` starts from 0.9 to 0.999 where r is 1.
+      rngs: source of the initial values. `a` starts from 0.9 to 0.999 where r is 1.
       dtype, param_dtype: as of `GatedDeltaAttention`.
 
     Raises:

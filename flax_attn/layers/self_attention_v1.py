@@ -24,8 +24,8 @@ class SelfAttentionV1(nnx.Module):
 
     Args:
       kernel_init: initializer of the three weights; None draws from U[0, 1).
-      bias_init: taken as by every layer; there is no bias.
-      rngs: source of the random start.
+      bias_init: accepted as in every layer; there is no bias.
+      rngs: source of the initial values.
       d_in, d_out, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:

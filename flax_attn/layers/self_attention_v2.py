@@ -22,7 +22,7 @@ class SelfAttentionV2(nnx.Module):
       d_in, d_out: widths of a token and of its query, key and value.
       qkv_bias: whether the three projections have biases.
       kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(d_in)).
+      rngs: source of the initial values, torch's U(+-1 / sqrt(d_in)).
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 

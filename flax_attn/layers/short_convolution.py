@@ -25,7 +25,7 @@ class GatedShortConvolution(Recurrent):
       conv_size: how many tokens the convolution sees.
       use_bias: whether projections and convolution have one.
       kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)).
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
       dtype: of the projections; None promotes x and the weights.
       param_dtype: of the weights.
 

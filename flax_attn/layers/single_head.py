@@ -22,7 +22,7 @@ class SingleHeadAttention(nnx.Module):
       head_size: width of a query, key and value.
       scale: whether the scores are divided by sqrt(head_size); never by the width of a token.
       value: whether there is a value projection; without one the tokens themselves are mixed.
-      bias_init: taken as by every layer; there is no bias.
+      bias_init: accepted as in every layer; there is no bias.
       kernel_init, rngs, dtype, param_dtype: as of `SelfAttentionV2`.
 
     Raises:

@@ -32,11 +32,11 @@ class SpatialReductionAttention(nnx.Module):
       qkv_bias: whether `query`, `key` and `value` have biases; `dense` and `sequence_reduction`
         always have one.
       eps: of the norm; 1e-6 in PVT's published configs, 1e-5 in the paper's code.
-      mask: what may look at what when a call gives no other, queries Y X and keys (Y // ratio)
+      mask: the default mask of a call, with queries Y X and keys (Y // ratio)
         (X // ratio), both row by row; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -90,8 +90,8 @@ class SpatialReductionAttention(nnx.Module):
 
         Args:
           x: the image.
-          mask: replaces the layer's; None is the layer's.
-          deterministic: overrules `train()` and `eval()`.
+          mask: replaces the layer's; None keeps the layer's.
+          deterministic: overrides `train()` and `eval()`.
         """
         x = check_image("x", x, self.query.in_features)
         pixels = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T D

@@ -22,8 +22,8 @@ class T5Attention(CrossForward):
 
     Also called: attention with a relative position bias.
 
-    In T5 the first layer of a stack owns the table, `has_bias=True`, and hands its bias to the
-    others, which need it: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an
+    In T5 the first layer of a stack owns the table, `has_bias=True`, and the others need its
+    bias: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an
     array. Cross attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.
 
     Shapes: x `*B T in_features`, memory `*B S in_features` -> `*B T in_features`.
@@ -34,11 +34,11 @@ class T5Attention(CrossForward):
       head_dim: width of a head, H; N * H need not be in_features.
       buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
       has_bias: whether the layer owns a table, `relative_attention_bias`.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      mask: the default mask of a call; kept as `layer.mask`.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init: initializer of the projections and the table; None draws as torch does.
-      bias_init: taken as by every layer; no projection has a bias.
-      rngs: source of the random start and of the dropout.
+      bias_init: accepted as in every layer; no projection has a bias.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 

@@ -48,10 +48,10 @@ class TalkingHeadsAttention(nnx.Module):
       head_dim: width of a head, H; None for dim / num_heads.
       qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
       mix_bias: whether `proj_l` and `proj_w` have biases, as CaiT's.
-      mask: what may look at what when a call gives no other; kept as `layer.mask`.
-      dropout: share of the weights that is dropped in training, from 0 to 1, after `proj_w`.
+      mask: the default mask of a call; kept as `layer.mask`.
+      dropout: dropout rate of the weights in training, from 0 to 1, after `proj_w`.
       kernel_init, bias_init: initializers of all projections; None draws as torch does.
-      rngs: source of the random start, torch's U(+-1 / sqrt(width in)), and of the dropout.
+      rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -106,10 +106,9 @@ class TalkingHeadsAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          mask: replaces the layer's; None is the layer's.
-          valid: which tokens are there. The others are neither read nor seen, and their outputs
-            are zero.
-          deterministic: overrules `train()` and `eval()`.
+          mask: replaces the layer's; None keeps the layer's.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         width = self.qkv.in_features
         x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))

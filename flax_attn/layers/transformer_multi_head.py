@@ -20,16 +20,16 @@ class TransformerMultiHeadAttention(nnx.Module):
 
     The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port`
     carries packed or apart, with three differences: here True in a mask means "may look"
-    (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a query that may look at nothing gives
-    zeros before out_proj, where torch gives NaN; the weights are heard by `taps.listen()`, one map
-    a head and before dropout, where torch returns their mean after it.
+    (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a fully masked query gives zeros
+    before out_proj, where torch gives NaN; `taps.listen()` records the weights of each head before
+    dropout, where torch returns their mean after it.
 
     Shapes: query `*B T embed_dim`, key `*B S kdim`, value `*B S vdim` -> `*B T embed_dim`.
 
     Args:
       embed_dim: width of queries and output.
       num_heads: how many heads; must divide embed_dim.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       bias: whether the four projections have biases.
       kdim: width of keys; None for embed_dim.
       vdim: width of values; None for embed_dim.

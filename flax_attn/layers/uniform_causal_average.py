@@ -1,4 +1,4 @@
-"""The mean of the tokens so far, as attention that finds all of them equally interesting."""
+"""The mean of the tokens so far: causal attention with equal weights."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class UniformCausalAverage(nnx.Module):
     Shapes: x `*B T D` -> context `*B T D`. The weights are one `T T` table for the whole batch.
 
     Args:
-      kernel_init, bias_init, rngs, param_dtype: taken as by every layer; there are no weights.
+      kernel_init, bias_init, rngs, param_dtype: accepted as in every layer; there are no weights.
       dtype: of the arithmetic; None keeps that of x.
 
     Raises:

@@ -90,10 +90,10 @@ class WindowAttention(nnx.Module):
       version: 1 for Swin, 2 for Swin v2.
       pretrained: sides of the window that version 2 was trained with, if others.
       qkv_bias: whether queries and values have a bias, and in version 1 the keys.
-      dropout: share of the weights that is dropped in training, from 0 to 1.
+      dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections and the table; None draws the
         projections as torch does and the table from N(0, 0.02).
-      rngs: source of the random start and of the dropout.
+      rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
@@ -165,8 +165,8 @@ class WindowAttention(nnx.Module):
 
         Args:
           x: the image's tokens.
-          valid: which tokens are there. The others are neither read nor seen, and give zero.
-          deterministic: overrules `train()` and `eval()`.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero.
+          deterministic: overrides `train()` and `eval()`.
         """
         x = check_image("x", x, self.q_proj.in_features)
         windows, seen = self._windows(x, valid)  # *B M T C

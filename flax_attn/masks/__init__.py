@@ -1,10 +1,10 @@
-"""Masks: what may look at what. Data, combined with `&`, `|` and `~`; True means "may look".
+"""Masks: which query may look at which key. Data, combined with `&`, `|` and `~`.
 
-A mask is a frozen pytree that hashes by value. It answers for index arrays (`mask(b, n, q, k)`),
-for a whole attention (`mask.grid(sizes)`), and for a block of queries (`mask.key_range(...)`,
-`mask.seen_range(...)`), so that a backend may skip what nobody sees. `runs` has the masks that are
-one run of keys for each query, `nodes` those that are not, `algebra` what combines them, `answers`
-the one place where what a mask says of itself is read.
+True means that a query may look at a key. A mask is a frozen pytree that hashes by value. You can
+ask it for index arrays (`mask(b, n, q, k)`), for a whole attention (`mask.grid(sizes)`), and for a
+block of queries (`mask.key_range(...)`, `mask.seen_range(...)`), so that a backend can skip fully
+masked blocks. `runs` has the masks in which each query sees one run of keys, `nodes` the other
+masks, `algebra` the operators, and `answers` the only code that reads a mask's answers.
 """
 
 from .algebra import And as And

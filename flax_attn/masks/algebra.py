@@ -16,20 +16,20 @@ from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
 
-    A subclass of your own is decorated with `flax_attn.frozen`, which makes it a dataclass, a
-    pytree of its arrays, and equal by value. Every backend in plain JAX then takes it. Say
-    `is_static = True` if it asks neither for b nor for n and holds no array. With `key_range` and
-    `seen_range` blocks of keys that nobody sees are skipped, and blocks that all queries see are
-    not masked. The kernels of other libraries take what has an `as_band`, `as_runs` or
-    `as_segments`. `&`, `|` and `~` combine masks, and masks with boolean arrays.
+    Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree of its
+    arrays, and equal by value. Every backend in plain JAX then takes it. Set `is_static = True` if
+    it uses neither b nor n and holds no array. If you define `key_range` and `seen_range`, fully
+    masked blocks are skipped, and fully visible blocks are not masked. The kernels of other
+    libraries take masks that define `as_band`, `as_runs` or `as_segments`. `&`, `|` and `~` combine
+    masks, also with boolean arrays.
 
-    A static mask may compute what it answers in Python, numpy or jax.numpy. Any other is asked
-    inside a program, for blocks of queries whose place is traced, and answers in jax.numpy.
+    A static mask may compute its answers in Python, numpy or jax.numpy. Any other mask runs inside
+    a program, on blocks of queries whose place is traced, so it must use jax.numpy.
 
     Raises:
-      NotImplementedError: in use, by a subclass that does not say what it hides.
+      NotImplementedError: in use, by a subclass that does not define `__call__`.
       TypeError: for `and`, `or` and `not`; in use, by a subclass that is not decorated, or that
-        answers something else than it is asked.
+        returns a value of the wrong form.
 
     Source: `mask_mod` of torch's flex attention; the algebra is our own.
 
@@ -161,7 +161,7 @@ class Dense(Mask):
     Also called: boolean attention mask, `attn_mask`.
 
     Args:
-      array: booleans. What hides with True, as torch's `key_padding_mask`, is `~Dense(array)`.
+      array: booleans. If True hides a key, as in torch's `key_padding_mask`, use `~Dense(array)`.
 
     Raises:
       TypeError: if `array` is not boolean.
@@ -360,7 +360,7 @@ def parts_of(mask: Mask) -> list[Mask]:
 
 
 def check_array(name: str, array: Any) -> None:
-    """TypeError for a mask object where another library's function takes arrays alone."""
+    """TypeError for a mask object where another library's function takes only arrays."""
     if isinstance(array, Mask):
         raise TypeError(
             f"{name} must be an array in this function; got {array}, which flax_attn.attend takes."

@@ -1,4 +1,4 @@
-"""Masks that are no run of keys: packed documents, and functions."""
+"""Masks that are not one run of keys per query: packed documents, and functions."""
 
 from collections.abc import Callable
 from dataclasses import field
@@ -23,9 +23,9 @@ class Segments(Mask):
     Also called: document mask, segment ids, sequence packing, packed documents.
 
     Args:
-      ids: the document of each token, integers, `*B T`, where T equals S. Padding with an id of its
-        own sees itself: add `Lengths` to hide it.
-      q_ids, kv_ids: in place of `ids`, those of the queries, `*B T`, and of the keys, `*B S`.
+      ids: the document of each token, integers, `*B T`, where T equals S. Padding with its
+        own id sees itself: add `Lengths` to hide it.
+      q_ids, kv_ids: instead of `ids`, the ids of the queries, `*B T`, and of the keys, `*B S`.
 
     Raises:
       TypeError: if they are no integers; unless either `ids` or both others are given.
@@ -107,12 +107,12 @@ class MaskFn(Mask):
 
     Also called: `mask_mod` of FlexAttention.
 
-    Batch entries are numbered through when there are several batch axes. Functions are told apart
-    by identity: define one once, outside the call, or every call traces anew.
+    With several batch axes, b numbers their entries in row-major order. Functions are compared by
+    identity: define `fn` once, outside the call, or every call traces again.
 
     Args:
       fn: from four integer arrays that broadcast against each other to booleans.
-      places: where batch entries and heads stand in the whole; `attend` sets it for shards.
+      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
 
     Raises:
       TypeError: in use, if what it returns is not boolean.

@@ -4,8 +4,8 @@ Such a mask says where a query's run starts and where it ends, as data. All that
 follows from these two ends: who sees whom, what a block of queries may see at most and what all of
 it sees, the band and the runs that kernels take, and how far back a cache has to reach.
 
-With T != S the diagonal is stated: `offset=0` is upper-left, as torch and jax have it;
-`offset="end"` lets the last query see the last key, as flash-attention does.
+If T != S, `offset` sets the diagonal: `offset=0` is upper-left, as in torch and jax, and
+`offset="end"` lets the last query see the last key, as in flash-attention.
 
     >>> from flax_attn._types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
@@ -171,10 +171,10 @@ class Causal(RunMask):
     Also called: causal mask, look-ahead mask, lower-triangular mask.
 
     Args:
-      offset: how far query 0 stands from key 0; `"end"` lets the last query see the last key. An
-        array of integers that broadcasts to `*B` gives every batch entry its own, as caches
-        filled to different lengths need it. Padding on the left moves queries and keys alike:
-        there it stays 0, beside `~Lengths(padding)`.
+      offset: the distance of query 0 from key 0; `"end"` lets the last query see the last key. An
+        array of integers that broadcasts to `*B` gives every batch entry its own, for
+        caches filled to different lengths. Padding on the left moves both queries and keys, so
+        the offset stays 0 there: use `CAUSAL & ~Lengths(padding)`.
 
     Raises:
       ValueError: if `offset` is neither of integers nor "end"; in use, if it does not broadcast.
@@ -212,10 +212,10 @@ class Window(RunMask):
 
     Args:
       left, right: how many keys before and after its own a query sees.
-      offset: as of `Causal`; two masks joined by `&` mean the same diagonal only by equal offsets.
+      offset: as of `Causal`; masks joined by `&` share a diagonal only if their offsets are equal.
 
     Raises:
-      ValueError: for a count that is no integer of 0 or more, or an offset that is none.
+      ValueError: for a count that is not an integer >= 0, or an invalid offset.
 
     Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020.
 
@@ -266,7 +266,7 @@ class Chunked(RunMask):
       size: positions in a chunk.
 
     Raises:
-      ValueError: if `size` is no integer of 1 or more.
+      ValueError: if `size` is not an integer >= 1.
 
     Source: Child et al., "Generating Long Sequences with Sparse Transformers", 2019.
 
@@ -290,7 +290,7 @@ class Chunked(RunMask):
 
 @frozen
 class Prefix(RunMask):
-    """`k < length`: keys that everybody sees; `Causal() | Prefix(p)` is a prefix language model.
+    """`k < length`: keys that all queries see; `Causal() | Prefix(p)` is a prefix language model.
 
     Also called: prefix-LM mask.
 
@@ -298,7 +298,7 @@ class Prefix(RunMask):
       length: an integer, or an array of integers that broadcasts to `*B`.
 
     Raises:
-      TypeError: if `length` is no integer.
+      TypeError: if `length` is not an integer.
       ValueError: in use, if it does not broadcast to `*B`.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
@@ -331,10 +331,10 @@ class Lengths(RunMask):
     Also called: padding mask, key padding mask.
 
     Args:
-      kv, q: how many keys and queries are no padding; integers that broadcast to `*B`.
+      kv, q: the number of keys and queries without padding; integers that broadcast to `*B`.
 
     Raises:
-      TypeError: if they are no integers.
+      TypeError: if they are not integers.
       ValueError: in use, if they do not broadcast to `*B`.
 
     Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where hidden.

@@ -65,44 +65,44 @@ def compare(
 ) -> Report:
     """Runs both modules on the same weights and inputs and compares everything they do.
 
-    In float64 outputs, taps and gradients must agree to 1e-12 in norm; in narrower dtypes the error
-    against the float64 truth may be k times torch's own. Neither module is changed. In float64 Flax
-    runs eagerly and under jit, in narrower dtypes under jit.
+    In float64, outputs, taps and gradients must agree to 1e-12 in norm. In narrower dtypes, the
+    error against the float64 result may be k times torch's own. Neither module is changed. Flax
+    runs eagerly and under jit in float64, and only under jit in narrower dtypes.
 
     Args:
       torch_module: the original, or a `Recording` of it. A recording has the inputs, dtypes, seed,
-        weights and optimizer that it was made with: what is not said is taken from there, and
-        anything else refused.
+        weights and optimizer that it was made with: these are the defaults, and other values
+        raise an error.
       flax_module: the port, an nnx module.
-      inputs, kwargs: arguments of both calls; numpy arrays are inputs, also those in tuples, lists,
-        dicts and dataclasses, and floating ones are differentiated; anything else is passed as it
-        is.
+      inputs, kwargs: arguments of both calls; numpy arrays are inputs, also inside tuples, lists,
+        dicts and dataclasses, and floating ones are differentiated. Other objects are passed
+        unchanged.
       dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
         None is float64 and float32.
       grads: whether gradients of inputs and parameters are compared, by a random cotangent.
       taps: whether submodules' outputs, scores and weights are compared.
       eager, jit: whether Flax runs eagerly and under jit; one of them at least.
-      train: both in train mode; JAX draws the dropout masks and torch repeats them, but those of a
-        recording were drawn by torch, and JAX repeats them.
-      constants: inputs that are not differentiated, a float mask say: keywords, or places as "0";
-        of what lies in containers "cache.k" or all of "cache".
-      noise: whether torch's own rounding noise is told beside every error, in every dtype; in
-        float64 it is asked wherever a limit is exceeded.
+      train: whether both run in train mode. JAX draws the dropout masks and torch reuses them;
+        with a recording, torch drew them and JAX reuses them.
+      constants: inputs that are not differentiated, such as a float mask: keywords, or places like
+        "0"; inside containers "cache.k", or all of "cache".
+      noise: whether torch's own rounding noise is shown next to every error, in every dtype; in
+        float64 it is always measured where a limit is exceeded.
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
         of torch.optim and optax are compared, parameter by parameter, in float64.
-      weights: "random" draws new ones for both, "given" carries torch's as they are, "as_is"
-        carries nothing. None is "random".
-      rules: what names and types do not say about the mapping.
+      weights: "random" draws new ones for both, "given" copies torch's, "as_is" copies
+        nothing. None is "random".
+      rules: the part of the mapping that does not follow from names and types.
       seed: of weights and cotangents; None is 0.
       torch_call, flax_call: called as `call(module, *inputs, **kwargs)` in place of the module.
-      decode: how both are also run step by step with their caches; in the first of `dtypes`.
+      decode: how to also run both step by step with their caches, in the first of `dtypes`.
       title, reproduce: for the report.
 
     Returns:
       A `Report`; `report.ok` says whether all is equal.
 
     Raises:
-      ParityError: if the two cannot be mapped onto each other, or a recording lacks what is asked.
+      ParityError: if the weights of the two cannot be mapped, or a recording lacks an option.
       ValueError: for a dtype or a kind of weights that does not exist.
 
     >>> import torch

@@ -20,7 +20,7 @@ class Decode:
       flax: Flax's step; None calls the module itself, the first time with the cache that
         `module.init_cache(batch, length)` makes.
       torch: torch's step; None takes the rows of its full forward pass.
-      length: how many tokens the cache holds that is made where `flax` is None; None for T.
+      length: length of the cache that is made if `flax` is None; None for T.
       axes: the inputs that are cut, and along which axis; None cuts the first input along its axis
         -2. The outputs of the steps are joined along the first of these axes.
 

@@ -1,4 +1,4 @@
-"""`port` carries weights from torch to Flax, or back; `plan` and `suggest` tell what it would."""
+"""`port` copies weights from torch to Flax, or back; `plan` shows the mapping, `suggest` rules."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -23,11 +23,11 @@ M = TypeVar("M")
 
 
 def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> Plan:
-    """The mapping that `port` would use, to be read: `print(plan(torch_module, flax_module))`.
+    """The mapping that `port` would use, to print: `print(plan(torch_module, flax_module))`.
 
     Args:
       torch_module, flax_module: the two; neither is changed. A `Recording` is a torch module too.
-      rules: what names and types do not say.
+      rules: the part of the mapping that does not follow from names and types.
 
     Raises:
       ParityError: with every problem at once, if the two do not fit.
@@ -42,16 +42,16 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
 
 
 def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
-    """Rules for the tensors that found no place and the Params that nothing fills.
+    """Proposed rules for tensors without a place and Params that no tensor fills.
 
-    By the likeness of names and by layouts that fit, each checked to solve something; nothing is
-    applied. The list is empty where nothing is left over, or nothing fits. Two rules with the same
-    names are the two orders in which the parts of a fused weight may lie, `[3, heads, width]` and
-    `[heads, 3, width]`: keep one of them.
+    It compares names and looks for layouts that fit, and checks that each rule solves a problem. It
+    applies none. The list is empty if no tensor is left over, or if no rule fits. Two rules with
+    the same names are the two possible orders of the parts of a fused weight,
+    `[3, heads, width]` and `[heads, 3, width]`: keep one of them.
 
     Args:
       torch_module, flax_module: as `port` takes them.
-      rules: those that are known already.
+      rules: the known rules.
 
     Raises:
       ParityError: if a rule of `rules` does not fit.
@@ -71,14 +71,14 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
     """Copies every weight of a torch module into an nnx module, or the other way round.
 
-    Linear weights are transposed, everything goes by type and name, every torch tensor is used
-    once, every Flax Param filled once, and no memory is shared. If anything does not fit, nothing
-    changes.
+    Linear weights are transposed, and tensors are matched by type and name. Every torch tensor is
+    used once, every Flax Param is filled once, and no memory is shared. If a tensor does not fit,
+    no weight changes.
 
     Args:
-      source: `torch.nn.Module`, a `Recording` of one, or `flax.nnx.Module`, left as it is.
+      source: `torch.nn.Module`, a `Recording` of one, or `flax.nnx.Module`; not changed.
       destination: the other kind; its weights are replaced.
-      rules: what names and types do not say, always written from torch to Flax.
+      rules: what does not follow from names and types, always written from torch to Flax.
 
     Returns:
       `destination`.

@@ -1,7 +1,7 @@
-"""Lengths that lie on several devices: how attention goes over them, and where tokens lie.
+"""Lengths sharded over several devices: strategies of attention, and layouts of tokens.
 
-Arrays over several devices are taken by `attend` and by every layer that is built on it, without a
-word: `entry` says how. What there is to choose is chosen here.
+`attend`, and every layer that uses it, takes arrays that are sharded over several devices; `entry`
+says how. This package holds the choices.
 """
 
 import sys

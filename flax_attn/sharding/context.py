@@ -1,4 +1,4 @@
-"""What is asked for a sharded length: a strategy and a layout, for all that is traced inside."""
+"""The strategy and layout for sharded lengths, for everything traced inside a context."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,8 +17,8 @@ def context_parallel(
 
     Also called: context parallelism (CP), sequence parallelism, ring attention, DeepSpeed Ulysses.
 
-    Arrays whose T and S are sharded over mesh axes of type Explicit are served anywhere; where
-    nothing is asked, by "all_gather" and "contiguous". `jax.jit` traces anew for another strategy.
+    Outside of a context, arrays whose T and S are sharded over mesh axes of type Explicit use
+    "all_gather" and "contiguous". `jax.jit` traces again for another strategy.
 
     | strategy | between devices | when |
     | --- | --- | --- |
@@ -27,12 +27,13 @@ def context_parallel(
     | "ulysses" | from cut along the length to cut along the heads, and back | heads suffice |
 
     Args:
-      strategy: one of these. One that cannot serve a request raises; none stands in for it. Of a
-        length over two mesh axes it goes over both as over one; ("ring", "ulysses") or
-        ("all_gather", "ulysses") goes over each by its own, where the second has the faster links.
+      strategy: one of these. If it cannot serve a request, it raises an error; no other replaces
+        it. It treats a length over two mesh axes like one axis; ("ring", "ulysses") or
+        ("all_gather", "ulysses") uses one strategy for each axis, where the second has the
+        faster links.
       layout: the order in which the tokens lie, as `place` puts them: "contiguous", "zigzag" or
-        "striped". Masks, scores, dropout and `Rotary` go by the tokens' own positions. What else
-        is computed of positions needs `positions(length, shards, layout)`.
+        "striped". Masks, scores, dropout and `Rotary` go by the tokens' own positions. Code of
+        yours that uses positions needs `positions(length, shards, layout)`.
 
     Raises:
       ValueError: for another strategy, pair of them or layout; in use, for lengths, heads and mesh
@@ -70,12 +71,12 @@ def context_parallel(
 def on(
     mesh: Any = None, *, batch: Axes = None, heads: Axes = None, length: Axes = None
 ) -> AbstractContextManager[None]:
-    """A context that names the mesh axes on which attention lies, where types say nothing.
+    """A context that names the mesh axes of attention, for axes whose types do not show them.
 
-    Arrays over axes of type Auto say how they are sharded only when XLA compiles, which is too late
-    for a sharded length and for kernels. Inside, `attend` puts q, k and v as named, and goes over
-    them as over Explicit axes: strategies, layouts and kernels alike. Arrays whose types say it
-    themselves are left as they are.
+    The sharding of arrays over axes of type Auto is known only when XLA compiles, which is too late
+    for a sharded length and for kernels. Inside this context, `attend` shards q, k and v as named,
+    and treats them like arrays over Explicit axes: strategies, layouts and kernels. Arrays whose
+    types show their sharding are not changed.
 
     Args:
       mesh: None for the one that `jax.set_mesh` sets.

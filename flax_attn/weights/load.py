@@ -1,4 +1,4 @@
-"""`load` and `load_stacked`: a layer's weights from a checkpoint, by the names that this has.
+"""`load` and `load_stacked`: a layer's weights from a checkpoint, by the checkpoint's names.
 
 Source: https://github.com/huggingface/safetensors; the index is the one that transformers'
 `save_pretrained` writes beside shards.
@@ -40,42 +40,43 @@ def load(
 ) -> None:
     """Fills a layer with the tensors of a checkpoint: `layer.kernel = weight.T`, ...
 
-    Neither torch nor pickle is used. Every tensor below the prefix is used once, every Param filled
-    once; the layer changes only after headers, mapping and data were checked. Only the layer's own
-    tensors are read, so that one layer of a large file costs no more than itself.
+    This needs neither torch nor pickle. Every tensor below the prefix is used once, and every Param
+    is filled once. The layer changes only after headers, mapping and data were checked. Only the
+    layer's own tensors are read, so loading one layer of a large file is cheap.
 
-    A checkpoint tells names, shapes and dtypes, not types: a `weight` that goes to an `nnx.Linear`
-    is taken for torch's `[out, in]`. Where it lies as `[in, out]`, as in GPT-2's files, a rule says
-    so: `Rule("c_proj.weight -> o_proj.kernel", "i o -> i o")`.
+    A checkpoint has names, shapes and dtypes, but no module types: the `weight` of an `nnx.Linear`
+    is read as torch's `[out, in]`. If it is `[in, out]`, as in GPT-2's files, add a rule:
+    `Rule("c_proj.weight -> o_proj.kernel", "i o -> i o")`.
 
-    Of a GGUF file, `gguf_config` reads the config and `families.rules(..., source="gguf")` says the
-    names. Its blocks become float32 by the package gguf. Types whose blocks have one size, such as
-    Q4_0 and IQ4_NL, are told apart by the header alone.
+    For a GGUF file, `gguf_config` reads the config and `families.rules(..., source="gguf")` returns
+    the names. The package gguf converts its blocks to float32. Types with blocks of equal size,
+    such as Q4_0 and IQ4_NL, are distinguished only by the header.
 
     Shapes: a Linear's `[out, in]` -> kernel `[in, out]`; others as `flax_attn.parity.port`.
 
     Args:
-      layer: its Params and statistics are replaced. It may be abstract, as `nnx.eval_shape` makes
-        it, so that no random start is drawn.
+      layer: its Params and statistics are replaced. It may be abstract, from `nnx.eval_shape`,
+        so that no initial values are drawn.
       path: of a `.safetensors`, `.gguf` or `.npz` file, of an index `.json`, or of a folder that
-        holds `model.safetensors` or `model.safetensors.index.json`; or arrays of numpy by name, as
-        `read_torch` gives them.
-      prefix: what the names of the layer's tensors begin with: "model.layers.3.self_attn", in a
+        holds `model.safetensors` or `model.safetensors.index.json`; or numpy arrays by name, as
+        `read_torch` returns them.
+      prefix: the start of the names of the layer's tensors: "model.layers.3.self_attn", in a
         GGUF file "blk.3".
-      rules: what names and types do not say, from names without the prefix to Flax's.
+      rules: the part of the mapping that does not follow from names and types, from names
+        without the prefix to Flax's.
       sharding: where the arrays go, one for all or by Flax's dotted path; each device gets its own
         slice. None: where the layer's arrays are.
       cast: "exact" refuses another dtype, "widen" takes one whose values the layer's dtype holds,
         "narrow" also rounds, and refuses what would overflow.
       allow_nonfinite: whether NaN and Inf may be in the tensors.
-      max_bytes: the most that the layer's tensors may have in all, in memory; None for no limit.
-      manifest: True asks for the manifest that `save` writes, False does not look at it, None
-        checks it if it is there.
+      max_bytes: the limit for all of the layer's tensors in memory; None for no limit.
+      manifest: True requires the manifest that `save` writes, False ignores it, None checks it
+        if it exists.
 
     Raises:
-      CheckpointError: for every fault of the checkpoint, and where it does not fit the layer.
-      ValueError: for another `cast`, shardings of paths that are none or that do not divide.
-      TypeError: for a layer that is no `nnx.Module`.
+      CheckpointError: if the checkpoint has a fault or does not fit the layer.
+      ValueError: for an unknown `cast`, and for shardings of unknown paths or that do not divide.
+      TypeError: if the layer is not an `nnx.Module`.
 
     Source: https://github.com/huggingface/safetensors and https://github.com/ggml-org/ggml; the
     index is that of transformers.
@@ -120,14 +121,14 @@ def load_stacked(
       layers: their Params are replaced.
       path, rules, sharding, cast, allow_nonfinite, max_bytes, manifest: as in `load`; `sharding` is
         that of the stacked arrays.
-      prefix: what the names of a layer's tensors begin with, {} standing for its number.
+      prefix: the start of the names of a layer's tensors; {} stands for its number.
       indices: the numbers in the checkpoint, one for each of the L layers; None is 0 ... L - 1, and
         then the checkpoint must not have a layer L.
 
     Raises:
-      CheckpointError: as `load`, and where layers have other tensors than the first one.
-      ValueError: as `load`, for a prefix without {}, Params without a common first axis, and as
-        many indices as there are not layers.
+      CheckpointError: as `load`, and if layers have other tensors than the first one.
+      ValueError: as `load`, for a prefix without {}, Params without a common first axis, and a
+        number of indices that differs from that of the layers.
       TypeError: as `load`.
 
     Source: as `load`.

@@ -37,7 +37,7 @@ class Draft:
       moves, constants, skipped, tied: of the plan, if there are no problems.
       problems: sentences.
       unplaced: names of torch tensors that found no place.
-      unfilled: paths of Flax's Params and statistics that nothing fills.
+      unfilled: paths of Flax's Params and statistics that no tensor fills.
     """
 
     def __init__(

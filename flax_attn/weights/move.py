@@ -1,4 +1,4 @@
-"""What is carried: some torch tensors, some Flax Params, and how the one lies in the other."""
+"""A step of a mapping: torch tensors, the Flax Params that they fill, and their layout."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""`make_plan`: which of torch's tensors fills which of Flax's, or every problem at once."""
+"""`make_plan`: which torch tensor fills which Flax Param, or all problems in one error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Plan:
     """The whole mapping of a torch module onto a Flax module.
 
     Attributes:
-      moves: what is carried.
-      constants: buffers that Flax computes where it needs them, not carried.
+      moves: the tensors to copy.
+      constants: buffers that Flax computes itself; they are not copied.
       skipped: tensors left out by `Rule.skip`.
       tied: torch's second names of tensors that are carried once.
 
@@ -73,9 +73,9 @@ def make_plan(
       parts: the paths of all submodules of torch's, those without tensors too, if they are known.
 
     Raises:
-      ParityError: with every problem at once: tensors without a place, Params that nothing fills or
-        that are filled twice, shapes that differ, rules that match nothing, ties on one side only;
-        and the rules that may be meant.
+      ParityError: with every problem at once: tensors without a place, Params that no tensor
+        fills or that are filled twice, shapes that differ, rules that match nothing, ties on one
+        side only. It also lists proposed rules.
     """
     draft = Draft(sources, module, rules, parts=parts)
     if draft.problems:

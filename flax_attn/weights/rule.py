@@ -1,4 +1,4 @@
-"""Rules: one reversible sentence each, from torch's names and layout to Flax's."""
+"""Rules: each maps torch's names and layout to Flax's, and can be reversed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,11 +37,11 @@ class Rule:
     Args:
       names: torch's names, an arrow, Flax's names.
       layout: an einops pattern such as `"o i -> i o"`; it must be reversible.
-      sizes: axes that the layout cannot tell by itself, such as `h=12`, and the sizes of unequal
+      sizes: axes that do not follow from the layout, such as `h=12`, and the sizes of unequal
         parts, such as `o=(24, 8, 8)`.
 
     Raises:
-      ParityError: if the sentence cannot be read.
+      ParityError: if the rule cannot be parsed.
 
     >>> Rule("{q,k,v}.weight -> qkv.kernel", "n o i -> i (n o)").names
     '{q,k,v}.weight -> qkv.kernel'
@@ -88,14 +88,14 @@ class Rule:
 
     @classmethod
     def skip(cls, names: str) -> "Rule":
-        """The torch tensors of these names are not carried, on purpose; the report lists them."""
+        """Leaves out the torch tensors of these names; the report lists them."""
         if "->" in names or not names.strip():
             raise ParityError(f"Rule.skip takes torch's name alone; got {names!r}.")
         return cls._of(names, "skip")
 
     @classmethod
     def tied(cls, names: str) -> "Rule":
-        """`"second -> first"`, two names of one tensor in torch, which Flax holds once."""
+        """`"second -> first"`: two names of one torch tensor, which Flax holds once."""
         if names.count("->") != 1 or not all(side.strip() for side in names.split("->")):
             raise ParityError(f'Rule.tied reads "second -> first"; got {names!r}.')
         _check_stars(names)

@@ -33,19 +33,19 @@ def save(
 ) -> None:
     """Writes a layer's Params and statistics so that `load` with the same arguments reads them.
 
-    Files are written beside their place and moved there when they are whole. A Param under two
-    paths is written once.
+    Each file is written under a temporary name, and renamed when it is complete. A Param under
+    two paths is written once.
 
-    Shapes: a Linear's kernel `[in, out]` -> `[out, in]`, as torch has it; others likewise.
+    Shapes: a Linear's kernel `[in, out]` -> `[out, in]`, as in torch; others likewise.
 
     Args:
-      layer: left as it is; all of its arrays must be within this process' reach.
+      layer: not changed; this process must be able to read all of its arrays.
       path: of the file; with `max_shard_bytes` of a folder, made if it is not there, which gets
         `model-00001-of-0000N.safetensors`, ... and `model.safetensors.index.json`.
-      prefix: what every name begins with, such as "model.layers.3.self_attn".
+      prefix: the start of every name, such as "model.layers.3.self_attn".
       rules: as `load` is given them, from torch's names to Flax's; those that skip or tie change
         nothing here, and a file written here does not need them.
-      max_shard_bytes: the most that a shard's tensors have in all, unless it holds one alone.
+      max_shard_bytes: the limit for the tensors of a shard, unless it holds only one.
       manifest: whether a manifest with the SHA-256 of every tensor is written beside the file or
         index; `load` checks it.
 

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: each key once, finite numbers, shallow, strict UTF-8."""
+"""JSON from untrusted files: each key once, finite numbers, shallow, strict UTF-8."""
 
 import json
 from pathlib import Path

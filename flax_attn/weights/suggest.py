@@ -1,6 +1,6 @@
-"""Suggestions: the rules that may be meant where names and types do not say enough.
+"""Suggestions: proposed rules where names and types do not determine the mapping.
 
-A proposal is never applied: of a square matrix nobody can tell by its shape which way it lies.
+A proposal is never applied: the shape of a square matrix does not show whether it is transposed.
 """
 
 import re
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def propose(draft: Draft) -> list[Rule]:
-    """The rules that may be meant for what a mapping in the making has left over."""
+    """Proposed rules for the tensors that a draft of a mapping has not placed."""
     kept: list[Rule] = []
     while len(kept) < MOST:
         for rule in _candidates(draft):

@@ -20,16 +20,16 @@ _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a `.pt` or `.bin` file by name, all of them, for `load(layer, arrays)`.
 
-    **This is no boundary.** Such a file is a pickle, a program; `torch.load(weights_only=True)`
-    allows it little, and has been bypassed before. Read only files that you trust, or ask for
-    safetensors.
+    **This is not safe for untrusted files.** Such a file is a pickle, which is a program.
+    `torch.load(weights_only=True)` restricts it, but was bypassed before. Read only files that you
+    trust, or ask for safetensors.
 
     Args:
       path: of the file: a state_dict, tensors by name and nothing else.
 
     Raises:
       CheckpointError: if torch is missing or older than 2.10, if it does not read the file, and
-        for what is no dense tensor by name.
+        if an entry is not a dense tensor with a name.
 
     Source: https://docs.pytorch.org/docs/stable/notes/serialization.html
 

@@ -33,21 +33,21 @@ class Case:
     """A Flax class, its configuration, its witness and its inputs.
 
     Args:
-      flax_class: an nnx module class; gets `rngs` if it takes it.
+      flax_class: an nnx module class; it gets `rngs` if its constructor takes them.
       config: its constructor's arguments, or a function that returns them.
       witness: None for the twin `torch_ref.<same file>.<same class>`, or the import path of a torch
         module class or function.
-      made_by: the import path of a function that makes the witness of its arguments, for a class
-        that cannot be imported by its path, or whose instance must be changed first.
+      made_by: the import path of a function that builds the witness from its arguments, for a
+        class that has no import path, or whose instance must be changed first.
       witness_config: the witness's arguments where they differ, or a function that returns them.
       torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
       rules: for the mapping of weights.
-      train: whether dropout draws, in both worlds the same.
-      seed: of weights, inputs and cotangents.
-      dtypes: in which it is compared.
+      train: whether dropout is on, with the same masks on both sides.
+      seed: for weights, inputs and cotangents.
+      dtypes: of the comparison.
       constants: names of inputs that are not differentiated, such as a mask of floats.
-      decode: how both are also run step by step with their caches.
-      name: instead of the one made of configuration and inputs.
+      decode: how to also run both step by step with their caches.
+      name: replaces the name made from configuration and inputs.
       inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
 
     Attributes:
@@ -55,8 +55,8 @@ class Case:
       home: where it was written, which is where its golden belongs.
       tells_class: whether its text has the Flax class, without which another would have the same.
 
-    A case whose witness belongs to a package that is not installed is compared with its record, as
-    all cases are where torch is missing, and its report says so.
+    If torch, or the package of the witness, is not installed, the case is compared with its record,
+    and its report says so.
 
     Raises:
       ValueError: if there is no witness and the class is not one of this library's, or made_by
@@ -124,7 +124,7 @@ class Case:
 
     @property
     def titles(self) -> tuple[str, str]:
-        """Its text as it may have been recorded: as it is now, and with the Flax class."""
+        """The texts under which it may be recorded: the current one, and that with the class."""
         return str(self), self._title(tells_class=True)
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ class Case:
         }
 
     def record(self, file: str | PathLike[str]) -> Path:
-        """Writes all that the witness gives into a file; `report(recording=...)` needs no torch.
+        """Writes the results of the witness to a file; `report(recording=...)` then needs no torch.
 
         Args:
           file: to write, `.safetensors`.
@@ -190,12 +190,12 @@ class Case:
         eager: bool | None = None,
         recording: Recording | None = None,
     ) -> Report:
-        """The comparison: live against torch, or against what torch gave when it was recorded.
+        """The comparison: live with torch, or with torch's recorded results.
 
         Args:
-          live: None for live where torch is installed.
-          eager: None as the case says.
-          recording: what `record` wrote, in torch's place.
+          live: whether torch runs now; None means yes if torch is installed.
+          eager: None keeps the case's.
+          recording: what `record` wrote, to use instead of torch.
         """
         live = has_torch() if live is None else live
         eager = self.eager if eager is None else eager

@@ -116,7 +116,7 @@ MISTAKES = [
         port=NotThrough,
     ),
     Mistake(
-        "beta at the other of the two losses",
+        "beta on the wrong one of the two losses",
         CHAMELEON,
         GRADIENTS,
         "stop|detach|factor|scale|exchang|swap|times|0.25",
@@ -130,7 +130,7 @@ MISTAKES = [
         port=ScaleFirst,
     ),
     Mistake(
-        "a gain of scale, where torch has 1 + scale",
+        "a factor of scale, where torch has 1 + scale",
         OMNI,
         FIRST,
         "1 +|gain|plus 1|1 more|left out|not added|without norm",

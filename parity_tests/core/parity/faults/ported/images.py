@@ -261,7 +261,7 @@ NORMS = [*(f"layer.{i}.normalization" for i in range(3)), "shortcut.normalizatio
 STATISTICS = [f"{norm}.{name}" for norm in NORMS for name in ("mean", "var")]
 MISTAKES = [
     Mistake(
-        "torch's momentum, which is the share of the new",
+        "torch's momentum taken for nnx's, which is 1 - torch's",
         RESNET,
         "|".join(STATISTICS),
         "momentum|share|moving|average",
@@ -283,14 +283,14 @@ MISTAKES = [
         port=SameBottleNeck,
     ),
     Mistake(
-        "nnx.gelu without a word, which is by tanh",
+        "nnx.gelu by its default, the tanh approximation",
         CONVNEXT,
         "act|between pwconv1 and pwconv2|pwconv2",
         "tanh|approximat|gelu|GELU",
         port=TanhConvNext,
     ),
     Mistake(
-        "the residual taken behind the first convolution",
+        "the residual taken after the first convolution",
         CONVNEXT,
         "output",
         "residual|skip|input|dwconv",
@@ -320,7 +320,7 @@ MISTAKES = [
         port=PadsCountedPoolFormer,
     ),
     Mistake(
-        "the pixel itself not taken away from the mean",
+        "the pixel itself not subtracted from the mean",
         POOLFORMER,
         "pooling|between pooling.pool and pooling",
         "subtract|minus|itself|left out|missing|not taken|taken off|difference",

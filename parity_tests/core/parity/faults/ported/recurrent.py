@@ -254,7 +254,7 @@ MISTAKES = [
         also=LAST,
     ),
     Mistake(
-        "one bias of two, since nnx's cell has one",
+        "one of the two biases left out, because nnx's cell has one",
         LSTM_BLOCK,
         STATES,
         "bias",
@@ -263,13 +263,15 @@ MISTAKES = [
         also=LAST,
     ),
     Mistake(
-        "the backward direction's states not turned back",
+        "the backward direction's states not reversed again",
         LSTM_BLOCK,
         STATES,
         "revers|flip|turn|mirror|order|direction|backward",
         port=NotTurnedLSTM,
     ),
-    Mistake("r before the product with h", GRU_BLOCK, STATES, "", port=ResetsBefore, also=LAST),
+    Mistake(
+        "r applied before the product with h", GRU_BLOCK, STATES, "", port=ResetsBefore, also=LAST
+    ),
     Mistake(
         "z and 1 - z exchanged",
         GRU_BLOCK,
@@ -286,7 +288,7 @@ MISTAKES = [
         rules=gru_rules("(g i) o -> g i o"),
         also=LAST,
     ),
-    Mistake("A without its minus", MAMBA, SCAN, "sign|minus|negat|-1", port=GrowingMixer),
+    Mistake("A without its minus sign", MAMBA, SCAN, "sign|minus|negat|-1", port=GrowingMixer),
     Mistake("dt without softplus", MAMBA, SCAN, "softplus|activation", port=NoSoftplusMixer),
     Mistake(
         "the causal convolution padded on both sides",
@@ -296,7 +298,7 @@ MISTAKES = [
         port=SameMixer,
     ),
     Mistake(
-        "the gate in front, where torch has it behind",
+        "the gate as the first half, where torch has it as the second",
         MAMBA,
         "conv1d|between in_proj and x_proj|in_proj",
         f"{ORDER}|half|halves",

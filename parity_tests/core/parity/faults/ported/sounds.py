@@ -172,7 +172,7 @@ DAC = Block(
 UNITS = ("res_unit1", "res_unit2", "res_unit3")
 MISTAKES = [
     Mistake(
-        "the weight norm over inputs alone",
+        "the weight norm over the input axis only",
         WAV2VEC2,
         f"conv|{NORMED}|{NORMED}.0|output",
         "norm|axis|axes",

@@ -121,8 +121,8 @@ def markdown(rows: Sequence[Row]) -> str:
     groups = dict.fromkeys(row.fault.group for row in rows)
     lines = [[f"`{g}`", *cells([row for row in rows if row.fault.group == g])] for g in groups]
     lines += [["**all, before**", *BEFORE], ["**all**", *cells(rows)]]
-    harms = ", ".join("{}: {} of {}".format(harm, *share(rows, harm)) for harm in HARMS)
-    return f"{grid(['block', *QUESTIONS], lines).rstrip()}\n\nOf harm, {harms}."
+    harms = ", ".join("{} {} of {}".format(harm, *share(rows, harm)) for harm in HARMS)
+    return f"{grid(['block', *QUESTIONS], lines).rstrip()}\n\nWrong reports: {harms}."
 
 
 def expected(mistake: Mistake) -> str:

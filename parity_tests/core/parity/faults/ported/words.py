@@ -253,7 +253,7 @@ HALVES = "activation_fn|between gate_up_proj and down_proj|gate_up_proj"
 ROUTER = "gate[1]|gate"
 MISTAKES = [
     Mistake(
-        "the mean taken away, where T5 does not",
+        "the mean subtracted, where T5 does not subtract it",
         T5,
         "layer_norm",
         "mean|centre|center|RMS",
@@ -267,21 +267,21 @@ MISTAKES = [
         port=OtherGateFF,
     ),
     Mistake(
-        "the MLP's dropout behind its last projection",
+        "the MLP's dropout after its last projection",
         T5,
         f"{FF}.dropout|{FF}.wo|{FF}",
         "dropout|mask|drop",
         port=DropsBehindFF,
     ),
     Mistake(
-        "positions counted from 0, where padding_idx + 1 is the first",
+        "positions counted from 0, where torch counts from padding_idx + 1",
         ROBERTA,
         "position_embeddings",
         ROWS,
         port=CountsFromZero,
     ),
     Mistake(
-        "padding gets positions too",
+        "padding tokens counted as positions",
         ROBERTA,
         "position_embeddings",
         f"{ROWS}|pad",
@@ -295,7 +295,7 @@ MISTAKES = [
         port=TrainsPadding,
     ),
     Mistake(
-        "up in front of the gate",
+        "up as the first half, where torch has the gate",
         PHI3,
         HALVES,
         "half|halves|exchang|swap|order",
@@ -309,7 +309,7 @@ MISTAKES = [
         port=Interleaved,
     ),
     Mistake(
-        "the chosen experts' shares not made to sum to 1",
+        "the chosen experts' weights not normalised to sum to 1",
         MIXTRAL,
         ROUTER,
         "normal|sum|factor|scale|divided",
