@@ -36,12 +36,12 @@ def machine_of(results: Results) -> str:
     peaks = ", ".join(f"{v / 1e12:.3g} in {name}" for name, v in machine["peak_flops"].items())
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
     return (
-        f"`{results.command}` on {machine['platform']} ({_device(machine)}{cores}); Python "
+        f"`{results.command}` on {machine['platform']} ({_name_of_device(machine)}{cores}); Python "
         f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here."
     )
 
 
-def _device(machine: Mapping[str, Any]) -> str:
+def _name_of_device(machine: Mapping[str, Any]) -> str:
     """The accelerator's name, or the processor's without its marks."""
     if machine["platform"] != "cpu":
         return machine["device"]
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 def marks(results: Results, preset: str) -> tuple[str, str]:
     """The lines that a section of this preset and device stands between."""
     dtypes = ", ".join(results.machine["peak_flops"])
-    name = f"{preset or 'short'}, {_device(results.machine)}, {dtypes}"
+    name = f"{preset or 'short'}, {_name_of_device(results.machine)}, {dtypes}"
     return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
 
 
