@@ -102,7 +102,7 @@ def draw(path: Path) -> None:
             cmap=loud(),
             norm=LogNorm(LEAST, MOST),
         )
-        bar.ax.set_yticks([LEAST, LIMIT, MOST], ["0", f"limit {LIMIT:.0e}", "1"])
+        bar.ax.set_yticks([LEAST, LIMIT, 1e-6, MOST], ["0", f"limit {LIMIT:.0e}", "1e-06", "1"])
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
     worst = max(row.verdict.error for row in drawn[0][1].rows)

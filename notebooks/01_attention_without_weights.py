@@ -22,6 +22,11 @@
 # A single word says little. *Step* is a stair, a dance move or a measure taken, and the words
 # around it decide which. **Self-attention** lets every word look at every word of the sentence and
 # take a mixture of what it saw.
+#
+# `climb` is a small file beside these notebooks. It holds the six words as `tokens`, their numbers
+# as `x`, and what draws them: `looks`, `heat` and `diagram`. `same(a, b)` checks that two arrays
+# are equal and prints their largest difference, and `as_printed` does so for a table that shows
+# four decimals.
 
 # %%
 import jax
@@ -33,12 +38,12 @@ from climb import as_printed, diagram, heat, looks, same, tokens, x
 # %%
 shares = jax.nn.softmax(x @ x.T)  # what this chapter builds up, step by step
 fig, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
-looks(ax, shares, "How much journey looks at each word", asking=1)
+looks(ax, shares, "How much journey looks at each word", asking=1)  # row 1 is journey
 plt.show()
 
 # %% [markdown]
-# The picture shows what we are after: six shares that add up to 100 %. One line of code computes
-# them. It uses `jax.nn.softmax`, which this chapter explains and then writes itself.
+# The picture shows what we are after: six shares that add up to 100 %. The first line of the cell
+# computes them. It uses `jax.nn.softmax`, which this chapter explains and then writes itself.
 #
 # At the end of this chapter you will
 #
@@ -58,10 +63,6 @@ plt.show()
 # > these pages is Lilian Weng,
 # > [Attention? Attention!](https://lilianweng.github.io/posts/2018-06-24-attention/).
 
-#
-# `climb` is a small file beside these notebooks. It holds the six words, and what draws them:
-# `looks`, `heat` and `diagram`. `same(a, b)` checks that two arrays are equal and prints their
-# largest difference, and `as_printed` does so for a table that shows four decimals.
 #
 # ## Six words, three numbers each
 #
@@ -99,11 +100,12 @@ plt.show()
 # %% [markdown]
 # *Journey* and *starts* point almost the same way. *One* points elsewhere. Attention will notice.
 #
-# ### Words or pieces of words
+# ### Aside: words or pieces of words
 #
-# A vocabulary of whole words has a gap: it does not know the next new word. So real models cut text
-# into **subwords**, often by *byte-pair encoding*. It begins with single characters and again and
-# again makes one piece of the two neighbours that occur together most often.
+# You may skip this section: the chapter goes on with six whole words. A vocabulary of whole words has
+# a gap: it does not know the next new word. So real models cut text into **subwords**, often by
+# *byte-pair encoding*. It begins with single characters, and repeatedly joins the pair of adjacent
+# pieces that is most frequent.
 
 
 # %%
@@ -146,7 +148,7 @@ for word in ("starts", "stepping", "restarted"):
     assert "".join(pieces) == word
 
 # %% [markdown]
-# GPT-2 has 50,257 such tokens, and a common word is one of them. We go on with six words.
+# GPT-2 has 50,257 such tokens, and each common word is a token of its own. We go on with six words.
 #
 # ### Three steps
 #

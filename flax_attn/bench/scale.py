@@ -40,8 +40,6 @@ WAYS = (
 )
 PROVEN = 128  # tokens of each device: from 128 on "auto" takes blocks
 BLOCK = 128  # tokens of the blocks that are counted
-# Percent of the peak, on TPU v5p at 32k tokens. Where they were published was not kept.
-OTHERS = {"ring": 28.5, "ulysses": 52.0, "all_gather": 53.0}
 Way = tuple[str, str]
 
 
@@ -211,9 +209,9 @@ def _inner(value: Any) -> Any:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Memory, blocks and bytes for each length, and what others measured."""
+    """Memory, blocks and bytes for each length."""
     header = ["devices", "strategy, layout", "pass", "memory", "of one device", "blocks a device"]
-    header += ["busiest / mean", "sent", "a hop", "others, of peak", "error / limit"]
+    header += ["busiest / mean", "sent", "a hop", "error / limit"]
     tables = []
     for length, group in groupby(rows, key=lambda row: row.workload.length):
         race = [row for row in group if row.status == MEASURED]
@@ -232,5 +230,4 @@ def _cells(row: Row, alone: int | None) -> list[str]:
     cells += [times(row.temporary / alone) if row.temporary and alone else ""]
     cells += [f"{counts['blocks']:,.0f}", times(counts["blocks"] / counts["mean"])]
     hops = [bytes_of(int(counts["sent"] / part)) for part in (1, n - 1) if n > 1]
-    peak = OTHERS.get(row.contender.partition(",")[0])
-    return [*cells, *(hops or ["", ""]), "" if peak is None else f"{peak:g} %", proof]
+    return [*cells, *(hops or ["", ""]), proof]
