@@ -102,7 +102,7 @@ plt.show()
 #
 # ### Aside: words or pieces of words
 #
-# You may skip this section: the chapter goes on with six whole words. A vocabulary of whole words has
+# You may skip this section: we go on with six whole words. A vocabulary of whole words has
 # a gap: it does not know the next new word. So real models cut text into **subwords**, often by
 # *byte-pair encoding*. It begins with single characters, and repeatedly joins the pair of adjacent
 # pieces that is most frequent.
