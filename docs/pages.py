@@ -85,8 +85,8 @@ def _linked(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to folders lead to their first page."""
-    return markdown.replace("](notebooks)", f"](notebooks/{NOTEBOOKS[0].stem}.md)")
+    """Links to notebooks lead to their pages."""
+    return re.sub(r"\]\((notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 
 def on_page_content(text: str, page: Page, **_: object) -> str:
