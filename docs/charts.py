@@ -5,14 +5,13 @@ Memory: the temporary memory of each.
 """
 
 import hashlib
-import re
 import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from flax_attn._markdown import cells
+from flax_attn.bench.page import rows, sections
 
 HERE = Path(__file__).parent
 COLOURS = {"flax_attn": "#444444", "jax.nn": "#1f77b4", "flax.nnx": "#17becf"}
@@ -22,25 +21,13 @@ PASSES = {"fwd": "forward", "fwd+bwd": "forward and backward"}
 TABLE = "head width 64, causal, float32"
 
 
-def sections(page: str, preset: str) -> dict[str, str]:
-    """By device, the section of a preset."""
-    marks = rf"<!-- bench: {preset}, ([^>]+), float32 -->\n(.*?)<!-- end of bench"
-    return dict(re.findall(marks, page, re.DOTALL))
-
-
-def rows(section: str, title: str) -> list[dict[str, str]]:
-    """The rows of the table under a title, each by its headings."""
-    headings, *lines = cells(section.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0])
-    return [dict(zip(headings, line, strict=True)) for line in lines]
-
-
 def times(page: str):
     """One panel a pass: others' time over that of `attend`."""
     figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.2), sharey=True, layout="constrained")
     found = sections(page, "flash")
     for ax, (which, title) in zip(axes, PASSES.items(), strict=True):
         for style, (device, section) in zip(STYLES, found.items(), strict=False):
-            table = [x for x in rows(section, f"time over that of flax_attn: {TABLE}")]
+            table = rows(section, f"time over that of flax_attn: {TABLE}")
             table = [row for row in table if row["pass"] == which]
             for name in ("jax.nn", "flax.nnx", "torch"):
                 points = [(int(r["T"]), float(r[name][:-1])) for r in table if r[name] != "-"]

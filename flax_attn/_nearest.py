@@ -30,12 +30,12 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
     return f"{what} {listed(names)}."
 
 
-def listed(names: Iterable[str]) -> str:
-    """At most ten names, and how many more there are.
+def listed(names: Iterable[str], most: int = MOST) -> str:
+    """At most ten names, or so many, and how many more there are.
 
     >>> listed("abc"), listed("abcdefghijklmn")
     ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 4 more')
     """
     names = list(names)
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return f"{', '.join(names[:MOST])}{more}"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -7,18 +7,14 @@ from typing import Any
 
 from .. import _markdown
 from .result import Results
-from .table import Table, remarks, tables
+from .table import Table, remarks, split, tables
 
 HEADING = "# Benchmarks\n\nRatios first: a contender's time over that of flax_attn.\n"
 
 
 def markdown(results: Results, more: list[Table] | None = None) -> str:
     """The section of one run: machine, ratios, remarks, figures."""
-    all_tables = tables(results)
-    ratios = [t for t in all_tables if t.header[0] != "ratio"]
-    details = [t for t in all_tables if t.header[0] == "ratio"]
-    if not ratios:  # every figure is the ratio too
-        ratios, details = details, []
+    ratios, details = split(tables(results))
     parts = [f"## {results.title}", machine_of(results)]
     parts += [_table(t) for t in [*(more or []), *ratios]]
     bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
@@ -62,6 +58,22 @@ def marks(results: Results, preset: str) -> tuple[str, str]:
     dtypes = ", ".join(results.machine["peak_flops"])
     name = f"{preset or 'short'}, {_name_of_device(results.machine)}, {dtypes}"
     return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
+
+
+def sections(page: str, preset: str, dtype: str = "float32") -> dict[str, str]:
+    """By device, what a page holds between the marks of a preset."""
+    marks = rf"<!-- bench: {preset}, ([^>]+), {dtype} -->\n(.*?)<!-- end of bench"
+    return dict(re.findall(marks, page, re.DOTALL))
+
+
+def rows(section: str, title: str) -> list[dict[str, str]]:
+    """The rows of all tables whose titles begin so, each by its headings."""
+    tables = rf"\*\*{re.escape(title)}[^\n]*\*\*\n\n(.*?)\n\n"
+    all_rows = []
+    for text in re.findall(tables, section, re.DOTALL):
+        headings, *lines = _markdown.cells(text)
+        all_rows += [dict(zip(headings, line, strict=True)) for line in lines]
+    return all_rows
 
 
 def write(path: Path, text: str, around: tuple[str, str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from .cells import Table
 from .result import Results
-from .table import tables
+from .table import split, tables
 
 SPACES = "   "  # between two columns
 LEFT = ("contender", "pass", "backend", "workload", "cache", "strategy, layout")
@@ -27,7 +27,8 @@ class Stream:
 
     def update(self) -> None:
         """Shows what has come since the last call."""
-        for table in _first(tables(self.results)):
+        first, _ = split(tables(self.results))
+        for table in first:
             rows = table.rows[self._shown.get(table.title, 0) :]
             if rows and (table.title not in self._shown or table.header != self._header):
                 self._begin(table)
@@ -51,9 +52,3 @@ class Stream:
         placed = zip(cells, header, self._widths, strict=True)
         columns = [c.ljust(n) if name in LEFT else c.rjust(n) for c, name, n in placed]
         return SPACES.join(columns).rstrip()
-
-
-def _first(all_tables: list[Table]) -> list[Table]:
-    """The tables of ratios; where there are none, every figure has its ratio."""
-    ratios = [table for table in all_tables if table.header[0] != "ratio"]
-    return ratios or all_tables

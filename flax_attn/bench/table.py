@@ -24,6 +24,13 @@ def tables(results: Results) -> list[Table]:
     return [table for table in all_tables if table.rows]
 
 
+def split(all_tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+    """The tables that are shown first, and the others: every figure is the ratio too, if alone."""
+    ratios = [table for table in all_tables if table.header[0] != "ratio"]
+    figures = [table for table in all_tables if table.header[0] == "ratio"]
+    return (ratios, figures) if ratios else (figures, [])
+
+
 def value(row: Row) -> float | None:
     """What ratios are made of: the median time, or bytes where nothing was timed."""
     if row.status == MEASURED:

@@ -9,6 +9,7 @@ from typing import Any
 
 from flax import nnx
 
+from .._nearest import listed
 from ..taps import POINTS
 from .described import Source
 from .known_layers import (
@@ -347,6 +348,4 @@ def _letters(name: str) -> frozenset[str]:
 
 def some(names: Iterable[str]) -> str:
     """The first six names."""
-    names = list(names)
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more or "none"
+    return listed(names, 6) or "none"

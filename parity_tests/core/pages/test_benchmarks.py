@@ -1,9 +1,14 @@
-"""The page of benchmarks has a section for all that it names, and charts of its own figures."""
+"""The page of benchmarks has a section for all that it names, and charts of its own figures.
+
+`python -m parity_tests.core.pages.test_benchmarks` writes the table that it begins with.
+"""
 
 import re
 
 import pytest
 
+from flax_attn._markdown import between, fill, table
+from flax_attn.bench.page import rows, sections
 from flax_attn.bench.presets import presets
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
 
@@ -12,6 +17,62 @@ CHARTS = text_of("docs/charts.py")
 SECTION = re.compile(
     r"<!-- bench: (\w+), ([^>]+) -->\n(.*?)<!-- end of bench: \1, \2 -->", re.DOTALL
 )
+
+SHORT = between("<!-- in short -->", "<!-- end of in short -->")
+CAUSAL = "time over that of flax_attn: head width 64, causal"
+# What is shown: its preset, the titles of its tables, the column, and the length, if it is one.
+SHOWN = {
+    "`jax.nn` over `attend`, width 64, causal": ("flash", CAUSAL, "jax.nn", ""),
+    "torch over `attend`, width 64, causal": ("flash", CAUSAL, "torch", ""),
+    "memory of `jax.nn`, 16,384 tokens, both passes": ("memory", "memory over", "jax.nn", "16384"),
+    "torch over `attend`, window of 256, 8,192 tokens": ("window", "time over", "torch", "8192"),
+    "published layers: transformers' with torch's attention": (
+        "layers",
+        "time over",
+        "transformers, sdpa",
+        "",
+    ),
+    "... with eager attention": ("layers", "time over", "transformers, eager", ""),
+    "a step of decoding: torch with a cache of fixed size": (
+        "decode",
+        "time over",
+        "torch, static cache",
+        "",
+    ),
+    "... flax.nnx with its cache": ("decode", "time over", "flax.nnx", ""),
+    "the gated delta rule: transformers' chunked form": (
+        "linear",
+        "time over",
+        "transformers, chunked",
+        "",
+    ),
+}
+
+
+def in_short(page: str) -> str:
+    """The least and the largest ratio of each on every processor."""
+    devices = [*sections(page, "flash")]
+    lines = []
+    for what, (preset, title, column, length) in SHOWN.items():
+        of = sections(page, preset)
+        lines.append([what, *(ratios(of.get(x, ""), title, column, length) for x in devices)])
+    return table(["time or memory over that of flax_attn", *devices], lines)
+
+
+def ratios(section: str, title: str, column: str, length: str) -> str:
+    every = [row for row in rows(section, title) if length in ("", row.get("T"))]
+    values = [float(row[column][:-1]) for row in every if row.get(column, "-") not in ("-", "")]
+    ends = dict.fromkeys(f"{end:.2g}x" if end < 100 else f"{end:.0f}x" for end in limits(values))
+    return " to ".join(ends)
+
+
+def limits(values: list[float]) -> list[float]:
+    return [min(values), max(values)] if values else []
+
+
+def test_it_begins_with_the_ratios_of_its_tables():
+    again = "run `python -m parity_tests.core.pages.test_benchmarks`"
+    assert SHORT.search(PAGE)["table"] == in_short(PAGE), again
 
 
 def test_every_preset_is_named_and_has_a_section():
@@ -56,3 +117,7 @@ def size(path):
 def tables(path):
     """What the chart says of the tables that it was drawn from."""
     return re.search(rb"tEXtDescription\0([0-9a-f]{64})", path.read_bytes())[1]
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/benchmarks.md").write_text(fill(PAGE, SHORT, in_short(PAGE)), "utf-8")

@@ -9,6 +9,7 @@ import pytest
 
 import torch_ref
 from flax_attn._markdown import between, cells, fill
+from flax_attn.bench.page import rows, sections
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
@@ -31,9 +32,9 @@ def test_block_runs(block):
 
 
 @pytest.mark.skipif(not has_torch(), reason="torch_ref is written in torch")
-def test_an_original_is_found_under_the_name_in_the_table():
-    names = {*re.findall(r"torch_ref\.(\w+)", TEXT)}
-    assert len(names) > 10
+def test_an_original_is_found_under_the_name_in_the_tables():
+    names = {*re.findall(r"torch_ref\.(\w+)", TEXT + text_of("docs/certificate.md"))}
+    assert len(names) > 45
     for name in names:
         assert getattr(torch_ref, name).__name__ == name
     with pytest.raises(AttributeError, match="torch_ref has no 'Tensor'"):
@@ -111,12 +112,12 @@ def speed(page: str) -> str:
     """How many times as long others take, and what memory the longest row needs."""
     lines = ["| | processor | forward | forward and backward |", "| --- | --- | --- | --- |"]
     for name, call in CALLS.items():
-        for device, section in _sections(page, "flash").items():
-            rows = _table(section, "time over that of flax_attn: head width 64, causal, float32")
-            ranges = [_range(name, [row for row in rows if row["pass"] == x]) for x in PASSES]
+        for device, section in sections(page, "flash").items():
+            table = rows(section, "time over that of flax_attn: head width 64, causal, float32")
+            ranges = [_range(name, [row for row in table if row["pass"] == x]) for x in PASSES]
             lines.append(f"| {call} | {device} | {' | '.join(ranges)} |")
-    (section, *_) = _sections(page, "memory").values()
-    last = _table(section, "memory over that of flax_attn: head width 64, causal, float32")[-1]
+    (section, *_) = sections(page, "memory").values()
+    last = rows(section, "memory over that of flax_attn: head width 64, causal, float32")[-1]
     other = re.search(rf"jax.nn, left out at T {last['T']} \S+ it would take (.*) of temp", section)
     lines += [
         "",
@@ -124,18 +125,6 @@ def speed(page: str) -> str:
         f"of temporary memory; `jax.nn.dot_product_attention` would need {other[1]}.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _sections(page: str, preset: str) -> dict[str, str]:
-    """By device, the section of a preset in float32."""
-    marks = rf"<!-- bench: {preset}, ([^>]+), float32 -->\n(.*?)<!-- end of bench"
-    return dict(re.findall(marks, page, re.DOTALL))
-
-
-def _table(section: str, title: str) -> list[dict[str, str]]:
-    """The rows under a title, each by its headings."""
-    headings, *rows = cells(section.split(f"**{title}**\n\n", 1)[1].split("\n\n", 1)[0])
-    return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
 def _range(name: str, rows: list[dict[str, str]]) -> str:
