@@ -1,7 +1,7 @@
 """The ways through the keys and the queries: written out block by block, or loops."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from ..._arrays import larger, smaller
 from ...masks import Mask, Rows
 from ...masks.answers import inner, outer
+from . import lanes
 from .block import Block
 from .plan import Plan, static_inner, static_outer
 
@@ -19,10 +20,35 @@ ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
 Step = Callable[[Any, Block, bool], Any]
 
 
-def split(x: Float[Array, "B T N H"], G: int) -> Float[Array, "U G T H"]:
-    """Query heads by the key head they share; batch entries and key heads as one axis."""
-    B, T, N, H = x.shape
-    return jnp.moveaxis(x.reshape(B, T, N // G, G, H), 1, 3).reshape(-1, G, T, H)
+class Heads(NamedTuple):
+    """Of an array, B T N H or B N T, the G heads from `n` of a batch entry, cut where they lie."""
+
+    array: jax.Array
+    b: Any
+    n: Any
+    G: int
+
+    def rows(self, at: Block) -> jax.Array:
+        """What belongs to the block's queries: R H, or R, of G heads times its rows."""
+        if self.array.ndim == 3:
+            return self._cut(self.n, at.q, self.G, at.rows).reshape(-1)
+        x = self._cut(at.q, self.n, at.rows, self.G)
+        return jnp.swapaxes(x, 0, 1).reshape(-1, x.shape[-1])
+
+    def cols(self, at: Block) -> jax.Array:
+        """What belongs to the block's keys, cols H, of one head."""
+        return self._cut(at.k, self.n, at.cols, 1)[:, 0]
+
+    def _cut(self, second: Any, third: Any, *counts: int) -> jax.Array:
+        rest = self.array.shape[3:]
+        starts = (
+            jnp.int32(self.b),
+            jnp.int32(second),
+            jnp.int32(third),
+            *(jnp.int32(0) for _ in rest),
+        )
+        sizes = 1, *counts, *rest
+        return jax.lax.dynamic_slice(self.array, starts, sizes, allow_negative_indices=False)[0]
 
 
 def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
@@ -38,32 +64,36 @@ def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
     ones each starts from the carry, which is zeros, and the sum of theirs is given.
     """
     groups = plan.sizes.N // plan.groups
-    each = jnp.arange(plan.sizes.B * groups, dtype=jnp.int32)
+    count = plan.sizes.B * groups
+    shared = [x.shape[x.ndim // 2] // groups for x in heads]
 
-    def block(u: jax.Array) -> Block:
-        start = u // groups, u % groups * plan.groups, 0, 0
-        return Block(*start, plan.groups, plan.rows, plan.cols)
+    def block(b: Any, j: Any) -> Block:
+        return Block(b, j * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
 
     def one(carry: Any, u: jax.Array) -> tuple[Any, Any]:
-        mine = tuple(_taken(x, u // groups, u % groups, groups) for x in heads)
-        return step(carry, mine, block(u))
+        b, j = jax.lax.div(u, jnp.int32(groups)), jax.lax.rem(u, jnp.int32(groups))
+        mine = [Heads(x, b, j * G, G) for x, G in zip(heads, shared, strict=True)]
+        return step(carry, mine, block(b, j))
 
-    if not batched:  # one after the other, each cut from the whole where it lies
-        return jax.lax.scan(one, carry, each)
-    apart = tuple(
-        split(x, x.shape[2] // groups) if x.ndim == 4 else x.reshape(-1, plan.groups, x.shape[2])
-        for x in heads
+    if not batched:
+        return lanes.scan(one, carry, count, plan.lanes)
+
+    def alone(u: jax.Array, mine: list) -> tuple[Any, Any]:
+        mine = [Heads(x, 0, 0, G) for x, G in zip(mine, shared, strict=True)]
+        return step(carry, mine, block(u // groups, u % groups))
+
+    carries, ys = jax.vmap(alone)(
+        jnp.arange(count, dtype=jnp.int32), [_apart(x, groups) for x in heads]
     )
-    carries, ys = jax.vmap(lambda u, mine: step(carry, mine, block(u)))(each, apart)
     return jax.tree.map(lambda x: x.sum(axis=0), carries), ys
 
 
-def _taken(x: jax.Array, b: jax.Array, j: jax.Array, groups: int) -> jax.Array:
-    """The heads, B T N H or B N T, of key head j of one batch entry, as G T H or G T."""
+def _apart(x: jax.Array, groups: int) -> jax.Array:
+    """B T N H as U 1 T G H, or B N T as U 1 G T: batch entries and key heads as one axis."""
     axis = x.ndim // 2
-    x = jax.lax.dynamic_index_in_dim(x, b, keepdims=False)
-    G = x.shape[axis - 1] // groups
-    return jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x, j * G, G, axis - 1), axis - 1, 0)
+    x = x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
+    x = jnp.moveaxis(x, axis, 1)
+    return x.reshape(-1, 1, *x.shape[2:])
 
 
 def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:

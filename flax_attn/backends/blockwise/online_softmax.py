@@ -46,14 +46,14 @@ def forward_heads(
 
 def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tuple[Any, tuple]:
     """Output, m and l of one block of queries by the online softmax."""
-    q, (k,), (v,) = heads
-    kind, shape = wide(q.dtype), (at.G, at.rows)
-    q = _rows(q, at)
+    q, k, v = heads
+    kind, shape = wide(q.array.dtype), (at.G, at.rows)
+    q = q.rows(at)
 
     def step(carry, at, masked):
         m, l, o = carry
-        vb = _cols(v, at)
-        x = scored(local(rules.score, at), _logits(q, _cols(k, at), rules, at), at)
+        vb = v.cols(at)
+        x = scored(local(rules.score, at), _logits(q, k.cols(at), rules, at), at)
         if masked:
             shown = visible(rules.mask, at)
             x = jnp.where(shown, x, -jnp.inf)
@@ -70,10 +70,10 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
         return new, l, o
 
     R = at.G * at.rows
-    start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.shape[1]), kind)
+    start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.array.shape[-1]), kind)
     start = varying_alike((*start, q))[:3]
     m, l, o = over_keys(plan, rules.mask, at, step, start)
-    o = o / jnp.where(l == 0, 1, l)[:, None]
+    o = o * (1 / jnp.where(l == 0, 1, l))[:, None]
     return carry, (o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape))
 
 
@@ -88,15 +88,6 @@ def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at:
     return x.reshape(at.G, at.rows, at.cols)
 
 
-def _rows(x: Float[Array, "G T H"], at: Block) -> Float[Array, "R H"]:
-    x = jax.lax.dynamic_slice_in_dim(x, at.q, at.rows, axis=1)
-    return x.reshape(at.G * at.rows, *x.shape[2:])
-
-
-def _cols(x: Float[Array, "S H"], at: Block) -> Float[Array, "cols H"]:
-    return jax.lax.dynamic_slice_in_dim(x, at.k, at.cols, axis=0)
-
-
 def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
@@ -108,8 +99,8 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     def one(totals, heads, at):
         # An upright dk would be summed and turned in one slow loop.
-        start = [jnp.zeros(x[0].T.shape, wide(x.dtype)) for x in heads[1:3]]
-        start = (*varying_alike((*start, heads[0]))[:2], totals)
+        start = [jnp.zeros((x.shape[-1], x.shape[1]), wide(x.dtype)) for x in (k, v)]
+        start = (*varying_alike((*start, q))[:2], totals)
         rows = partial(_backward_rows, plan, rules, heads)
         (dk, dv, totals), dq = over_queries(plan, at, rows, start)
         return totals, (dq.astype(kind), dk, dv)
@@ -128,9 +119,9 @@ def _backward_rows(
     plan, rules, heads, carry: Any, at: Block, fresh_from: Any
 ) -> tuple[Any, jax.Array]:
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
-    q, (k,), (v,), do, m, inv_l, delta = heads
-    kind, shape = wide(q.dtype), (at.G, at.rows)
-    raw, do, m, inv_l, delta = (_rows(x, at) for x in (q, do, m, inv_l, delta))
+    q, k, v, do, m, inv_l, delta = heads
+    kind, shape = wide(q.array.dtype), (at.G, at.rows)
+    raw, do, m, inv_l, delta = (x.rows(at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
     if fresh_from is not None:  # rows before it an earlier block has had
@@ -141,7 +132,7 @@ def _backward_rows(
 
     def step(carry, at, masked):
         dq, dk, dv, (dscale, totals) = carry
-        kb, vb = _cols(k, at), _cols(v, at)
+        kb, vb = k.cols(at), v.cols(at)
         shown = visible(rules.mask, at) if masked else None
         if shown is not None and plan.hides_keys:
             kb, vb = zero_unseen_keys(kb, shown), zero_unseen_keys(vb, shown)
@@ -156,7 +147,7 @@ def _backward_rows(
         dv = _add_cols(dv, dot(do.T, p, ACROSS, kind), at)
         return dq + dot(ds, kb.astype(kind), ACROSS, kind), dk, dv, (dscale, totals)
 
-    start = (varying_alike((jnp.zeros(raw.shape, kind), q))[0], *carry)
+    start = (varying_alike((jnp.zeros(raw.shape, kind), raw))[0], *carry)
     dq, dk, dv, (dscale, totals) = over_keys(plan, rules.mask, at, step, start)
     if isinstance(rules.scale, jax.Array):
         dscale = dscale + jnp.sum(dq * raw.astype(kind))

@@ -10,9 +10,13 @@ from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
 from ...masks.answers import block_starts, inner, outer
 from ...rules import Rules
+from ...scores import Additive, Alibi, Identity, Softcap
 from ..protocol import are_few
+from .lanes import lanes_for
 
 COLS = 512  # keys of a block that few queries look at
+SIDE_BY_SIDE = 512  # queries and keys, up to which all blocks of a head stay in the cache
+CARRIED = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
 
 
 class Plan(NamedTuple):
@@ -25,6 +29,7 @@ class Plan(NamedTuple):
       hides_keys: whether there may be keys that no query sees, whatever stands in them.
       unrolled: whether query blocks are written out one by one, each with its exact keys.
       batched: whether all heads run at once rather than one after the other.
+      lanes: how many loops share the heads, side by side on several cores.
       precision: of every product, as the caller had it when he asked.
       few: whether all queries of all heads go over the keys at once, in the forward pass.
       adds: whether gradients stay in float32 or wider, since others are added to them.
@@ -41,6 +46,7 @@ class Plan(NamedTuple):
     unrolled: bool
     batched: bool
     precision: Any
+    lanes: int = 1
     few: bool = False
     adds: bool = False
     layout: Literal["tokens first", "heads first"] = "tokens first"
@@ -54,6 +60,7 @@ class PlanOptions(TypedDict, total=False):
     unrolled: bool
     batched: bool
     few: bool
+    lanes: int
 
 
 def plan_of(
@@ -61,10 +68,10 @@ def plan_of(
 ) -> Plan:
     """The plan for these sizes, of any batch axes, and bound rules; `options` overrule its choices.
 
-    On a CPU one head after the other is quickest. Short sequences are written out, for then small
-    blocks waste little on what is hidden, and what does not depend on each other runs on several
-    cores; long ones are walked in loops, in blocks that stay in the second level of cache, and in
-    small ones where documents or lengths decide at each call what is looked at.
+    On a CPU one head after the other is quickest on each core. Short sequences are written out, for
+    then small blocks waste little on what is hidden, and the shortest run in several loops; long
+    ones are walked in loops, in blocks that stay in the second level of cache, and in small ones
+    where documents or lengths decide at each call what is looked at.
     Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
     once for all heads, unless `options` asks for other blocks.
     """
@@ -77,9 +84,18 @@ def plan_of(
         rows = _few_rows(rules, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
         options = {"rows": rows, "cols": cols, "unrolled": True, **options}
+        if _runs_side_by_side(rules, sizes):
+            lanes = lanes_for(sizes.B * key_heads, G * sizes.T * sizes.S)
+            options = {"lanes": lanes, **options}
     elif _narrows(rules.mask):
         options = {"rows": max(32, 128 // G), "cols": 128, **options}
     return _plan(sizes, G, rules, options)
+
+
+def _runs_side_by_side(rules: Rules, sizes: Sizes) -> bool:
+    """Whether loops over heads carry all that they compute, and have room for it in the cache."""
+    plain = rules.mask.is_static and rules.dropout is None
+    return max(sizes.T, sizes.S) <= SIDE_BY_SIDE and plain and isinstance(rules.score, CARRIED)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
@@ -116,6 +132,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
         unrolled=options.get("unrolled", False),
         batched=options.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
+        lanes=options.get("lanes", 1),
         few=options.get("few", False),
     )
 

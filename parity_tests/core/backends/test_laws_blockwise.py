@@ -251,41 +251,47 @@ def test_it_runs_inside_a_shard_map():
 def test_heads_that_share_keys_stand_together_and_return():
     x = normal(0, 2, 3, 6, 4)
     for G in (1, 2, 3, 6):
-        parts = block_loops.split(jnp.asarray(x), G)
-        assert parts.shape == (2 * 6 // G, G, 3, 4)
+        parts = block_loops._apart(jnp.asarray(x), 6 // G)
+        lines = block_loops._apart(jnp.asarray(x[..., 0].swapaxes(1, 2)), 6 // G)
+        assert parts.shape == (2 * 6 // G, 1, 3, G, 4) and lines.shape == (2 * 6 // G, 1, G, 3)
         for u, g in itertools.product(range(2 * 6 // G), range(G)):
             b, n = divmod(u, 6 // G)
-            assert np.array_equal(parts[u, g], x[b, :, n * G + g].astype("float32"))
-        assert np.array_equal(block_loops.join(parts.reshape(-1, 1, 3, 4), 2), x.astype("float32"))
+            assert np.array_equal(parts[u, 0, :, g], x[b, :, n * G + g].astype("float32"))
+            assert np.array_equal(lines[u, 0, g], x[b, :, n * G + g, 0].astype("float32"))
+        heads = jnp.moveaxis(parts[:, 0], 2, 1).reshape(-1, 1, 3, 4)
+        assert np.array_equal(block_loops.join(heads, 2), x.astype("float32"))
 
 
 @eager64
 def test_every_key_head_is_walked_once_with_its_own_place():
-    """One after the other, or all at once, which gives the sum of their carries."""
-    plan = plan_of(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3)
-    heads = jnp.asarray(normal(0, 2, 3, 6, 4)), jnp.asarray(normal(1, 2, 6, 3))
+    """One after the other, in loops side by side, or all at once: with the sum of their carries."""
+    q, line = jnp.asarray(normal(0, 2, 3, 6, 4)), jnp.asarray(normal(1, 2, 6, 3))
+    all_rows, want = Block(0, 0, 0, 0, 3, 3, 5), jnp.moveaxis(q.reshape(2, 3, 2, 3, 4), 1, 3)
 
     def step(carry, heads, at):
         assert (at.q, at.k, at.G, at.rows, at.cols) == (0, 0, 3, 2, 3)
         assert at.b.dtype == at.n.dtype == jnp.int32
-        return carry + heads[0].sum(), (at.b, at.n, *heads)
+        x, y = (part.rows(all_rows) for part in heads)
+        return carry + x.sum(), (at.b, at.n, x.reshape(3, 3, 4), y.reshape(3, 3))
 
-    for batched in (False, True):
-        total, (b, n, x, line) = block_loops.over_heads(plan, batched, step, jnp.zeros(()), heads)
+    for how in ({}, {"lanes": 2}, {"lanes": 3}, {"lanes": 4}, {"batched": True}):
+        plan = plan_of(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3, **how)
+        walked = block_loops.over_heads(plan, plan.batched, step, jnp.zeros(()), (q, line))
+        total, (b, n, x, y) = walked
         assert (b.tolist(), n.tolist()) == ([0, 0, 1, 1], [0, 3, 0, 3])
-        assert np.array_equal(x, block_loops.split(heads[0], 3))
-        assert np.array_equal(line, heads[1].reshape(4, 3, 3))
-        assert judge.same_function(total, heads[0].sum()).ok
+        assert np.array_equal(x, want.reshape(4, 3, 3, 4))
+        assert np.array_equal(y, line.reshape(4, 3, 3))
+        assert judge.same_function(total, q.sum()).ok
 
 
 def test_parts_are_taken_from_their_place_and_put_there():
     at = Block(0, 0, 1, 2, 2, 2, 3)
-    lines = np.arange(2 * 5 * 3.0).reshape(2, 5, 3)
-    assert np.array_equal(online_softmax._rows(jnp.asarray(lines), at), lines[:, 1:3].reshape(4, 3))
-    assert np.array_equal(
-        online_softmax._rows(jnp.asarray(lines[..., 0]), at), lines[:, 1:3, 0].reshape(4)
-    )
-    assert np.array_equal(online_softmax._cols(jnp.asarray(lines[0]), at), lines[0, 2:5])
+    x = normal(0, 2, 5, 4, 3).astype("float32")  # B T N H
+    heads = block_loops.Heads(jnp.asarray(x), 1, 2, 2)
+    assert np.array_equal(heads.rows(at), x[1, 1:3, 2:].swapaxes(0, 1).reshape(4, 3))
+    assert np.array_equal(heads.cols(at), x[1, 2:5, 2])
+    lines = block_loops.Heads(jnp.asarray(x[..., 0].swapaxes(1, 2)), 1, 2, 2)  # B N T
+    assert np.array_equal(lines.rows(at), x[1, 1:3, 2:, 0].T.reshape(4))
     sums = online_softmax._add_cols(jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at)
     want = np.ones((2, 6), "float32")
     want[:, 2:5] += normal(2, 2, 3).astype("float32")

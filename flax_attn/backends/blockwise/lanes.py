@@ -1,0 +1,171 @@
+"""Loops side by side, on several cores of a CPU.
+
+XLA runs at once what neither needs nor overwrites the other's results. Two loops would do neither,
+but it plans memory as if one followed the other, so that both compute on the same few pages; only
+what a loop carries from turn to turn is its own. So these loops carry all that a turn computes on
+its way: products, rows of maxima, slices. The next turn reads none of it and writes the same again
+into the same place. A thread goes on to the next loop only when the one it runs waits for another
+thread, so each turn begins with a little work that two threads share.
+
+All of this is about time alone: what the loops compute is what one would. Where a turn computes
+something that is not carried, they run one after the other.
+"""
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal
+
+MOST = 4  # loops: each is compiled
+LEAST = 2**20  # queries times keys of all heads, from which on several loops are worth their start
+# What XLA computes into memory of its own, rather than within what reads it; of the first kind also
+# what they read.
+READERS = {"dot_general", "reduce_max", "reduce_sum", "concatenate"}
+ALONE = {"exp", "tanh", "div", "rem"}
+SAME_MEMORY = {"reshape", "squeeze", "expand_dims"}
+
+
+def lanes_for(heads: int, pairs: int) -> int:
+    """How many loops share so many heads of so many queries times keys.
+
+    One on a mesh, whose devices share the cores, and where a size is open in `jax.export`.
+    """
+    work = heads * pairs
+    if not isinstance(work, int) or work < LEAST:
+        return 1
+    if not jax.sharding.get_abstract_mesh().empty:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST, heads)
+
+
+def scan(step: Callable[[Any, jax.Array], Any], carry: Any, count: int, lanes: int) -> Any:
+    """`carry, y = step(carry, i)` for i below `count`, in so many loops: carry and ys, stacked.
+
+    Of several loops each starts from the carry, which is zeros, and the sum of theirs is given.
+    """
+    if lanes == 1:
+        return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
+    program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.int32(0))
+    bounds = [count * lane // lanes for lane in range(lanes + 1)]
+    loops = [_Loop(program, *pair) for pair in pairwise(bounds)]
+    starts = [loop.start(jax.tree.leaves(carry)) for loop in loops]
+    ends = [loop.run(start) for loop, start in zip(loops, starts, strict=True)]
+    never = _never([end.unread for end in ends])
+    outs = [jnp.sum(jnp.stack(xs), axis=0) for xs in zip(*(end.carry for end in ends), strict=True)]
+    outs += [jnp.concatenate(xs) for xs in zip(*(end.ys for end in ends), strict=True)]
+    outs = [jnp.where(never, jnp.zeros((), x.dtype), x) for x in outs]
+    return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+
+def _never(arrays: Any) -> jax.Array:
+    """False, of which XLA cannot know that: it would leave out what nobody reads."""
+    parts = [x.ravel()[0].astype(jnp.float32) for x in jax.tree.leaves(arrays)]
+    return jnp.sum(jnp.stack(parts)) ** 2 < -1
+
+
+class _State(NamedTuple):
+    """What a loop carries: its turn, whether there is one, results, and what nobody reads."""
+
+    i: jax.Array
+    goes_on: jax.Array
+    carry: list
+    ys: list
+    unread: tuple[jax.Array, list]
+
+
+class _Loop(NamedTuple):
+    """The turns from `first` to `end` of a program of a carry and a turn's number."""
+
+    program: ClosedJaxpr
+    first: int
+    end: int
+
+    def start(self, carry: list) -> _State:
+        ys = self.program.out_avals[len(carry) :]
+        ys = [jnp.zeros((self.end - self.first, *y.shape), y.dtype) for y in ys]
+        # Two that are alike would be one array, and copied.
+        shared = jnp.full((2, 4096), 1.0 + self.first)
+        state = _State(jnp.int32(self.first), jnp.bool_(True), carry, ys, (shared, []))
+        kept = jax.eval_shape(lambda: self.turn(state).unread[1])
+        return state._replace(unread=(shared, [jnp.zeros(x.shape, x.dtype) for x in kept]))
+
+    def run(self, start: _State) -> _State:
+        return jax.lax.while_loop(lambda state: state.goes_on, self.turn, start)
+
+    def turn(self, state: _State) -> _State:
+        way = _Way()
+        # Computed again from its parts, so that the next number may be written over this one.
+        i = way.again(state.i)
+        outs = way.run(self.program, [*state.carry, i])
+        carry, new = outs[: len(state.carry)], outs[len(state.carry) :]
+        at = i - self.first
+        ys = [_put(y, x, at) for y, x in zip(state.ys, new, strict=True)]
+        shared = state.unread[0]
+        for _ in range(16):  # much to compute on little, or XLA would not share it
+            shared = shared * 0.5 + 0.25
+        return _State(i + 1, i + 1 < self.end, carry, ys, (shared, way.kept))
+
+
+def _put(y: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
+    starts = (at, *(jnp.int32(0) for _ in x.shape))
+    return jax.lax.dynamic_update_slice(y, x[None], starts, allow_negative_indices=False)
+
+
+class _Way:
+    """Programs run, and what they compute on the way: `kept`, each memory once."""
+
+    def __init__(self):
+        self.kept: list[jax.Array] = []
+        self.made: dict[int, jax.Array] = {}
+        self.memory: dict[int, int] = {}
+        self.seen: set[int] = set()
+
+    def run(self, program: ClosedJaxpr, args: list) -> list:
+        jaxpr = program.jaxpr
+        inputs = zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *args), strict=True)
+        values = dict(inputs)
+
+        def read(x: Any) -> Any:
+            return x.val if isinstance(x, Literal) else values[x]
+
+        for equation in jaxpr.eqns:
+            outs = self.one(equation, [read(x) for x in equation.invars])
+            values.update(zip(equation.outvars, outs, strict=True))
+        return [read(x) for x in jaxpr.outvars]
+
+    def one(self, equation: Any, ins: list) -> list:
+        name = equation.primitive.name
+        if name == "jit":
+            return self.run(equation.params["jaxpr"], ins)
+        params = equation.primitive.get_bind_params(equation.params)
+        outs = equation.primitive.bind(*ins, **params)
+        outs = list(outs) if equation.primitive.multiple_results else [outs]
+        self.made |= {id(x): x for x in outs}
+        if name in SAME_MEMORY:
+            self.memory[id(outs[0])] = self.memory.get(id(ins[0]), id(ins[0]))
+        if name in READERS:
+            self.keep(ins)
+        if name in READERS | ALONE:
+            self.keep(outs)
+        return outs
+
+    def again(self, i: jax.Array) -> jax.Array:
+        """A number from 0 on, computed from its parts, so that nothing else reads it."""
+        parts = jax.lax.div(i, jnp.int32(3)), jax.lax.rem(i, jnp.int32(3))
+        whole = parts[0] * 3 + parts[1]
+        made = [*parts, whole]
+        self.made |= {id(x): x for x in made}
+        self.keep(made)
+        return whole
+
+    def keep(self, arrays: list) -> None:
+        for x in arrays:
+            memory = self.memory.get(id(x), id(x))
+            if id(x) in self.made and memory not in self.seen:
+                self.seen.add(memory)
+                self.kept.append(x)
