@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from flax_attn.bench.page import rows, sections
+from flax_attn.bench.page import factors, rows, sections
 
 HERE = Path(__file__).parent
 COLOURS = {"flax_attn": "#444444", "jax.nn": "#1f77b4", "flax.nnx": "#17becf"}
@@ -30,7 +30,7 @@ def times(page: str):
             table = rows(section, f"time over that of flax_attn: {TABLE}")
             table = [row for row in table if row["pass"] == which]
             for name in ("jax.nn", "flax.nnx", "torch"):
-                points = [(int(r["T"]), float(r[name][:-1])) for r in table if r[name] != "-"]
+                points = [(int(r["T"]), middle(r[name])) for r in table if factors(r[name])]
                 label = f"{name}, {device}"
                 ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=label)
         ax.axhline(1.0, color=COLOURS["flax_attn"], linewidth=2.5)
@@ -53,7 +53,7 @@ def memory(page: str):
     ax.plot(lengths, mine, "o-", color=COLOURS["flax_attn"], linewidth=2.5, label="attend")
     for name in ("jax.nn", "flax.nnx", "equinox"):
         drawn = zip(lengths, mine, table, strict=True)
-        points = [(n, m * float(row[name][:-1])) for n, m, row in drawn if row[name] != "-"]
+        points = [(n, m * middle(row[name])) for n, m, row in drawn if factors(row[name])]
         style = "s--" if name == "flax.nnx" else "o-"  # on the line of jax.nn
         ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=name, markersize=4)
     ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB")
@@ -61,6 +61,12 @@ def memory(page: str):
     dress(ax, lengths, " MiB")
     ax.legend(fontsize=8)
     return figure
+
+
+def middle(cell: str) -> float:
+    """Of the ends of a range of several runs."""
+    ends = factors(cell)
+    return sum(ends) / len(ends)
 
 
 def dress(ax, lengths: list[int], unit: str) -> None:

@@ -20,7 +20,7 @@ from .machine import machine
 from .options import Asked, asked
 from .presets import Preset, presets
 from .race import Race
-from .result import Results, read
+from .result import Results, read, together
 from .settings import Settings
 from .stream import LEFT, Stream
 from .table import Table, compared, remarks, unfinished
@@ -41,6 +41,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
             return code
     contenders, absent = _contenders(want, preset)
     old = None if options.compare is None else read(Path(options.compare))
+    earlier = [read(Path(name)) for name in (options.together or "").split(",") if name]
     files = _files(options)
     works = preset.workloads(
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
@@ -62,7 +63,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         console.print(f"nothing in {options.compare} was run here too", markup=False)
         comparison = []
     show([*comparison, *stream.rest()], remarks(results), console)
-    for path in write(results, files, want.preset, comparison):
+    for path in write(results, files, want.preset, comparison, earlier):
         console.print(f"wrote {path}", markup=False, highlight=False)
     if not results.complete:
         console.print("stopped; what was measured before is shown and written")
@@ -72,7 +73,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
 
 def _without_files(args: Sequence[str]) -> list[str]:
     """The options without those that name files, which are nobody else's."""
-    options, files = [], ("--json", "--markdown", "--png", "--out", "--compare")
+    options, files = [], ("--json", "--markdown", "--png", "--out", "--together", "--compare")
     for before, arg in zip(["", *args], args, strict=False):
         if before not in files and arg.split("=")[0] not in files:
             options.append(arg)
@@ -114,15 +115,20 @@ def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) ->
 
 
 def write(
-    results: Results, files: dict[str, Path], preset: str, more: Sequence[Table]
+    results: Results,
+    files: dict[str, Path],
+    preset: str,
+    more: Sequence[Table],
+    earlier: Sequence[Results] = (),
 ) -> list[Path]:
-    """Writes what was asked for; returns the paths."""
+    """Writes what was asked for, the JSON of this run alone; returns the paths."""
     written = []
     if "json" in files:
         results.write(files["json"])
         written.append(files["json"])
     if "markdown" in files:
-        text = page.markdown(results, list(more))
+        shown = together([*earlier, results]) if earlier else results
+        text = page.markdown(shown, list(more))
         page.write(files["markdown"], text, page.marks(results, preset))
         written.append(files["markdown"])
     if "png" in files:

@@ -3,6 +3,7 @@
 import os
 import platform as host
 import time
+from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
     """Device, processor, versions, and the measured peak of a matrix product in each dtype."""
     device = jax.devices()[0]
     facts: dict[str, Any] = {
+        "began": datetime.now(UTC).isoformat(" ", "minutes")[:16],
         "platform": device.platform,
         "device": device.device_kind,
         "processor": processor(),

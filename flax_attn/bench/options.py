@@ -57,6 +57,7 @@ def _add_files(add: Callable[..., Any]) -> None:
     add("--markdown", metavar="FILE", help="write the tables; between their marks, if there")
     add("--png", metavar="FILE", help="plot time, and beside it memory, against the length")
     add("--out", metavar="DIR", help="write all three into a folder")
+    add("--together", metavar="FILES", help="JSONs of earlier runs of the same, to show the ranges")
     add("--compare", metavar="FILE", help="print the ratio of an older JSON's times to the new")
 
 

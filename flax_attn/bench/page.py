@@ -1,7 +1,7 @@
 """The page: tables in Markdown, put between a preset's marks, what people wrote left alone."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,21 @@ def machine_of(results: Results) -> str:
     """The machine and the versions, in a paragraph."""
     machine = results.machine
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
-    peaks = ", ".join(f"{v / 1e12:.3g} in {name}" for name, v in machine["peak_flops"].items())
+    runs = machine.get("runs", [machine])
+    peaks = ", ".join(f"{_peaks(name, runs)} in {name}" for name in machine["peak_flops"])
+    began = ", ".join(run["began"] for run in runs if "began" in run)
+    when = f" {len(runs)} runs, begun at {began} UTC." if len(runs) > 1 else ""
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
     return (
         f"`{results.command}` on {machine['platform']} ({_name_of_device(machine)}{cores}); Python "
-        f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here."
+        f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here.{when}"
     )
+
+
+def _peaks(dtype: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The least and the largest, in TFLOP/s."""
+    rates = [run["peak_flops"][dtype] / 1e12 for run in runs]
+    return " to ".join(dict.fromkeys(f"{rate:.3g}" for rate in (min(rates), max(rates))))
 
 
 def _name_of_device(machine: Mapping[str, Any]) -> str:
@@ -74,6 +83,15 @@ def rows(section: str, title: str) -> list[dict[str, str]]:
         headings, *lines = _markdown.cells(text)
         all_rows += [dict(zip(headings, line, strict=True)) for line in lines]
     return all_rows
+
+
+def factors(cell: str) -> list[float]:
+    """The ratio of a cell, or the ends of its range.
+
+    >>> factors("1.2x to 1.31x"), factors("-")
+    ([1.2, 1.31], [])
+    """
+    return [float(factor) for factor in re.findall(r"([\d.]+)x", cell)]
 
 
 def write(path: Path, text: str, around: tuple[str, str]) -> None:

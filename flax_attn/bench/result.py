@@ -1,7 +1,8 @@
 """Results: a row for each contender, workload and pass, told as JSON and read again."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -27,6 +28,7 @@ class Row:
       temporary: bytes of temporary memory in the compiled program, or None where nobody tells.
       seconds: every timing, in the order they were made.
       counts: over several devices: "blocks" of the busiest device and their "mean", bytes "sent".
+      runs: the same row in each of several runs, if this one stands for them.
     """
 
     workload: Workload
@@ -42,6 +44,7 @@ class Row:
     temporary: int | None = None
     seconds: list[float] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+    runs: list["Row"] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[Workload, str, str]:
@@ -77,7 +80,7 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, what follows from the timings included."""
         return {
-            **asdict(self),
+            **asdict(replace(self, runs=[])),
             "median_seconds": self.median,
             "quartiles_seconds": self.quartiles,
             "least_seconds": min(self.seconds, default=None),
@@ -128,6 +131,40 @@ def read(path: Path) -> Results:
 
 
 def _row(fields: dict[str, Any]) -> Row:
-    fields = {"counts": {}, **fields}  # which older files have not
-    known = {name: fields[name] for name in Row.__dataclass_fields__}
+    known = {name: fields[name] for name in Row.__dataclass_fields__ if name in fields}
     return Row(**{**known, "workload": Workload(**fields["workload"])})
+
+
+def together(runs: Sequence[Results]) -> Results:
+    """Several runs of one command as one: the timings of all, and each row with its `runs`.
+
+    A row that one of them has no figure of is as the last run has it.
+
+    Raises:
+      ValueError: if they were of other commands, processors or versions.
+    """
+    last = runs[-1]
+    for run in runs[:-1]:
+        for name in ("processor", "device", "cores", "versions"):
+            if run.machine[name] != last.machine[name]:
+                raise ValueError(
+                    f"these runs do not belong together: {name} was {run.machine[name]} and then "
+                    f"{last.machine[name]}."
+                )
+        if run.command != last.command:
+            raise ValueError(
+                f"these runs do not belong together: {run.command!r} and then {last.command!r}."
+            )
+    by_key = [{row.key: row for row in run.rows} for run in runs]
+    rows = [_joined([rows.get(row.key) for rows in by_key]) for row in last.rows]
+    machine = {**last.machine, "runs": [run.machine for run in runs]}
+    complete = all(run.complete for run in runs)
+    return replace(last, machine=machine, rows=rows, complete=complete)
+
+
+def _joined(rows: Sequence[Row | None]) -> Row:
+    timed = [row for row in rows if row is not None and row.status == TIMED]
+    if len(timed) < len(rows):
+        return next(row for row in reversed(rows) if row is not None)
+    seconds = [second for row in timed for second in row.seconds]
+    return replace(timed[-1], seconds=seconds, runs=timed)

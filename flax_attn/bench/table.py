@@ -19,7 +19,7 @@ def tables(results: Results) -> list[Table]:
         return [table for table in steps.tables(results.rows) if table.rows]
     if any(row.workload.devices for row in results.rows):
         return [table for table in scale.tables(results.rows) if table.rows]
-    all_tables = [t for group in _groups(results.rows) for t in _ratios(group)]
+    all_tables = [t for group in _groups(results.rows) for t in _ratios(group, results)]
     all_tables += [_details(group, results) for group in _groups(results.rows)]
     return [table for table in all_tables if table.rows]
 
@@ -45,9 +45,15 @@ def base(rows: Iterable[Row]) -> Row | None:
 
 
 def ratio(row: Row, of: Row | None) -> str:
-    """How many times as much as this library: `3.1x`."""
-    mine, base_value = value(row), value(of) if of else None
-    return times(mine / base_value) if mine is not None and base_value else ""
+    """How many times as much as this library: `3.1x`, or `2.9x to 3.4x` in several runs."""
+    if of is None:
+        return ""
+    pairs = zip(row.runs, of.runs, strict=True) if row.runs and of.runs else [(row, of)]
+    factors = [
+        mine / base for a, b in pairs if (mine := value(a)) is not None and (base := value(b))
+    ]
+    ends = [min(factors), max(factors)] if factors else []
+    return " to ".join(dict.fromkeys(map(times, ends)))
 
 
 def _group_of(w: Workload) -> tuple:
@@ -77,7 +83,7 @@ def races(rows: Sequence[Row]) -> list[list[Row]]:
     return [list(g) for _, g in groupby(rows, key=lambda row: row.key[:2])]
 
 
-def _ratios(group: Sequence[Row]) -> list[Table]:
+def _ratios(group: Sequence[Row], results: Results) -> list[Table]:
     names = list(dict.fromkeys(row.contender for row in group))
     if len(names) > MOST_COLUMNS or not any(base(race) for race in races(group)):
         return []
@@ -87,11 +93,30 @@ def _ratios(group: Sequence[Row]) -> list[Table]:
     for race in races(group):
         w, of = race[0].workload, base(race)
         by_name = {row.contender: ratio(row, of) for row in race}
-        cells = [str(w.length), f"{w.batch} x {w.heads}", race[0].which, cell(of)]
+        cells = [
+            str(w.length),
+            f"{w.batch} x {w.heads}",
+            race[0].which,
+            cell(of),
+            _peak(of, results),
+        ]
         rows.append([*cells, *(by_name.get(name) or "-" for name in shown)])
     what = "memory" if group[0].status == MEASURED else "time"
     title = f"{what} over that of {bases[0]}: {heading(group[0].workload)}"
-    return [Table(title, ["T", "B x N", "pass", bases[0], *shown], rows)]
+    return [_filled(Table(title, ["T", "B x N", "pass", bases[0], "of peak", *shown], rows))]
+
+
+def _peak(row: Row | None, results: Results) -> str:
+    """The share of the rate of a large matrix product that a row reaches."""
+    peak = results.machine["peak_flops"].get(row.workload.dtype) if row else None
+    return _share(row.tflops and row.tflops * 1e12, peak) if row else ""
+
+
+def _filled(table: Table) -> Table:
+    """Without the columns in which nothing stands."""
+    used = [i for i in range(len(table.header)) if any(cells[i] for cells in table.rows)]
+    rows = [[cells[i] for i in used] for cells in table.rows]
+    return Table(table.title, [table.header[i] for i in used], rows)
 
 
 def cell(row: Row | None) -> str:
@@ -112,17 +137,15 @@ def _details(group: Sequence[Row], results: Results) -> Table:
         entries = [row for row in race if value(row) is not None]
         for row in sorted(entries, key=lambda row: value(row) or 0.0):
             rows.append(_detail(row, ratio(row, of), results))
-    used = [i for i in range(len(header)) if any(cells[i] for cells in rows)]
-    header, rows = [header[i] for i in used], [[cells[i] for i in used] for cells in rows]
-    return Table(f"every figure: {heading(group[0].workload)}", header, rows)
+    return _filled(Table(f"every figure: {heading(group[0].workload)}", header, rows))
 
 
 def _detail(row: Row, by: str, results: Results) -> list[str]:
     w, machine = row.workload, results.machine
-    flops, peak = row.tflops, machine["peak_flops"].get(w.dtype)
+    flops = row.tflops
     quartiles = _between(*row.quartiles) if row.quartiles else ""
     cells = [by, row.contender, str(w.length), row.which, time_of(row.median), quartiles]
-    cells += [f"{flops:.3g}" if flops else "", _share(flops and flops * 1e12, peak)]
+    cells += [f"{flops:.3g}" if flops else "", _peak(row, results)]
     if machine.get("limits"):
         cells += [_share(flops and flops * 1e12, machine["limits"]["flops"])]
         cells += [_share(row.bandwidth, machine["limits"]["bytes"])]

@@ -249,7 +249,9 @@ def test_the_command_writes_reads_and_compares(tmp_path, monkeypatch, capsys):
     again = tmp_path / "again.json"
     kept.write(again)
     assert result.read(again) == kept
-    assert "| T | B x N | pass | flax_attn | honest |" in (tmp_path / "bench.md").read_text()
+    assert (
+        "| T | B x N | pass | flax_attn | of peak | honest |" in (tmp_path / "bench.md").read_text()
+    )
     assert (tmp_path / "bench.png").exists() == (plot.absent() is None)
     old = tmp_path / "bench.json"
     assert bench(*given, "--against", "none", "--compare", old) == 0
@@ -271,6 +273,36 @@ def test_a_ratio_is_their_time_over_ours():
     ours = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed", seconds=[2.0])
     slower = replace(ours, contender="slower", family="slower", seconds=[6.0])
     assert table.ratio(slower, table.base([slower, ours])) == "3x"
+
+
+def test_several_runs_show_the_range_of_their_ratios():
+    ours = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed", seconds=[2.0, 4.0])
+    theirs = replace(ours, contender="jax.nn", family="jax.nn", seconds=[3.0])
+
+    def run(began: str, peak: float, *seconds: float, **machine) -> result.Results:
+        machine = {**MACHINE, "began": began, "peak_flops": {"float32": peak}, **machine}
+        rows = [ours, replace(theirs, seconds=list(seconds))]
+        return result.Results("title", "bench", machine, rows, complete=True)
+
+    runs = [run("monday", 3e12, 6.0), run("tuesday", 5e12, 9.0), run("friday", 4e12, 7.5, 7.5)]
+    whole = result.together(runs)
+    assert whole.rows[1].seconds == [6.0, 9.0, 7.5, 7.5] and whole.rows[0].median == 3.0
+    assert table.ratio(whole.rows[1], whole.rows[0]) == "2x to 3x"
+    assert table.ratio(whole.rows[0], whole.rows[0]) == "1x"
+    text = page.markdown(whole)
+    assert (
+        "reaches 3 to 5 in float32 TFLOP/s here. 3 runs, begun at monday, tuesday, friday UTC."
+        in text
+    )
+    (row,) = page.rows(text, "time over that of flax_attn")
+    assert page.factors(row["jax.nn"]) == [2.0, 3.0] and row["flax_attn"] == "3 s"
+    assert table.ratio(*runs[0].rows[::-1]) == "2x" and "runs, begun" not in page.markdown(runs[0])
+    stopped = replace(runs[0], rows=[ours], complete=False)
+    part = result.together([stopped, runs[2]])
+    assert not part.complete and table.ratio(part.rows[1], part.rows[0]) == "2.5x"
+    for other in (run("", 1.0, 1.0, processor="other"), replace(runs[0], command="bench --full")):
+        with pytest.raises(ValueError, match=r"do not belong together: .*other|--full"):
+            result.together([other, runs[1]])
 
 
 @pytest.mark.parametrize(

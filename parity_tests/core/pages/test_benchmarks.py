@@ -8,7 +8,7 @@ import re
 import pytest
 
 from flax_attn._markdown import between, fill, table
-from flax_attn.bench.page import rows, sections
+from flax_attn.bench.page import factors, rows, sections
 from flax_attn.bench.presets import presets
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
 
@@ -61,7 +61,7 @@ def in_short(page: str) -> str:
 
 def ratios(section: str, title: str, column: str, length: str) -> str:
     every = [row for row in rows(section, title) if length in ("", row.get("T"))]
-    values = [float(row[column][:-1]) for row in every if row.get(column, "-") not in ("-", "")]
+    values = [factor for row in every for factor in factors(row.get(column, ""))]
     ends = dict.fromkeys(f"{end:.2g}x" if end < 100 else f"{end:.0f}x" for end in limits(values))
     return " to ".join(ends)
 

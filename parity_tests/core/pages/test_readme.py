@@ -9,7 +9,7 @@ import pytest
 
 import torch_ref
 from flax_attn._markdown import between, cells, fill
-from flax_attn.bench.page import rows, sections
+from flax_attn.bench.page import factors, rows, sections
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
@@ -22,6 +22,7 @@ CALLS = {
     "torch": "`scaled_dot_product_attention` of torch",
 }
 PASSES = ("fwd", "fwd+bwd")
+SHAPE = "head width 64, causal, float32"
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
@@ -111,13 +112,20 @@ def test_its_figures_are_those_of_the_benchmark():
 def speed(page: str) -> str:
     """How many times as long others take, and what memory the longest row needs."""
     lines = ["| | processor | forward | forward and backward |", "| --- | --- | --- | --- |"]
+    by_device = sections(page, "flash")
     for name, call in CALLS.items():
-        for device, section in sections(page, "flash").items():
-            table = rows(section, "time over that of flax_attn: head width 64, causal, float32")
+        for device, section in by_device.items():
+            table = rows(section, f"time over that of flax_attn: {SHAPE}")
             ranges = [_range(name, [row for row in table if row["pass"] == x]) for x in PASSES]
             lines.append(f"| {call} | {device} | {' | '.join(ranges)} |")
+    for device, section in by_device.items():
+        (rate,) = re.findall(r"A matrix product reaches (.*?) in float32 TFLOP/s", section)
+        reached = [row for row in rows(section, f"every figure: {SHAPE}") if row["ratio"] == "1x"]
+        shares = [_share([row for row in reached if row["pass"] == x]) for x in PASSES]
+        what = f"`attend`'s share of a matrix product's {rate} TFLOP/s"
+        lines.append(f"| {what} | {device} | {' | '.join(shares)} |")
     (section, *_) = sections(page, "memory").values()
-    last = rows(section, "memory over that of flax_attn: head width 64, causal, float32")[-1]
+    last = rows(section, f"memory over that of flax_attn: {SHAPE}")[-1]
     other = re.search(rf"jax.nn, left out at T {last['T']} \S+ it would take (.*) of temp", section)
     lines += [
         "",
@@ -129,9 +137,14 @@ def speed(page: str) -> str:
 
 def _range(name: str, rows: list[dict[str, str]]) -> str:
     """The smallest and largest ratio, and the lengths that were measured."""
-    found = {int(row["T"]): float(row[name].rstrip("x")) for row in rows if row[name] != "-"}
-    least, most = (f"{ratio:.2g}" for ratio in (min(found.values()), max(found.values())))
-    return f"{least}x to {most}x ({min(found):,} to {max(found):,} tokens)"
+    found = {int(row["T"]): ends for row in rows if (ends := factors(row[name]))}
+    ratios = [ratio for ends in found.values() for ratio in ends]
+    return f"{min(ratios):.2g}x to {max(ratios):.2g}x ({min(found):,} to {max(found):,} tokens)"
+
+
+def _share(rows: list[dict[str, str]]) -> str:
+    shares = [float(row["of peak"].rstrip(" %")) for row in rows]
+    return f"{min(shares):.2g} % to {max(shares):.2g} %"
 
 
 if __name__ == "__main__":
