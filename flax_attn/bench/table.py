@@ -50,7 +50,7 @@ def ratio(row: Row, of: Row | None) -> str:
         return ""
     pairs = zip(row.runs, of.runs, strict=True) if row.runs and of.runs else [(row, of)]
     factors = [
-        mine / base for a, b in pairs if (mine := value(a)) is not None and (base := value(b))
+        theirs / ours for a, b in pairs if (theirs := value(a)) is not None and (ours := value(b))
     ]
     ends = [min(factors), max(factors)] if factors else []
     return " to ".join(dict.fromkeys(map(times, ends)))

@@ -67,20 +67,21 @@ def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
     count = plan.sizes.B * groups
     shared = [x.shape[x.ndim // 2] // groups for x in heads]
 
-    def block(b: Any, j: Any) -> Block:
-        return Block(b, j * plan.groups, 0, 0, plan.groups, plan.rows, plan.cols)
+    at = Block(0, 0, 0, 0, plan.groups, plan.rows, plan.cols)
 
     def one(carry: Any, u: jax.Array) -> tuple[Any, Any]:
         b, j = jax.lax.div(u, jnp.int32(groups)), jax.lax.rem(u, jnp.int32(groups))
         mine = [Heads(x, b, j * G, G) for x, G in zip(heads, shared, strict=True)]
-        return step(carry, mine, block(b, j))
+        return step(carry, mine, at._replace(b=b, n=j * plan.groups))
 
-    if not batched:
+    if plan.lanes > 1:
         return lanes.scan(one, carry, count, plan.lanes)
+    if not batched:
+        return jax.lax.scan(one, carry, jnp.arange(count, dtype=jnp.int32))
 
     def alone(u: jax.Array, mine: list) -> tuple[Any, Any]:
         mine = [Heads(x, 0, 0, G) for x, G in zip(mine, shared, strict=True)]
-        return step(carry, mine, block(u // groups, u % groups))
+        return step(carry, mine, at._replace(b=u // groups, n=u % groups * plan.groups))
 
     carries, ys = jax.vmap(alone)(
         jnp.arange(count, dtype=jnp.int32), [_apart(x, groups) for x in heads]

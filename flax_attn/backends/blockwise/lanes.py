@@ -11,7 +11,6 @@ All of this is about time alone: what the loops compute is what one would. Where
 something that is not carried, they run one after the other.
 """
 
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,8 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
-MOST = 4  # loops: each is compiled
-LEAST = 2**20  # queries times keys of all heads, from which on several loops are worth their start
 # What XLA computes into memory of its own, rather than within what reads it; of the first kind also
 # what they read.
 READERS = {"dot_general", "reduce_max", "reduce_sum", "concatenate"}
@@ -29,27 +26,11 @@ ALONE = {"exp", "tanh", "div", "rem"}
 SAME_MEMORY = {"reshape", "squeeze", "expand_dims"}
 
 
-def lanes_for(heads: int, pairs: int) -> int:
-    """How many loops share so many heads of so many queries times keys.
-
-    One on a mesh, whose devices share the cores, and where a size is open in `jax.export`.
-    """
-    work = heads * pairs
-    if not isinstance(work, int) or work < LEAST:
-        return 1
-    if not jax.sharding.get_abstract_mesh().empty:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, MOST, heads)
-
-
 def scan(step: Callable[[Any, jax.Array], Any], carry: Any, count: int, lanes: int) -> Any:
     """`carry, y = step(carry, i)` for i below `count`, in so many loops: carry and ys, stacked.
 
-    Of several loops each starts from the carry, which is zeros, and the sum of theirs is given.
+    Each loop starts from the carry, which is zeros, and the sum of theirs is given.
     """
-    if lanes == 1:
-        return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
     program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.int32(0))
     bounds = [count * lane // lanes for lane in range(lanes + 1)]
     loops = [_Loop(program, *pair) for pair in pairwise(bounds)]

@@ -1,5 +1,6 @@
 """The plan of one attention in blocks: all that is chosen before any array is looked at."""
 
+import os
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -12,10 +13,11 @@ from ...masks.answers import block_starts, inner, outer
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, Softcap
 from ..protocol import are_few
-from .lanes import lanes_for
 
 COLS = 512  # keys of a block that few queries look at
 SIDE_BY_SIDE = 512  # queries and keys, up to which all blocks of a head stay in the cache
+LEAST = 2**20  # pairs of all heads, from which on several loops are worth their start
+MOST = 4  # loops, each of which is compiled
 CARRIED = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
 
 
@@ -83,19 +85,27 @@ def plan_of(
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
         rows = _few_rows(rules, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
-        options = {"rows": rows, "cols": cols, "unrolled": True, **options}
-        if _runs_side_by_side(rules, sizes):
-            lanes = lanes_for(sizes.B * key_heads, G * sizes.T * sizes.S)
-            options = {"lanes": lanes, **options}
+        lanes = _lanes(rules, sizes, key_heads)
+        options = {"rows": rows, "cols": cols, "unrolled": True, "lanes": lanes, **options}
     elif _narrows(rules.mask):
         options = {"rows": max(32, 128 // G), "cols": 128, **options}
     return _plan(sizes, G, rules, options)
 
 
-def _runs_side_by_side(rules: Rules, sizes: Sizes) -> bool:
-    """Whether loops over heads carry all that they compute, and have room for it in the cache."""
-    plain = rules.mask.is_static and rules.dropout is None
-    return max(sizes.T, sizes.S) <= SIDE_BY_SIDE and plain and isinstance(rules.score, CARRIED)
+def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
+    """How many loops share the heads.
+
+    One where their blocks leave the cache, where `lanes` does not carry all that they compute, on a
+    mesh, whose devices share the cores, and where a size is open in `jax.export`.
+    """
+    plain = rules.mask.is_static and rules.dropout is None and isinstance(rules.score, CARRIED)
+    work = sizes.B * sizes.N * sizes.T * sizes.S
+    if not plain or max(sizes.T, sizes.S) > SIDE_BY_SIDE or not isinstance(work, int):
+        return 1
+    if work < LEAST or not jax.sharding.get_abstract_mesh().empty:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST, sizes.B * key_heads)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:

@@ -15,7 +15,6 @@ import pytest
 
 from flax_attn._types import Sizes
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise import lanes
 from flax_attn.backends.blockwise.plan import plan_of
 from flax_attn.dropout import Dropout
 from flax_attn.masks import CAUSAL, FULL, Segments
@@ -73,43 +72,43 @@ def test_they_run_under_vmap():
             assert judge.same_function(o[i], run(q[i], k[i], v[i])[0]).ok
 
 
-def test_when_there_are_several(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)), raising=False)
-    assert lanes.lanes_for(96, 256 * 256) == lanes.MOST == 4
-    assert lanes.lanes_for(3, 2**20) == 3 and lanes.lanes_for(1, 2**30) == 1
-    assert lanes.lanes_for(15, 256 * 256) == 1 and lanes.lanes_for(16, 256 * 256) == 4
-    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
-        assert lanes.lanes_for(96, 256 * 256) == 1
-    (open_size,) = jax.export.symbolic_shape("b")
-    assert lanes.lanes_for(open_size, 2**20) == lanes.lanes_for(16, open_size) == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5})
-    assert lanes.lanes_for(96, 256 * 256) == 2
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert lanes.lanes_for(96, 256 * 256) == 3
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert lanes.lanes_for(96, 256 * 256) == 1
+def loops(rules: Rules, B=8, N=12, T=256, K=None, platform="cpu", **options) -> int:
+    """How many loops are planned."""
+    sizes = Sizes((B,), N, T, T)
+    return plan_of(sizes, K or N, rules.bind(sizes, 64), platform, **options).lanes
+
+
+def on_cores(monkeypatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
 
 
 def test_who_runs_in_several(monkeypatch):
     """Only what was seen to share no memory, and fits the cache."""
-    monkeypatch.setattr(lanes.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    on_cores(monkeypatch, 2)
+    bias = Additive(jnp.ones((1, 1, 1, 1)))
+    for score in (Rules().score, Alibi(jnp.ones(12)), Softcap(3.0), bias):
+        assert loops(Rules(CAUSAL, score), T=512) == 2
+    assert loops(Rules(CAUSAL), T=513) == loops(Rules(CAUSAL), platform="gpu") == 1
+    assert loops(Rules(CAUSAL), lanes=1) == loops(Rules(Segments(jnp.zeros((8, 256), int)))) == 1
+    assert loops(Rules(dropout=Dropout(0.5, jax.random.key(0)))) == 1
+    assert loops(Rules(score=ScoreFn(lambda x, *_: x))) == 1
 
-    def count(rules: Rules, T: int = 512, platform: str = "cpu", **options) -> int:
-        sizes = Sizes((8,), 12, T, T)
-        return plan_of(sizes, 12, rules.bind(sizes, 64), platform, **options).lanes
 
-    for score in (
-        Rules().score,
-        Alibi(jnp.ones(12)),
-        Softcap(3.0),
-        Additive(jnp.ones((1, 1, 1, 1))),
-    ):
-        assert count(Rules(CAUSAL, score)) == 2
-    assert count(Rules(CAUSAL), T=513) == count(Rules(CAUSAL), platform="gpu") == 1
-    assert count(Rules(CAUSAL), lanes=1) == count(Rules(Segments(jnp.zeros((8, 512), int)))) == 1
-    assert count(Rules(dropout=Dropout(0.5, jax.random.key(0)))) == 1
-    assert count(Rules(score=ScoreFn(lambda x, *_: x))) == 1
+def test_how_many(monkeypatch):
+    """No more than cores and heads, and one where the work is little."""
+    on_cores(monkeypatch, 9)
+    assert loops(Rules()) == 4 and loops(Rules(), B=1, T=512, K=3) == 3
+    assert loops(Rules(), B=1, N=16) == 4 and loops(Rules(), B=1, N=15) == 1
+    on_cores(monkeypatch, 3)
+    assert loops(Rules()) == 3
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+        assert loops(Rules()) == 1
+    (size,) = jax.export.symbolic_shape("b")
+    assert plan_of(Sizes((size,), 12, 512, 512), 12, Rules(), "cpu").lanes == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for cores, count in ((2, 2), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert loops(Rules()) == count
 
 
 # Memory: two loops that share some run one after the other, and slower than one.
