@@ -1,5 +1,6 @@
 """The machine that a request is for: the one at hand, unless another is assumed."""
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -73,3 +74,10 @@ def capability_of(x: jax.Array) -> tuple[int, int] | None:
         return None
     major, _, minor = device.compute_capability.partition(".")
     return int(major), int(minor or 0)
+
+
+def cores() -> int:
+    """The processor's cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

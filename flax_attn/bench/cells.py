@@ -1,5 +1,6 @@
 """Tables as plain cells, and numbers with their units."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -18,6 +19,16 @@ def times(factor: float) -> str:
     ('0.707x', '12.3x', '1008x')
     """
     return f"{factor:.0f}x" if factor >= 1000 else f"{factor:.3g}x"
+
+
+def span(factors: Iterable[float]) -> str:
+    """The least and the largest of several runs, or the one.
+
+    >>> span([3.1, 2.9, 3.4]), span([3.1]), span([])
+    ('2.9x to 3.4x', '3.1x', '')
+    """
+    ends = sorted(factors)
+    return " to ".join(dict.fromkeys(map(times, [*ends[:1], *ends[-1:]])))
 
 
 def time_of(seconds: float | None) -> str:

@@ -23,7 +23,7 @@ from .race import Race
 from .result import Results, read, together
 from .settings import Settings
 from .stream import LEFT, Stream
-from .table import Table, compared, remarks, unfinished
+from .table import Table, compared, remarks, split, tables, unfinished
 from .workload import DELTA, FORWARD, LAYER, Workload
 
 
@@ -41,7 +41,6 @@ def bench(options: argparse.Namespace, console: Console) -> int:
             return code
     contenders, absent = _contenders(want, preset)
     old = None if options.compare is None else read(Path(options.compare))
-    earlier = [read(Path(name)) for name in (options.together or "").split(",") if name]
     files = _files(options)
     works = preset.workloads(
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
@@ -50,6 +49,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     race = Race(contenders, _settings(want, preset)) if not preset.devices else scale.Counted()
     with Progress("flax-attn bench", console) as progress:
         results = Results(preset.title, command, machine(want.dtypes), absent=absent)
+        earlier = _earlier(options.together, results)
         progress.say(page.machine_of(results))
         stream = Stream(results, progress.say)
         try:
@@ -62,13 +62,22 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     if comparison and not comparison[0].rows:
         console.print(f"nothing in {options.compare} was run here too", markup=False)
         comparison = []
-    show([*comparison, *stream.rest()], remarks(results), console)
-    for path in write(results, files, want.preset, comparison, earlier):
+    whole = together([*earlier, results])
+    ranges = split(tables(whole))[0] if earlier else []
+    show([*comparison, *ranges, *stream.rest()], remarks(results), console)
+    for path in write(results, whole, files, want.preset, comparison):
         console.print(f"wrote {path}", markup=False, highlight=False)
     if not results.complete:
         console.print("stopped; what was measured before is shown and written")
         return 130
     return 1 if any(row.status == "wrong" for row in results.rows) else 0
+
+
+def _earlier(names: str | None, results: Results) -> list[Results]:
+    """The runs that are shown together with this one; refused before anything is measured."""
+    earlier = [read(Path(name)) for name in (names or "").split(",") if name]
+    together([*earlier, results])
+    return earlier
 
 
 def _without_files(args: Sequence[str]) -> list[str]:
@@ -115,20 +124,15 @@ def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) ->
 
 
 def write(
-    results: Results,
-    files: dict[str, Path],
-    preset: str,
-    more: Sequence[Table],
-    earlier: Sequence[Results] = (),
+    results: Results, whole: Results, files: dict[str, Path], preset: str, more: Sequence[Table]
 ) -> list[Path]:
-    """Writes what was asked for, the JSON of this run alone; returns the paths."""
+    """Writes what was asked for; returns the paths. The page is of the whole, of several runs."""
     written = []
     if "json" in files:
         results.write(files["json"])
         written.append(files["json"])
     if "markdown" in files:
-        shown = together([*earlier, results]) if earlier else results
-        text = page.markdown(shown, list(more))
+        text = page.markdown(whole, list(more))
         page.write(files["markdown"], text, page.marks(results, preset))
         written.append(files["markdown"])
     if "png" in files:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..backends.platform import cores
 from .workload import platform
 
 KNOWN = {"H200": {"flops": 989e12, "bytes": 4.8e12}}  # dense bfloat16, by a part of the name
@@ -27,7 +28,7 @@ def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
         "platform": device.platform,
         "device": device.device_kind,
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cores": cores(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": host.python_version(),
         "versions": {name: v for name in SHOWN if (v := _version(name))},

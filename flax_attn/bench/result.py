@@ -145,21 +145,21 @@ def together(runs: Sequence[Results]) -> Results:
     """
     last = runs[-1]
     for run in runs[:-1]:
-        for name in ("processor", "device", "cores", "versions"):
-            if run.machine[name] != last.machine[name]:
-                raise ValueError(
-                    f"these runs do not belong together: {name} was {run.machine[name]} and then "
-                    f"{last.machine[name]}."
-                )
-        if run.command != last.command:
-            raise ValueError(
-                f"these runs do not belong together: {run.command!r} and then {last.command!r}."
-            )
+        one, other = ({"command": x.command, **x.machine} for x in (run, last))
+        for name in ("command", "processor", "device", "cores", "versions"):
+            if one[name] != other[name]:
+                what = f"{name} was {one[name]}, and is {other[name]}"
+                raise ValueError(f"these runs do not belong together: {what}.")
     by_key = [{row.key: row for row in run.rows} for run in runs]
     rows = [_joined([rows.get(row.key) for rows in by_key]) for row in last.rows]
     machine = {**last.machine, "runs": [run.machine for run in runs]}
     complete = all(run.complete for run in runs)
     return replace(last, machine=machine, rows=rows, complete=complete)
+
+
+def in_each_run(row: Row, of: Row) -> list[tuple[Row, Row]]:
+    """Both as they were in each of the runs that they stand for, or as they are."""
+    return [*zip(row.runs, of.runs, strict=True)] if row.runs and of.runs else [(row, of)]
 
 
 def _joined(rows: Sequence[Row | None]) -> Row:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from .cells import Table, bytes_of, times
+from .cells import Table, bytes_of, span
 from .decode import bytes_read
-from .result import Row
+from .result import Row, in_each_run
 from .workload import Workload
 
 LIMIT = "cache read once"
@@ -19,6 +19,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 def least(row: Row | None) -> float | None:
     """The shortest timing, which other work on the machine has lengthened least."""
     return min(row.seconds, default=None) if row else None
+
+
+def _ratio(row: Row | None, of: Row) -> str:
+    pairs = [(least(a), least(b)) for a, b in in_each_run(row, of)] if row else []
+    return span(theirs / ours for theirs, ours in pairs if theirs and ours)
 
 
 def _races(rows: Sequence[Row]) -> list[tuple[Workload, dict[str, Row]]]:
@@ -41,15 +46,14 @@ def _ratios(rows: Sequence[Row]) -> Table:
     header = [*HEADER, "ms a step", "tokens a second", "read a step", "limit / time", *others]
     lines = []
     for w, race in _races(rows):
-        base_time, limit = least(race.get(names[0])), least(race.get(LIMIT))
-        if base_time is None:
+        of, limit = race.get(names[0]), least(race.get(LIMIT))
+        base_time = least(of)
+        if of is None or base_time is None:
             continue
         cells = [f"{base_time * 1e3:.3g}", f"{w.batch / base_time:,.0f}", bytes_of(bytes_read(w))]
         cells.append(f"{100 * limit / base_time:.0f} %" if limit else "-")
-        theirs = [least(race.get(name)) for name in others]
-        lines.append(
-            [*_of_workload(w), *cells, *(times(x / base_time) if x else "-" for x in theirs)]
-        )
+        theirs = [_ratio(race.get(name), of) or "-" for name in others]
+        lines.append([*_of_workload(w), *cells, *theirs])
     return Table(f"time over that of {names[0]}: one step of a whole layer", header, lines)
 
 
@@ -57,15 +61,11 @@ def _figures(rows: Sequence[Row]) -> Table:
     header = ["ratio", "contender", *HEADER, "ms a step", "median", "memory", "error / limit"]
     lines = []
     for w, race in _races(rows):
-        base_time = least(next(iter(race.values())))
+        of = next(iter(race.values()))
         timed = [row for row in race.values() if row.seconds]
         for row in sorted(timed, key=lambda row: least(row) or 0.0):
             time = least(row) or 0.0
-            cells = [
-                times(time / base_time) if base_time else "",
-                row.contender,
-                *_of_workload(w),
-            ]
+            cells = [_ratio(row, of), row.contender, *_of_workload(w)]
             cells += [f"{time * 1e3:.3g}", f"{1e3 * (row.median or 0.0):.3g}"]
             proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
             proof = "" if row.contender == LIMIT else proof

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from . import scale, steps
-from .cells import Table, bytes_of, time_of, times
-from .result import LEFT_OUT, MEASURED, TIMED, Results, Row
+from .cells import Table, bytes_of, span, time_of, times
+from .result import LEFT_OUT, MEASURED, TIMED, Results, Row, in_each_run
 from .workload import DELTA, LAYER, Workload
 
 MOST_COLUMNS = 8
@@ -48,12 +48,8 @@ def ratio(row: Row, of: Row | None) -> str:
     """How many times as much as this library: `3.1x`, or `2.9x to 3.4x` in several runs."""
     if of is None:
         return ""
-    pairs = zip(row.runs, of.runs, strict=True) if row.runs and of.runs else [(row, of)]
-    factors = [
-        theirs / ours for a, b in pairs if (theirs := value(a)) is not None and (ours := value(b))
-    ]
-    ends = [min(factors), max(factors)] if factors else []
-    return " to ".join(dict.fromkeys(map(times, ends)))
+    pairs = [(value(a), value(b)) for a, b in in_each_run(row, of)]
+    return span(theirs / ours for theirs, ours in pairs if theirs is not None and ours)
 
 
 def _group_of(w: Workload) -> tuple:

@@ -41,12 +41,7 @@ class Heads(NamedTuple):
 
     def _cut(self, second: Any, third: Any, *counts: int) -> jax.Array:
         rest = self.array.shape[3:]
-        starts = (
-            jnp.int32(self.b),
-            jnp.int32(second),
-            jnp.int32(third),
-            *(jnp.int32(0) for _ in rest),
-        )
+        starts = [jnp.int32(x) for x in (self.b, second, third, *(0 for _ in rest))]
         sizes = 1, *counts, *rest
         return jax.lax.dynamic_slice(self.array, starts, sizes, allow_negative_indices=False)[0]
 
@@ -60,13 +55,12 @@ def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
 def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
     """`carry, ys = step(carry, heads, block)` for every key head; `ys` are U ..., put together.
 
-    Of `heads`, B T N H or B N T, a step is given those of one key head: G T H, or G T. Of `batched`
-    ones each starts from the carry, which is zeros, and the sum of theirs is given.
+    Of `heads`, B T N H or B N T, a step is given those of one key head as `Heads`. Of several loops
+    and of `batched` heads each starts from the carry, which is zeros, and the sum is given.
     """
     groups = plan.sizes.N // plan.groups
     count = plan.sizes.B * groups
     shared = [x.shape[x.ndim // 2] // groups for x in heads]
-
     at = Block(0, 0, 0, 0, plan.groups, plan.rows, plan.cols)
 
     def one(carry: Any, u: jax.Array) -> tuple[Any, Any]:

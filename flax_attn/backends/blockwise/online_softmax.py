@@ -13,6 +13,7 @@ from ..._types import wide
 from ...reference import finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
+from ..sinks import nonzero
 from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
 from .block_loops import join, over_heads, over_keys, over_queries
 from .plan import Plan
@@ -73,7 +74,7 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
     start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.array.shape[-1]), kind)
     start = varying_alike((*start, q))[:3]
     m, l, o = over_keys(plan, rules.mask, at, step, start)
-    o = o * (1 / jnp.where(l == 0, 1, l))[:, None]
+    o = o * (1 / nonzero(l))[:, None]
     return carry, (o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape))
 
 

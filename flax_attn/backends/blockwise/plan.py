@@ -1,6 +1,5 @@
 """The plan of one attention in blocks: all that is chosen before any array is looked at."""
 
-import os
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -12,6 +11,7 @@ from ...masks.algebra import parts_of
 from ...masks.answers import block_starts, inner, outer
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, Softcap
+from ..platform import cores
 from ..protocol import are_few
 
 COLS = 512  # keys of a block that few queries look at
@@ -104,8 +104,7 @@ def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
         return 1
     if work < LEAST or not jax.sharding.get_abstract_mesh().empty:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, MOST, sizes.B * key_heads)
+    return min(cores(), MOST, sizes.B * key_heads)
 
 
 def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:

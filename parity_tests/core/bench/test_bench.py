@@ -301,8 +301,33 @@ def test_several_runs_show_the_range_of_their_ratios():
     part = result.together([stopped, runs[2]])
     assert not part.complete and table.ratio(part.rows[1], part.rows[0]) == "2.5x"
     for other in (run("", 1.0, 1.0, processor="other"), replace(runs[0], command="bench --full")):
-        with pytest.raises(ValueError, match=r"do not belong together: .*other|--full"):
+        with pytest.raises(
+            ValueError, match=r"do not belong together: .* was (other|.*--full), and"
+        ):
             result.together([other, runs[1]])
+
+
+def test_the_command_shows_and_writes_the_range_of_several_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(functions, "others", lambda: [contender(honest, "honest")])
+    given = ["--seq", "6", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
+    given += ["--no-grad", "--causal", "--against", "jax.nn"]
+    first, last, md = (tmp_path / name for name in ("first.json", "last.json", "bench.md"))
+    monkeypatch.setattr("sys.argv", ["flax-attn", "bench", *given])
+    assert bench(*given, "--json", first) == 0
+    kept = result.read(first)
+    for row in kept.rows:  # a run in which the other one was slower
+        row.seconds = [1.0] if row.contender == "flax_attn" else [7e6]
+    kept.write(first)
+    capsys.readouterr()
+    assert bench(*given, "--json", last, "--together", first, "--markdown", md) == 0
+    assert capsys.readouterr().out.count("x to 7000000x") == 1
+    (row,) = page.rows(md.read_text(), "time over that of flax_attn")
+    assert page.factors(row["honest"])[1] == 7e6 and "2 runs, begun at" in md.read_text()
+    assert len(result.read(last).rows[0].seconds) == 2, "its JSON is of this run alone"
+    monkeypatch.setattr("sys.argv", ["flax-attn", "bench", "--full"])
+    monkeypatch.setattr(race.Race, "run", lambda *_: pytest.fail("it was measured"))
+    assert bench(*given, "--together", first) == 2
+    assert "do not belong together: command was" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
