@@ -6,7 +6,7 @@ A cache holds its keys in slots. Whatever is asked by the index of a query or a 
 and dropout) is asked at their positions instead, so that it means the same in every cache.
 """
 
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -95,13 +95,18 @@ class Positions:
     What is absent has a negative position. Bound, both are arrays: `B T` and `B S`, or with one row
     that all batch entries share, in int32.
 
-    With `in_order` key s stands at position s or is absent, as in a cache that has room for every
-    token: a range of positions is then one of slots.
+    Attributes:
+      in_order: key s stands at position s or is absent, as in a cache that has room for every
+        token: a range of positions is then one of slots.
+      all_present: nothing is absent, and a negative number is a number like others.
+      is_bound: set by `bind`, which leaves what is bound as it is.
     """
 
     q: Any = None
     k: Any = None
     in_order: bool = False
+    all_present: bool = False
+    is_bound: bool = False
 
     AXES: ClassVar = {"q": "bq", "k": "bk"}
 
@@ -111,10 +116,15 @@ class Positions:
 
     def bind(self, sizes: Sizes) -> "Positions":
         """One position for each query and each key."""
+        if self.is_bound:
+            return self
+        least = -FAR if self.all_present else -1
         return Positions(
-            _rows("q_positions", self.q, sizes, sizes.T),
-            _rows("kv_positions", self.k, sizes, sizes.S),
+            _rows("q_positions", self.q, sizes, sizes.T, least),
+            _rows("kv_positions", self.k, sizes, sizes.S, least),
             self.k is None or self.in_order,
+            self.all_present,
+            is_bound=True,
         )
 
     def of(self, b: Any, q: Any, k: Any) -> tuple[Any, Any]:
@@ -127,7 +137,7 @@ class Positions:
         return self.q[:, None, :, None], self.k[:, None, None, :]
 
 
-def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
+def _rows(name: str, positions: Any, sizes: Sizes, length: Any, least: int) -> jax.Array:
     if positions is None:
         return jnp.arange(length, dtype=jnp.int32)[None]
     far, whole = known_beyond(positions, np.int32), (*sizes.batch, length)
@@ -135,7 +145,7 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
         raise ValueError(f"{name} must be less than {FAR + 1}, to fit int32; got {far.max()}.")
     if not _broadcasts(jnp.shape(positions), whole):
         raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(positions)}.")
-    at = jnp.maximum(near(positions), -1)
+    at = jnp.maximum(near(positions), least)
     if all(n == 1 for n in at.shape[:-1]):
         return jnp.broadcast_to(at.reshape(-1), (length,))[None]
     return jnp.broadcast_to(at, whole).reshape(sizes.B, length)
@@ -144,6 +154,11 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any) -> jax.Array:
 def goes_by_slot(node: Any) -> bool:
     """Whether a mask or a score has an array along the queries or the keys, as its AXES say."""
     return any("q" in axes or "k" in axes for axes in leaf_axes(node))
+
+
+def ended(node: Any, end: Any) -> Any:
+    """A mask or a score with `end` in the place of `offset="end"`, which counts slots."""
+    return replace(node, offset=end) if isinstance(getattr(node, "offset", None), str) else node
 
 
 def check_no_end(node: Any) -> None:

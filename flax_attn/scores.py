@@ -38,6 +38,9 @@ class Score:
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
     whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it.
 
+    Beside padding a layer asks a score at numbers other than slots: set `reads`, as of `Mask`, or
+    "query position" for a score that reads the positions of queries and nothing of keys.
+
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
       TypeError: for `score >> x` unless x is a score; in use, by a subclass that is not decorated.
@@ -53,6 +56,8 @@ class Score:
     >>> float(Temperature(jnp.asarray([1.0, 2.0]))(jnp.asarray(3.0), 0, 1, 0, 0))
     1.5
     """
+
+    reads: str = "order"
 
     def __call__(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         """The logits of queries q and keys k of head n in batch entry b, changed."""
@@ -105,7 +110,10 @@ class Placed(Score):
 
 @frozen
 class AtPositions(Score):
-    """A score that is asked at positions in place of slots; at 0 for what is absent."""
+    """A score that is asked at positions in place of slots; at 0 for what is absent.
+
+    With `all_present` positions nothing is.
+    """
 
     score: Score
     positions: Positions
@@ -114,7 +122,7 @@ class AtPositions(Score):
         return AtPositions(self.score.at(places), self.positions)
 
     def bind(self, sizes):
-        return AtPositions(self.score.bind(sizes), self.positions)
+        return AtPositions(self.score.bind(sizes), self.positions.bind(sizes))
 
     def __call__(self, logits, b, n, q, k):
         return self.asked(logits, b, n, *self.positions.of(b, q, k))
@@ -125,7 +133,9 @@ class AtPositions(Score):
 
     def asked(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         """The logits at these positions, changed."""
-        return self.score(logits, b, n, jnp.maximum(q, 0), jnp.maximum(k, 0))
+        if not self.positions.all_present:
+            q, k = jnp.maximum(q, 0), jnp.maximum(k, 0)
+        return self.score(logits, b, n, q, k)
 
 
 @frozen
@@ -139,6 +149,7 @@ class Identity(Score):
     """
 
     AXES: ClassVar = {}
+    reads = "nothing"
 
     def at_positions(self, positions):
         return self
@@ -202,6 +213,7 @@ class Softcap(Score):
     cap: Any
 
     AXES: ClassVar = {}
+    reads = "nothing"
 
     def __post_init__(self):
         check_number("Softcap.cap", self.cap)
@@ -239,6 +251,7 @@ class Alibi(Score):
     offset: Any = 0
 
     AXES: ClassVar = {"slopes": "bn", "offset": "b"}
+    reads = "distance"
 
     def __post_init__(self):
         numbers_in_lists(self, "slopes", "offset")
@@ -303,6 +316,7 @@ class T5Bias(Score):
     offset: Any = field(default=0, kw_only=True)
 
     AXES: ClassVar = {"table": ".n", "offset": "b"}
+    reads = "distance"
 
     def __post_init__(self):
         numbers_in_lists(self, "offset")
@@ -391,6 +405,7 @@ class ScoreFn(Score):
       fn: from logits and four integer arrays that broadcast against them to logits of the same
         shape and dtype. Functions are compared by identity: define `fn` once, outside the call.
       params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
+      reads: which numbers a layer gives it beside padding, as of `Mask`.
       places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
 
     Raises:
@@ -406,6 +421,7 @@ class ScoreFn(Score):
     fn: Callable[..., jax.Array]
     params: Any = None
     places: Places | None = None
+    reads: str = field(default="order", kw_only=True)
 
     AXES: ClassVar = {}
 
@@ -416,7 +432,7 @@ class ScoreFn(Score):
             )
 
     def at(self, places):
-        return ScoreFn(self.fn, self.params, places)
+        return ScoreFn(self.fn, self.params, places, reads=self.reads)
 
     def __call__(self, logits, b, n, q, k):
         fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .. import stored
 from ..attend import asked_for, route
@@ -111,6 +111,7 @@ def attend_memory(
     score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     dropout: Drop | None = None,
+    q_positions: Int[Array, "*#B T"] | None = None,
     backend: str = "auto",
 ) -> Float[Array, "*B T N h"]:
     """Attention over a memory: `attend(q, k, v)` with what `Memory.of(k, v, valid)` kept.
@@ -118,8 +119,9 @@ def attend_memory(
     Also called: cross-attention with a KV cache.
 
     Args:
-      q: queries, at positions 0, 1, 2, ...
-      memory: what is looked at.
+      q: queries.
+      memory: what is looked at; its tokens are numbered by their order among the real ones.
+      q_positions: numbers of the queries; None means 0, 1, 2, ...
       mask, score, scale, dropout, backend: as of `attend`.
 
     Raises:
@@ -132,7 +134,7 @@ def attend_memory(
     (1, 3, 5)
     """
     rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
-    rules = replace(rules, positions=Positions(None, memory.positions, in_order=True))
+    rules = replace(rules, positions=Positions(q_positions, memory.positions))
     return _attended(jnp.asarray(q), memory.keys, memory.values, backend, rules)
 
 

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import valid_tokens
 from .._types import frozen
-from .rows import inserted, rows_to_reset, taken
+from .rows import inserted, next_places, rows_to_reset, taken
 
 
 @frozen
@@ -23,7 +22,7 @@ class Memory:
 
     Attributes:
       keys, values: `*B K S H` and `*B K S h`.
-      positions: `*B S`, where each token stands, -1 for those that are not there.
+      positions: `*B S`, the order of each token among the real ones, -1 for padding.
 
     Raises:
       ValueError: by its methods, if a row does not fit.
@@ -53,8 +52,7 @@ class Memory:
           ValueError: if it does not broadcast to `*B S`.
         """
         *batch, S, _, _ = k.shape
-        token_mask = valid_tokens("valid", valid, (*batch, S))
-        positions = jnp.where(token_mask, jnp.arange(S, dtype=jnp.int32), -1)
+        positions = next_places(jnp.zeros(batch, jnp.int32), S, valid)
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":

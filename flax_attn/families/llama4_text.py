@@ -51,6 +51,7 @@ class Temperature(Score):
     first: int = 1
 
     AXES: ClassVar = {}
+    reads = "query position"
 
     def __call__(self, logits, b, n, q, k):
         steps = jnp.floor((jnp.asarray(q).astype(logits.dtype) + self.first) / self.floor_scale)

@@ -34,6 +34,7 @@ class CrossCall(TypedDict, total=False):
     """The call's keywords of a layer for self and cross attention, except `cache`."""
 
     mask: Mask | Array | None
+    positions: Int[Array, "*#B T"] | None
     valid: Bool[Array, "*#B T"] | None
     empty: Empty
     deterministic: bool | None
@@ -108,15 +109,16 @@ def attended_to(
     cache: Any,
     *,
     valid: Bool[Array, "*#B T"] | None,
+    order: Int[Array, "*B T"] | None,
     empty: Empty,
     **how: Any,
 ) -> tuple[Float[Array, "*B T N h"], Any]:
     """Attention over tokens, what a `Memory` keeps of them, or a cache, and what that keeps.
 
-    Without a cache the mask hides already what is not valid.
+    Without a cache the mask hides already what is not valid. `order` is that of the queries.
     """
     if isinstance(cache, Memory):
-        return attend_memory(q, cache, **how), cache
+        return attend_memory(q, cache, q_positions=order, **how), cache
     k, v = keys_and_values(memory)
     if cache is None:
         return attend(q, k, v, empty=empty, **how), None

@@ -1,6 +1,7 @@
 """The one forward of layers that look at a memory, or at themselves, and what such a layer keeps.
 
 x, memory, seen = the tokens that are there, what is looked at, and who may look at whom
+numbers         = those of the tokens, for mask and score
 q               = heads of x
 o               = attend(q, keys_and_values(memory)), or over what a cache or a `Memory` keeps
 y               = the output projection; zeros for tokens that are not there
@@ -9,12 +10,13 @@ y               = the output projection; zeros for tokens that are not there
 from typing import Any, Unpack
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ..attend import Empty
 from ..cache import Memory
 from ..dropout import AttentionDropout
 from ..masks import Mask
+from ..scores import IDENTITY
 from ._cached import (
     AnyCache,
     CacheOptions,
@@ -50,6 +52,7 @@ class CrossForward(nnx.Module):
         memory: Float[Array, "*B S E"] | None = None,
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
@@ -59,11 +62,16 @@ class CrossForward(nnx.Module):
         check_empty(empty, cache)
         q_proj, k_proj, _, out_proj = self.projections()
         widths = q_proj.in_features, k_proj.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths, cache)
+        score = how.get("score", IDENTITY)
+        x, memory, seen, numbers = tokens(
+            x, memory, self.mask, mask, valid, widths, cache, positions, score
+        )
         q = _normed(self.q_norm, split_heads(q_proj(x), self.head_dim))  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        how = {"mask": seen, "valid": valid, "dropout": drop, "empty": empty, **how}
+        how = {**how, "mask": seen, "dropout": drop, "score": numbers.score(score)}
+        how |= {"valid": valid, "order": numbers.order, "empty": empty}
         o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
+        o = numbers.outputs(o)  # *B T N H
         return with_cache(zero_absent(out_proj(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(

@@ -1,7 +1,8 @@
 """The one forward of self attention, and the steps around attention that other layers share.
 
-x, seen     = the tokens that are there, and who may look at whom
-positions   = what the rotary is given: the caller's, or places in the cache
+x           = the tokens, zeros for those that are not there
+mask, score = the call's, by slot, order or position as each part reads (`_numbers.py`)
+positions   = what the rotary is given: the caller's, or the order of the tokens
 q, k, v     = project(x, positions): the layer's hook, which also names its `combine` or None
 o           = attend(q, k, v), over the cache too if there is one
 y           = o_proj(combine(o, v)); zeros for tokens that are not there
@@ -12,7 +13,7 @@ A layer inherits its call: `SelfAttention`'s, `Uncached`'s, or that of `WeightsA
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Unpack, get_args, overload
+from typing import Any, NamedTuple, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +26,41 @@ from ..cache import attend_cached
 from ..cache.asked import check_kind, check_no_mean
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
-from ..positions import Rotary
 from ..rules import Rules
+from ..scores import Score
 from ._cached import AnyCache, C, Call
 from ._common import as_attribute, merge_heads, tokens_of
 from ._house import keywords_of
+from ._numbers import (
+    Numbers,
+    RotaryPositions,
+    numbers_of,
+    one_a_token,
+    rotary_input,
+    rotated,
+)
 from ._sources import zero_absent
 
 Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
 Norm = Callable[[jax.Array], jax.Array]
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Tokens(NamedTuple):
+    """The tokens of a call, and what reads their numbers.
+
+    Attributes:
+      x: zeros for those that are not there.
+      mask, score: each part asked at the numbers that it reads.
+      positions: what the rotary is given.
+      numbers: those of the tokens.
+    """
+
+    x: Float[Array, "*B T D"]
+    mask: Mask
+    score: Score
+    positions: RotaryPositions
+    numbers: Numbers
 
 
 class Heads(nnx.Module):
@@ -44,6 +70,7 @@ class Heads(nnx.Module):
     """
 
     rotary: Turn | None
+    index_rotary: Turn | None = None  # of a layer with an indexer
     mask: Mask
     rules: Rules
     o_norm: Norm | None = None  # of what `o_proj` is given
@@ -61,49 +88,38 @@ class Heads(nnx.Module):
         x: Float[Array, "*B T D"],
         mask: Mask | Array | None,
         valid: Bool[Array, "*#B T"] | None,
+        positions: Int[Array, "... T"] | None = None,
         cache: AnyCache | None = None,
-    ) -> tuple[Float[Array, "*B T D"], Mask]:
-        """x with zeros for the tokens that are not there, and who may look at whom."""
+    ) -> Tokens:
+        """The tokens, and what their numbers make of mask, score and rotary."""
         if cache is not None:
             check_kind(cache)
-        seen = self.mask if mask is None else as_mask(mask)
-        return tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
-
-    def rotary_positions(
-        self,
-        x: Float[Array, "*B T D"],
-        positions: Int[Array, "... T"] | None,
-        valid: Bool[Array, "*#B T"] | None,
-        cache: AnyCache | None,
-    ) -> Int[Array, "... T"] | None:
-        """What the rotary is given: the positions, or without any the places in the cache."""
-        if positions is not None or cache is None or self.rotary is None:
-            return positions
-        places = jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
-        return self.rotary.of_places(places) if isinstance(self.rotary, Rotary) else places
+        seen, score = self.mask if mask is None else as_mask(mask), self.rules.score
+        x, shown = tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
+        single = one_a_token(x, positions, self.rotary)
+        numbers = numbers_of(x, valid, single, cache=cache, readers=(seen, score))
+        order = numbers.order
+        if cache is not None and positions is None and self.rotary is not None:
+            order = jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
+        at = rotary_input(x, valid, positions, order, seen, self.rotary, self.index_rotary)
+        return Tokens(x, numbers.mask(shown), numbers.score(score), at, numbers)
 
     def turned(
-        self, x: Float[Array, "*B T N H"], positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T N H"], positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
         """Heads, turned by their positions if the layer has a rotary."""
-        if self.rotary is None and positions is not None:
-            raise ValueError(
-                "positions are what the layer's rotary is given, and this layer was built with "
-                "rotary=None; build it with rotary=Rotary(), or leave positions out."
-            )
-        return x if self.rotary is None else self.rotary(x, positions)
+        return x if self.rotary is None else rotated(self.rotary, x, positions)
 
     def how(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend` is given beside the heads and the mask."""
+        """What `attend` is given beside the heads, the mask and the score."""
         return {
-            "score": self.rules.score,
             "scale": self.rules.scale,
             "sinks": None if self.sinks is None else self.sinks[...],
             "dropout": None if self.dropout is None else self.dropout(deterministic),
         }
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
         """Queries, keys, values, and what is made of heads that have read: a function, or None.
 
@@ -140,11 +156,9 @@ class Forward(Heads):
     ) -> Any:
         """`o_proj(combine(attend(project(x))))`; arguments as of the call."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid, cache)  # *B T D
-        if cache is not None:
-            positions = self.rotary_positions(x, positions, valid, cache)
-        q, k, v, combine = project(x, positions, cache is not None)  # *B T N H, *B T K H
-        how = {"mask": seen, **self.how(deterministic)}
+        x, seen, score, at, numbers = self.tokens(x, mask, valid, positions, cache)  # *B T D
+        q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
+        how = {"mask": seen, "score": score, **self.how(deterministic)}
         if cache is None:
             o = attend(q, k, v, empty=empty, **how)  # *B T N h
         else:
@@ -152,6 +166,7 @@ class Forward(Heads):
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
             o, cache = attend_cached(q, k, values, stored, valid=valid, **how)  # *B T N h
+            o = numbers.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)
@@ -175,9 +190,11 @@ class SelfAttention(Forward):
         Args:
           x: the tokens.
           mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None keeps the layer's.
-          positions: used by the rotary only; None means 0 ... T - 1, or with a cache the tokens'
-            places there. They are `*B T`, or `A *B T` for a rotary
-            whose tokens have several positions.
+          positions: where the tokens stand, `*B T`: read by the rotary, by masks such as `Chunked`
+            and `Prefix`, and by what `reads` positions. None counts the real tokens of a row, with
+            a cache on from those that it holds. Which token comes before which, and how far, is
+            never read from positions. `A *B T` are for a rotary whose tokens have several, and for
+            the rotary alone.
           valid: which tokens are real. Padding is masked out, whatever it holds, and its outputs
             are zero.
           empty: the output of a fully masked token: "zero", or "mean", the mean of all values, as
@@ -204,12 +221,12 @@ class Uncached(Heads):
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen = self.tokens(x, mask, valid)  # *B T D
-        how = {"mask": seen, "empty": empty, **self.how(deterministic)}
-        return self.output(self.read(x, positions, **how), valid)  # *B T D
+        x, seen, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
+        how = {"mask": seen, "score": score, "empty": empty, **self.how(deterministic)}
+        return self.output(self.read(x, at, **how), valid)  # *B T D
 
     def read(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
     ) -> Float[Array, "*B T N h"]:
         """What the heads have read; `how` is what `attend` is given beside them."""
         raise NotImplementedError

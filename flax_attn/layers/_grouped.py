@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_positive
 from ..masks import CAUSAL, Mask
@@ -16,6 +16,7 @@ from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
 from ._forward import Heads, Norm, Turn
 from ._house import House, HouseKeywords, house_signature, keywords_of
+from ._numbers import RotaryPositions
 
 
 class Grouped(HouseKeywords, total=False):
@@ -88,7 +89,7 @@ class GroupedHeads(Heads):
         """Raises ValueError for what a layer cannot do with these; most can do with all."""
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
@@ -96,13 +97,13 @@ class GroupedHeads(Heads):
         return q, *self.keys_and_values(x, positions), None
 
     def heads(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Queries, keys and values alone."""
         return self.project(x, positions)[:3]
 
     def keys_and_values(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Keys, normed and turned, and values."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
@@ -111,7 +112,7 @@ class GroupedHeads(Heads):
         return k, v if self.clip_qkv is None else self.clipped(v, self.clip_qkv)
 
     def normed_and_turned(
-        self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
         x = x if norm is None or self.norm_after_rotary else norm(x)

@@ -16,6 +16,7 @@ from ..norms import LayerNorm
 from ..sharding.rows import may_be_cut
 from ._common import split_heads, visible
 from ._forward import Turn
+from ._numbers import RotaryPositions, rotated
 
 
 class Indexer(nnx.Module):
@@ -50,7 +51,7 @@ class Indexer(nnx.Module):
         latent: Float[Array, "*B T R"],
         seen: Mask | Array,
         turn: Turn | None,
-        positions: Int[Array, "... T"] | None,
+        positions: RotaryPositions,
     ) -> Bool[Array, "*B T S"]:
         """True for the keys that are chosen among those that a query may look at."""
         q = self._placed(split_heads(self.wq_b(latent), self.dim), turn, positions)  # *B T I H
@@ -66,12 +67,12 @@ class Indexer(nnx.Module):
         chosen = mapped(partial(_marked, length=x.shape[-2]), best.ndim - 1)
         return chosen(best) & may
 
-    def _placed(self, x: Array, turn: Turn | None, positions: Array | None) -> Array:
+    def _placed(self, x: Array, turn: Turn | None, positions: RotaryPositions) -> Array:
         """Heads, of which the first components are turned."""
         if turn is None:
             return x
         first, rest = jnp.split(x, [self.turned_dim], axis=-1)
-        return jnp.concatenate([turn(first, positions), rest], axis=-1)
+        return jnp.concatenate([rotated(turn, first, positions), rest], axis=-1)
 
 
 def _highest(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"]:

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax.nnx.nn.dtypes import promote_dtype
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_positive
 from ..masks import CAUSAL, Mask
@@ -18,6 +18,7 @@ from ..rules import Rules
 from ._common import split_heads
 from ._forward import Heads, Turn
 from ._house import House, HouseKeywords, house_signature, keywords_of
+from ._numbers import RotaryPositions
 
 
 class Latent(HouseKeywords, total=False):
@@ -79,7 +80,7 @@ class LatentHeads(Heads):
         return self.q_a_layernorm(self.q_a_proj(x)) if self.low_rank_queries else x
 
     def queries(
-        self, latent: Float[Array, "*B T R"], positions: Int[Array, "... T"] | None
+        self, latent: Float[Array, "*B T R"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N M"], Float[Array, "*B T N P"]]:
         """Queries in two parts, of which the second is turned."""
         project = self.q_b_proj if self.low_rank_queries else self.q_proj
@@ -88,7 +89,7 @@ class LatentHeads(Heads):
         return plain, self.turned(rest, positions)
 
     def kv_latent(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T L"], Float[Array, "*B T 1 P"]]:
         """The normed latent, and the key that all heads share, turned."""
         both = self.kv_a_proj_with_mqa(x)  # *B T (L P)

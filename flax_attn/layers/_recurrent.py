@@ -19,6 +19,9 @@ from .._checks import check_input, check_positive
 from .._types import wide
 from ..cache import State
 from ..cache.rows import batch_axes
+from ..masks import CAUSAL, Mask, as_mask
+from ..masks.algebra import parts_of
+from ..masks.answers import segments_of
 from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
 from ._common import check_tokens
@@ -29,6 +32,8 @@ from ._sources import zero_absent
 class RecurrentCall(TypedDict, total=False):
     """The call's keywords of a recurrent layer, except `cache`."""
 
+    mask: Mask | None
+    positions: Int[Array, "... T"] | None
     segments: Int[Array, "*#B T"] | None
     valid: Bool[Array, "*#B T"] | None
     deterministic: bool | None
@@ -79,6 +84,8 @@ class Recurrent(nnx.Module):
         self,
         x: Float[Array, "*B T D"],
         *,
+        mask: Mask | None = None,
+        positions: Int[Array, "... T"] | None = None,
         segments: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         cache: State | None = None,
@@ -90,11 +97,15 @@ class Recurrent(nnx.Module):
 
         Args:
           x: the tokens.
+          mask: what a recurrence shows anyway, so that one loop can call all layers of a model:
+            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`.
+          positions: changes nothing, because a recurrence reads no positions.
           segments: ids of packed documents, each of which starts afresh. The first goes on from
             the cache if the cache's last token has its id; without ids the document goes on.
           valid: which tokens are real. Padding does not change the state; its outputs are zero.
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
+        segments = _segments_of(mask, segments)
         last: nnx.Linear = getattr(self, self.last)
         x = entered(x, last.out_features, valid, cache)
         start, documents = cache, None
@@ -129,6 +140,28 @@ class Recurrent(nnx.Module):
         dtype = dtype or arithmetic_dtype(getattr(self, self.last))
         how = {"recurrent": recurrent, "convolution": convolution}
         return empty_state(batch, length, layers, dtype, **how)
+
+
+def _segments_of(mask: Any, segments: Any) -> Any:
+    """The ids of packed documents, from either argument.
+
+    Raises:
+      ValueError: for a mask that a recurrence does not show, or for ids in both.
+    """
+    parts = [] if mask is None else parts_of(as_mask(mask))
+    both = [ids for ids in map(segments_of, parts) if ids is not None]
+    ids = [q_ids for q_ids, kv_ids in both if q_ids is kv_ids]
+    causal = [part for part in parts if part == CAUSAL]
+    if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):
+        raise ValueError(
+            "A recurrence sees the tokens before each one, and takes mask=CAUSAL or "
+            f"mask=CAUSAL & Segments(ids); got {mask}. Hide padding by valid=."
+        )
+    if ids and segments is not None:
+        raise ValueError(
+            "Documents are given twice, by segments= and by Segments in the mask; leave one out."
+        )
+    return ids[0] if ids else segments
 
 
 def state_of(conv: nnx.Conv) -> tuple[int, int]:

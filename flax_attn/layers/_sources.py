@@ -3,12 +3,14 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_input
 from ..cache import Cache, Memory, PagedCache
 from ..masks import Mask, as_mask
+from ..scores import IDENTITY, Score
 from ._common import check_tokens, tokens_of
+from ._numbers import Numbers, numbers_of, one_a_token
 
 
 def tokens(
@@ -19,8 +21,10 @@ def tokens(
     valid: Bool[Array, "*#B T"] | None,
     widths: tuple[int, int],
     cache: Cache | PagedCache | Memory | None = None,
-) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask]:
-    """x, what keys and values are made of, and who may look at whom.
+    positions: Int[Array, "*#B T"] | None = None,
+    score: Score = IDENTITY,
+) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask, Numbers]:
+    """x, what keys and values are made of, who may look at whom, and the numbers of the tokens.
 
     Args:
       x: the tokens.
@@ -31,27 +35,33 @@ def tokens(
         memory, whose padding is said by the mask.
       widths: of a token of x and of the memory.
       cache: what the layer was given; by itself it keeps out tokens that are not there.
+      positions: where the tokens of x stand, for masks and scores that read it.
+      score: that of the layer, which the caller gives its numbers.
 
     Raises:
       TypeError: if x or memory are not floating, or mask or valid not boolean.
       ValueError: if their shapes do not fit, or for a cache beside a memory.
 
     >>> from flax_attn import FULL
-    >>> x, memory, seen = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
+    >>> x, memory, seen, numbers = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
     >>> memory is x
     True
     """
     seen = layer_mask if mask is None else as_mask(mask)
-    x, seen = tokens_of(x, seen, valid, widths[0], hide=memory is None and cache is None)
+    x, shown = tokens_of(x, seen, valid, widths[0], hide=memory is None and cache is None)
+    positions = one_a_token(x, positions, None)
     if memory is not None:
         _check_no_cache(cache)
-        return x, check_input("memory", memory, widths[1]), seen
+        memory = check_input("memory", memory, widths[1])
+        numbers = numbers_of(x, valid, positions, keys=memory.shape[-2])
+        return x, memory, numbers.mask(shown), numbers
     if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
             f"The layer looks at a memory of width {widths[1]}, and x has width {widths[0]}; give "
             "it a memory."
         )
-    return x, x, seen
+    numbers = numbers_of(x, valid, positions, cache=cache, readers=(seen, score))
+    return x, x, numbers.mask(shown), numbers
 
 
 def _check_no_cache(cache: Any) -> None:

@@ -4,12 +4,16 @@ from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
-from ..masks import Mask
+from ..masks import Dense, Mask, as_mask
+from ._common import check_tokens
 from ._grouped import GroupedHeads, Norm
+from ._numbers import documents_of
 
 
 class WeightsAttention(GroupedHeads):
     """Self attention by `attend_by_weights`. A layer adds `read`, the equation of its weights."""
+
+    reads_documents = False  # whether `read` is told which tokens are real, and their documents
 
     def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
         """Raises ValueError for sinks."""
@@ -29,10 +33,14 @@ class WeightsAttention(GroupedHeads):
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        x, seen = self.tokens(x, mask, valid)  # *B T D
-        how = {"mask": seen, **self.how(deterministic)}
+        x, seen, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
+        if valid is not None:  # a query that is padding may not change the weights of another
+            seen = seen & Dense(check_tokens("valid", valid, x)[..., None, :, None])
+        how = {"mask": seen, "score": score, **self.how(deterministic)}
         del how["sinks"]
-        return self.output(self.read(*self.heads(x, positions), **how), valid)  # *B T D
+        if self.reads_documents:
+            how["documents"] = documents_of(x, valid, self.mask if mask is None else as_mask(mask))
+        return self.output(self.read(*self.heads(x, at), **how), valid)  # *B T D
 
     def read(
         self,

@@ -86,7 +86,7 @@ class AttentionPool(nnx.Module):
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.k_proj.in_features
-        x, _, seen = tokens(x, None, FULL, None, valid, (width, width))
+        x, _, seen, _ = tokens(x, None, FULL, None, valid, (width, width))
         probe = self.probe[...].astype(x.dtype)  # Q D
         probe = for_each_row(probe, x)  # *B Q D
         q = split_heads(self.q_proj(probe), self.head_dim)  # *B Q N H

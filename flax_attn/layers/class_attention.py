@@ -3,7 +3,7 @@
 from typing import Unpack
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_positive
 from ..attend import attend
@@ -69,6 +69,7 @@ class ClassAttention(nnx.Module):
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B 1 D"]:
@@ -77,13 +78,17 @@ class ClassAttention(nnx.Module):
         Args:
           x: the tokens, the class token first.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens stand, for masks that read it; None counts the real tokens.
           valid: which tokens are real. Padding is masked out; a sequence without its class token
             gives zeros.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.q.in_features
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        call = {"mask": FULL, "valid": valid, "positions": positions}
+        x, _, real, numbers = tokens(x, None, FULL, widths=(width, width), **call)
         _check_class_token(x)
+        seen = numbers.of_first(1).mask(self.mask if mask is None else as_mask(mask))
+        seen = seen if valid is None else seen & real
         q = split_heads(self.q(x[..., :1, :]), self.head_dim)  # *B 1 N H
         k = split_heads(self.k(x), self.head_dim)  # *B T N H
         v = split_heads(self.v(x), self.head_dim)  # *B T N H

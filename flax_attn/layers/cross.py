@@ -118,6 +118,7 @@ class CrossAttention(CrossForward):
           x: the tokens.
           memory: what is looked at; None for x.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens of x stand, for masks that read it; None counts the real ones.
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
           empty: the output of a fully masked token: "zero", or "mean", as of

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input
 from ._cached import C, Call
@@ -12,6 +12,7 @@ from ._common import check_tokens, split_heads
 from ._forward import Forward
 from ._grouped import DecodingHeads, Norm
 from ._house import keywords_of
+from ._numbers import RotaryPositions
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 
@@ -83,7 +84,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
         pair: Pair,
         valid: Bool[Array, "*#B T"] | None,
         x: Float[Array, "*B T D"],
-        positions: Int[Array, "... T"] | None,
+        positions: RotaryPositions,
         cached: bool,
     ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
         """Queries of x, and the keys and values of an earlier layer."""

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_divides, check_positive
 from .._types import wide
@@ -16,6 +16,7 @@ from ..rules import Rules
 from ._common import split_heads
 from ._forward import Turn, Uncached
 from ._house import Start, StartKeywords, start_signature
+from ._numbers import RotaryPositions
 
 
 class DifferentialAttention(Uncached):
@@ -94,7 +95,7 @@ class DifferentialAttention(Uncached):
             setattr(self, name, nnx.Param(vector))
 
     def read(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
     ) -> Float[Array, "*B T J V"]:
         """What the first heads have read, less a share of what the second have; normed."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
@@ -104,7 +105,7 @@ class DifferentialAttention(Uncached):
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
     def heads(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T J V"]]:
         """Queries and keys, turned, and J = K / 2 values, each of two heads side by side."""
         q, k, v = (

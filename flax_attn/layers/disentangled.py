@@ -5,12 +5,12 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ..positions.relative import deberta_rows
+from ..positions.relative import deberta_buckets
 from ..scores import Additive
 from ._common import as_attribute, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
@@ -48,7 +48,7 @@ class DisentangledAttention(nnx.Module):
 
     Raises:
       ValueError: for counts below 1, heads that do not divide in_features, unknown or no terms,
-        buckets that `deberta_rows` refuses, a share outside [0, 1]; in the call, if x,
+        buckets that `deberta_buckets` refuses, a share outside [0, 1]; in the call, if x,
         rel_embeddings, masks or valid do not fit.
       TypeError: if x or rel_embeddings are not floating, or a mask or valid not boolean.
 
@@ -93,11 +93,20 @@ class DisentangledAttention(nnx.Module):
 
     def rows(self, queries: int, keys: int) -> np.ndarray:
         """The row of the embeddings for each query and key, `T S`."""
-        if self.buckets is not None:
+        return self._rows_at(np.arange(queries)[:, None] - np.arange(keys))
+
+    def _rows_of(self, distances: Int[Array, "*B T T"] | None, length: int) -> Any:
+        """The row of the embeddings for each pair; those of slots unless distances are given."""
+        return self.rows(length, length) if distances is None else self._rows_at(distances)
+
+    def _rows_at(self, distance: Any) -> Any:
+        """The row of the embeddings for each distance from a key to its query."""
+        if self.buckets is None:
+            rows = distance + self.max_positions
+        else:
             how = {"buckets": self.buckets, "max_distance": self.max_positions}
-            return deberta_rows(queries, keys, **how)
-        distance = np.arange(queries)[:, None] - np.arange(keys)
-        return np.clip(distance + self.max_positions, 0, self.embeddings - 1)
+            rows = deberta_buckets(distance, **how) + self.buckets
+        return rows.clip(0, self.embeddings - 1)
 
     def __call__(
         self,
@@ -105,6 +114,7 @@ class DisentangledAttention(nnx.Module):
         rel_embeddings: Float[Array, "R D"],
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
@@ -114,18 +124,21 @@ class DisentangledAttention(nnx.Module):
           x: the tokens.
           rel_embeddings: one row a bucket, from key far ahead to key far behind.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens stand, for masks that read it; None counts the real tokens.
           valid: which tokens are real. Padding is masked out, and its outputs are zero. A row
             that is fully masked gives zero too; DeBERTa's finfo.min gives the mean of v.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.query_proj.in_features
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        call = {"mask": mask, "valid": valid, "positions": positions}
+        x, _, seen, numbers = tokens(x, None, self.mask, widths=(width, width), **call)
         rel_embeddings = self._checked(rel_embeddings)  # R D
         q = split_heads(self.query_proj(x), self.head_dim)  # *B T N H
         k = split_heads(self.key_proj(x), self.head_dim)  # *B T N H
         v = split_heads(self.value_proj(x), self.head_dim)  # *B T N H
         scale = (self.head_dim * (1 + len(self.terms))) ** -0.5
-        bias = Additive(scale * self._by_distance(q, k, rel_embeddings))  # *B N T T
+        rows = self._rows_of(numbers.distances(), x.shape[-2])  # *#B T T
+        bias = Additive(scale * self._by_distance(q, k, rel_embeddings, rows))  # *B N T T
         drop = None if self.dropout is None else self.dropout(deterministic)
         o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
         return zero_absent(merge_heads(o), valid)  # *B T D
@@ -141,9 +154,11 @@ class DisentangledAttention(nnx.Module):
             )
         return embeddings
 
-    def _by_distance(self, q: Array, k: Array, rel_embeddings: Array) -> Float[Array, "*B N T T"]:
+    def _by_distance(
+        self, q: Array, k: Array, rel_embeddings: Array, rows: Any
+    ) -> Float[Array, "*B N T T"]:
         """What the distance of query and key adds to their product."""
-        rows, parts = self.rows(q.shape[-3], k.shape[-3]), []
+        parts = []
         if "c2p" in self.terms:
             project = self.key_proj if self.share else self.pos_key_proj
             pos_k = split_heads(project(rel_embeddings), self.head_dim)  # R N H
@@ -151,14 +166,16 @@ class DisentangledAttention(nnx.Module):
         if "p2c" in self.terms:
             project = self.query_proj if self.share else self.pos_query_proj
             pos_q = split_heads(project(rel_embeddings), self.head_dim)  # R N H
-            by_key = _picked(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.T)
+            by_key = _picked(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.mT)
             parts.append(jnp.swapaxes(by_key, -1, -2))
         return sum(parts[1:], start=parts[0])
 
 
-def _picked(x: Float[Array, "*B N T R"], rows: np.ndarray) -> Float[Array, "*B N T S"]:
-    """`x[..., t, rows[t, s]]`."""
-    return x[..., np.arange(len(rows))[:, None], rows]
+def _picked(x: Float[Array, "*B N T R"], rows: Any) -> Float[Array, "*B N T S"]:
+    """`x[..., t, rows[t, s]]`, the rows the same for all or of each batch entry."""
+    if rows.ndim == 2:
+        return x[..., np.arange(len(rows))[:, None], rows]
+    return jnp.take_along_axis(x, rows[..., None, :, :], axis=-1)
 
 
 def _known(terms: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,13 +5,14 @@ from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._arrays import aligned
 from ..norms import l2_norm
 from ._forward import Combine, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature
 from ._house import House
+from ._numbers import RotaryPositions
 
 
 def without_direction(
@@ -69,7 +70,7 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
         self.gate_proj = linear(in_features, wide, use_bias=False) if gate else None
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Array, Array, Array, Combine]:
         """Queries, keys, values, and `combine` with the gate if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)

@@ -5,7 +5,7 @@ from typing import Literal, Unpack, get_args
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_choice
 from .._types import wide
@@ -13,6 +13,7 @@ from ._common import split_heads
 from ._forward import Combine, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature
 from ._house import House
+from ._numbers import RotaryPositions
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
@@ -78,7 +79,7 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         self.g_proj = None if fused else house.linear(in_features, width, use_bias=False)
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Array, Array, Array, Combine]:
         """Queries, keys, values, and `combine` with the gate."""
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1

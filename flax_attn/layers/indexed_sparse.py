@@ -2,7 +2,7 @@
 
 from typing import Any, Unpack
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from .._checks import check_positive
 from ..attend import attend
@@ -12,6 +12,7 @@ from ._forward import Turn, Uncached
 from ._house import House
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
+from ._numbers import RotaryPositions
 
 
 class IndexedSparseAttention(LatentHeads, Uncached):
@@ -88,7 +89,7 @@ class IndexedSparseAttention(LatentHeads, Uncached):
         self.indexer = Indexer(house.linear, widths, sizes, top_k, house.param_dtype)
 
     def read(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, **how: Any
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
     ) -> Float[Array, "*B T N h"]:
         """What the heads have read of the keys that the indexer chose."""
         latent = self.q_latent(x)  # *B T R

@@ -3,11 +3,12 @@
 from functools import partial
 from typing import Any, Unpack
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._forward import SelfAttention
 from ._latent import LatentHeads
+from ._numbers import RotaryPositions
 
 
 class LatentAttention(LatentHeads, SelfAttention):
@@ -72,7 +73,7 @@ class LatentAttention(LatentHeads, SelfAttention):
     stores_latent = True
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None, cached: bool = False
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
         """Queries, keys and values, absorbed beside a cache; and the way back from latents."""
         absorbed = self.absorbed or cached

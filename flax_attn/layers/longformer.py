@@ -11,6 +11,7 @@ from ..attend import attend
 from ..masks import Dense, Window
 from ._common import check_tokens, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
+from ._numbers import numbers_of
 from ._sources import zero_absent
 
 
@@ -85,7 +86,8 @@ class LongformerAttention(nnx.Module):
         x = jnp.where(is_valid[..., None], x, 0)
         chosen = _global(global_tokens, x)  # *B T
         keys, rows = is_valid[..., None, None, :], chosen[..., None, :, None]
-        near = Window(self.half, self.half) | Dense(chosen[..., None, None, :])
+        near = numbers_of(x, valid).mask(Window(self.half, self.half))
+        near = near | Dense(chosen[..., None, None, :])
         drops = [None if self.dropout is None else self.dropout(deterministic) for _ in range(2)]
         local = [self.query, self.key, self.value]
         q, k, v = (split_heads(project(x), self.head_dim) for project in local)  # *B T N H

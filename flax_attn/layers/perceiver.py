@@ -4,7 +4,7 @@ from functools import partial
 from typing import Unpack
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_positive
 from ..attend import attend
@@ -91,6 +91,7 @@ class PerceiverAttention(nnx.Module):
         memory: Float[Array, "*B S E"] | None = None,
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T F"]:
@@ -100,13 +101,15 @@ class PerceiverAttention(nnx.Module):
           x: the latents.
           memory: what is looked at, for a layer with memory_features.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens stand, for masks that read it; None counts the real tokens.
           valid: which tokens of x are there. The others are neither read nor, in self attention,
             seen, and their outputs are zero. A memory's padding is said by the mask.
           deterministic: overrides `train()` and `eval()`.
         """
         self._check_memory(memory)
         widths = self.query.in_features, self.key.in_features
-        x, memory, seen = tokens(x, memory, self.mask, mask, valid, widths)
+        call = {"mask": mask, "valid": valid, "positions": positions}
+        x, memory, seen, _ = tokens(x, memory, self.mask, widths=widths, **call)
         latents = self.layernorm1(x)  # *B T D
         source = latents if self.layernorm2 is None else self.layernorm2(memory)  # *B S E
         q = split_heads(self.query(latents), self.qk_dim)  # *B T N H

@@ -97,6 +97,7 @@ class RelativeShiftAttention(nnx.Module):
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         segments: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
@@ -106,32 +107,39 @@ class RelativeShiftAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens stand, for masks that read it; None counts the real tokens.
           segments: the segment of each token, for a layer with `biases="segment"`; None adds
             nothing.
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.q_proj.in_features
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        call = {"mask": mask, "valid": valid, "positions": positions}
+        x, _, seen, numbers = tokens(x, None, self.mask, widths=(width, width), **call)
         other = self._other_segment(segments, x)  # *B 1 T T
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T N H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T N H
         scale = self.head_dim**-0.5
-        bias = Additive(scale * (self._by_distance(q) + self._by_segment(q, other)))
+        distances = self._by_distance(q, numbers.distances())  # *B N T T
+        bias = Additive(scale * (distances + self._by_segment(q, other)))
         drop = None if self.dropout is None else self.dropout(deterministic)
         q = q + aligned(self.r_w_bias[...], q)  # *B T N H
         o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
         return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
 
-    def _by_distance(self, q: Float[Array, "*B T N H"]) -> Float[Array, "*B N T T"]:
-        """`(q + v).r[i - j]`."""
+    def _by_distance(
+        self, q: Float[Array, "*B T N H"], distances: Int[Array, "*B T T"] | None
+    ) -> Float[Array, "*B N T T"]:
+        """`(q + v).r[i - j]`, i - j that of the slots unless distances are given."""
         T, width = q.shape[-3], self.q_proj.in_features
         distance = jnp.arange(T - 1, -T, -1)  # R, from key far behind to key far ahead
         near = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
         r = split_heads(self.r_proj(near.astype(q.dtype)), self.head_dim)  # R N H
         scores = jnp.einsum("...tnh,rnh->...ntr", q + aligned(self.r_r_bias[...], q), r)
-        return relative_shift(scores, T, pad=True)
+        if distances is None:
+            return relative_shift(scores, T, pad=True)
+        return jnp.take_along_axis(scores, T - 1 - distances[..., None, :, :], axis=-1)
 
     def _by_segment(self, q: Float[Array, "*B T N H"], other: Array | None) -> Any:
         """`(q + s).e[other]`."""

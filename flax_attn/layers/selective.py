@@ -8,20 +8,24 @@ from jaxtyping import Array, Bool, Float
 
 from .._types import Sizes
 from ..by_weights import attend_by_weights
+from ._numbers import Documents
 from ._weights import WeightsAttention
 
 
 def forgetting(
-    logits: Float[Array, "B N T S"], seen: Bool[Array, "#B #N T S"]
+    logits: Float[Array, "B N T S"],
+    seen: Bool[Array, "#B #N T S"],
+    first: Bool[Array, "#B S"] | None = None,
 ) -> Float[Array, "B 1 T S"]:
     """What each query subtracts from its scores: the sum of what the queries before it selected.
 
     A query selects a key as strongly as its logit in the first head is above zero. It cannot select
-    itself, a key that it does not see, or the first key.
+    itself, a key that it does not see, or a first key; `first` says which keys are, of each
+    document and row, and None stands for the one of slot 0.
     """
     T, S = logits.shape[-2:]
-    others = ~jnp.eye(T, S, dtype=bool) & (jnp.arange(S) > 0)[None]  # T S
-    kept = seen[:, :1] & others[None, None]
+    first = (jnp.arange(S) == 0)[None] if first is None else first
+    kept = seen[:, :1] & ~jnp.eye(T, S, dtype=bool)[None, None] & ~first[:, None, None]
     selected = jnp.where(kept, jnp.maximum(logits[:, :1], 0), 0)  # B 1 T S
     return jnp.cumsum(selected, axis=-2) - selected
 
@@ -51,13 +55,29 @@ class SelectiveAttention(WeightsAttention):
     (2, 5, 12)
     """
 
-    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+    reads_documents = True
+
+    def read(
+        self, q: Array, k: Array, v: Array, *, documents: Documents, **how: Any
+    ) -> Float[Array, "*B T N H"]:
         """Softmax of the logits less what earlier queries have selected."""
         tokens = q.shape[-3]
+        first = _first_tokens(documents, q.shape[:-2])
         sizes = Sizes(q.shape[:-3], q.shape[-2], tokens, tokens)
         seen = jnp.asarray(how["mask"].bind(sizes).grid(sizes))
 
         def select(logits: jax.Array) -> jax.Array:
-            return logits - forgetting(logits, seen)
+            return logits - forgetting(logits, seen, first)
 
         return attend_by_weights(q, k, v, mix_scores=select, **how)
+
+
+def _first_tokens(documents: Documents, shape: tuple[int, ...]) -> Bool[Array, "B T"] | None:
+    """The first real token of each document, all batch axes as one; None for that of slot 0."""
+    if documents.are_rows:
+        return None
+    valid = jnp.ones(shape, bool) if documents.valid is None else documents.valid
+    ids = jnp.zeros(shape, jnp.int32) if documents.ids is None else documents.ids
+    valid, ids = (x.reshape(-1, shape[-1]) for x in (valid, ids))
+    earlier = jnp.tri(shape[-1], k=-1, dtype=bool)[None] & valid[:, None, :]  # B T T
+    return valid & ~(earlier & (ids[:, :, None] == ids[:, None, :])).any(axis=-1)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ._common import split_heads
 from ._forward import SelfAttention
 from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
+from ._numbers import RotaryPositions
 from .cross_layer import CrossLayerAttention, Pair
 
 
@@ -70,11 +71,10 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         valid: Bool[Array, "*#B T"] | None = None,
     ) -> Pair:
         """What this layer makes of x, for layers after it; arguments as of the call."""
-        return self.keys_and_values(self.tokens(x, None, valid)[0], positions)
+        tokens = self.tokens(x, None, valid, positions)
+        return self.keys_and_values(tokens.x, tokens.positions)
 
-    def keys_and_values(
-        self, x: Float[Array, "*B T D"], positions: Int[Array, "... T"] | None
-    ) -> Pair:
+    def keys_and_values(self, x: Float[Array, "*B T D"], positions: RotaryPositions) -> Pair:
         """Keys, normed and turned, and values: the same projection, unless there are two."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         has_values = "v_proj" in self.kv_projections

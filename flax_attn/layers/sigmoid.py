@@ -8,8 +8,10 @@ from jaxtyping import Array, Float
 
 from ..by_weights import attend_by_weights
 from ..normalisers import sigmoid
+from ..positions.lengths import lengths_of
 from ..scores import Additive
 from ._grouped import Grouped, grouped_signature
+from ._numbers import Documents
 from ._weights import WeightsAttention
 
 
@@ -19,7 +21,8 @@ class SigmoidAttention(WeightsAttention):
     Also called: sigmoid self-attention, SigmoidAttn.
 
     The weights of a row have any sum. The paper's bias of -log S starts them near a sum of one; S
-    is the number of keys given, hidden ones included.
+    is the number of keys given, those that a mask hides included, but no padding, and with
+    `Segments` in the mask those of the token's own document.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
@@ -42,6 +45,8 @@ class SigmoidAttention(WeightsAttention):
     (2, 5, 12)
     """
 
+    reads_documents = True
+
     @grouped_signature
     def __init__(
         self,
@@ -56,8 +61,15 @@ class SigmoidAttention(WeightsAttention):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.logit_bias = logit_bias
 
-    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+    def read(
+        self, q: Array, k: Array, v: Array, *, documents: Documents, **how: Any
+    ) -> Float[Array, "*B T N H"]:
         """Weights of any sum, each of its own score."""
-        bias = -math.log(max(q.shape[-3], 1)) if self.logit_bias is None else self.logit_bias
-        how["score"] >>= Additive(jnp.full((1, 1, 1), bias, q.dtype))
+        bias = self.logit_bias
+        if bias is None and documents.are_rows:
+            bias = -math.log(max(q.shape[-3], 1))
+        if bias is None:
+            counts = lengths_of(None, q.shape[:-2], *documents)  # *B T
+            bias = -jnp.log(counts.astype(q.dtype))[..., None, :, None]  # *B 1 T 1
+        how["score"] >>= Additive(jnp.asarray(bias, q.dtype).reshape(jnp.shape(bias) or (1, 1, 1)))
         return attend_by_weights(q, k, v, normalise=sigmoid, **how)

@@ -4,7 +4,7 @@ from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_positive
 from ..attend import Empty
@@ -137,6 +137,7 @@ class T5Attention(CrossForward):
         memory: Float[Array, "*B S D"] | None = None,
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         bias: Score | Float[Array, "... #T #S"] | None = None,
         empty: Empty = "zero",
@@ -151,7 +152,8 @@ class T5Attention(CrossForward):
         """
         crosses = memory is not None or isinstance(cache, Memory)
         how = {"score": self._score(bias, crosses), "scale": 1.0}
-        call = {"mask": mask, "valid": valid, "empty": empty, "cache": cache}
+        call = {"mask": mask, "positions": positions, "valid": valid}
+        call |= {"empty": empty, "cache": cache}
         return self.forward(how, x, memory, deterministic=deterministic, **call)
 
     def _score(self, bias: Score | Array | None, crosses: bool) -> Score:

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_divides, check_positive
 from ..by_weights import attend_by_weights
@@ -99,6 +99,7 @@ class TalkingHeadsAttention(nnx.Module):
         x: Float[Array, "*B T D"],
         *,
         mask: Mask | Array | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
@@ -107,11 +108,13 @@ class TalkingHeadsAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; None keeps the layer's.
+          positions: where the tokens stand, for masks that read it; None counts the real tokens.
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.qkv.in_features
-        x, _, seen = tokens(x, None, self.mask, mask, valid, (width, width))
+        call = {"mask": mask, "valid": valid, "positions": positions}
+        x, _, seen, _ = tokens(x, None, self.mask, widths=(width, width), **call)
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H
         q, k, v = jnp.moveaxis(qkv, -3, 0)  # *B T N H each
         o = attend_by_weights(

@@ -5,13 +5,14 @@ from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
 from ._forward import Forward
 from ._grouped import DecodingHeads, Grouped, grouped_signature
 from ._house import House, keywords_of
+from ._numbers import RotaryPositions
 
 
 class ValueResidualAttention(DecodingHeads, Forward):
@@ -89,7 +90,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
         first: Float[Array, "*B T K H"] | None,
         valid: Bool[Array, "*#B T"] | None,
         x: Float[Array, "*B T D"],
-        positions: Int[Array, "... T"] | None,
+        positions: RotaryPositions,
         cached: bool,
     ) -> tuple[Array, Array, Float[Array, "*B T K H"], None]:
         """Queries, keys, and values between the first layer's and its own."""
@@ -98,8 +99,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
 
     def values(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T K H"]:
         """The values of this layer, for the layers after it."""
-        x, _ = self.tokens(x, None, None)
-        return split_heads(self.v_proj(x), self.head_dim)
+        return split_heads(self.v_proj(self.tokens(x, None, None).x), self.head_dim)
 
     def _mixed(self, x: Array, v: Array, first: Array, valid: Array | None) -> Array:
         if jnp.shape(first) != v.shape:

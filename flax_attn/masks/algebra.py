@@ -12,6 +12,9 @@ from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
 
+# Which number of a token a mask or a score may read, beside padding or where documents are packed.
+READS = ("nothing", "slot", "sequence", "distance", "order", "position", "query position")
+
 
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
@@ -22,6 +25,11 @@ class Mask:
     masked blocks are skipped, and fully visible blocks are not masked. The kernels of other
     libraries take masks that define `as_band`, `as_runs` or `as_segments`. `&`, `|` and `~` combine
     masks, also with boolean arrays.
+
+    Beside padding and packed documents a layer asks a mask at numbers other than slots. Set `reads`
+    to "position" for a mask that means the positions which a layer is given, as `Chunked` does, or
+    to "distance" for one that reads the difference q - k alone. The default is "order": a token's
+    number among the real tokens of its row. An array along q or k goes by slot.
 
     A static mask may compute its answers in Python, numpy or jax.numpy. Any other mask runs inside
     a program, on blocks of queries whose place is traced, so it must use jax.numpy.
@@ -47,6 +55,7 @@ class Mask:
     """
 
     __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
+    reads: str = "order"
 
     def __bool__(self) -> bool:
         raise TypeError(

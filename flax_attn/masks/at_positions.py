@@ -1,5 +1,6 @@
 """Masks asked at the positions of queries and keys, which slots of a cache hold in any order."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import FAR, clip, pick, plus
 from .._types import Sizes, frozen
-from ..places import Positions, check_no_end, goes_by_slot
+from ..places import Positions, check_no_end, ended, goes_by_slot
 from .algebra import And, Mask, Not, Or
 from .answers import Range, Rows, inner, outer
 from .runs import FULL
@@ -28,7 +29,33 @@ def presence_in(mask: Mask) -> Mask | None:
     """A mask that hides what is absent alone, from one of `at_positions`; None from others."""
     if isinstance(mask, And):
         return presence_in(mask.a)
-    return AtPositions(FULL, mask.positions) if isinstance(mask, AtPositions) else None
+    if not isinstance(mask, AtPositions) or mask.positions.all_present:
+        return None
+    return AtPositions(FULL, mask.positions)
+
+
+def asked_where(mask: Mask, positions_of: Callable[[Mask], Positions | None], end: Any) -> Mask:
+    """`mask`, each part of which is asked at the positions that `positions_of` gives for it.
+
+    None leaves a part by slot. `end` is what `offset="end"` stands for at positions.
+    """
+    if isinstance(mask, Not):
+        return Not(asked_where(mask.a, positions_of, end))
+    if isinstance(mask, And | Or):
+        a, b = (asked_where(part, positions_of, end) for part in (mask.a, mask.b))
+        if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
+            if a.positions is b.positions:
+                return AtPositions(a.mask & b.mask, a.positions)  # asked once for the range of both
+        return type(mask)(a, b)
+    positions = positions_of(mask)
+    return mask if positions is None else AtPositions(ended(mask, end), positions)
+
+
+def leaves_of(mask: Mask) -> list[Mask]:
+    """The masks that were put together by `&`, `|` and `~`."""
+    if isinstance(mask, Not):
+        return leaves_of(mask.a)
+    return [*leaves_of(mask.a), *leaves_of(mask.b)] if isinstance(mask, And | Or) else [mask]
 
 
 def _moved(mask: Mask, positions: Positions) -> Mask:
@@ -48,9 +75,9 @@ def _moved(mask: Mask, positions: Positions) -> Mask:
 
 @frozen
 class AtPositions(Mask):
-    """A mask that is asked at positions in place of slots; what has a negative one sees nothing.
+    """A mask that is asked at positions in place of slots.
 
-    Nor is it seen.
+    What has a negative one sees nothing and is not seen, unless the positions are `all_present`.
     """
 
     mask: Mask
@@ -64,11 +91,12 @@ class AtPositions(Mask):
         return AtPositions(self.mask.at(places), self.positions)
 
     def bind(self, sizes):
-        return AtPositions(self.mask.bind(sizes), self.positions)
+        return AtPositions(self.mask.bind(sizes), self.positions.bind(sizes))
 
     def asked(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether a query at position q may look at a key at position k."""
-        return (q >= 0) & (k >= 0) & self.mask(b, n, q, k)
+        shown = self.mask(b, n, q, k)
+        return shown if self.positions.all_present else (q >= 0) & (k >= 0) & shown
 
     def __call__(self, b, n, q, k):
         return self.asked(b, n, *self.positions.of(b, q, k))
@@ -85,14 +113,20 @@ class AtPositions(Mask):
         """
         if not isinstance(q, Rows):  # how many they are is not known
             return 0, sizes.S
-        least, most = _ends(self._row(self.positions.q, b, q))
+        rows = self._row(self.positions.q, b, q)
+        least, most = _ends(rows)
         first, end = outer(self.mask, b, (least, most), _endless(sizes))
         if self.positions.in_order:
             lo, hi = (jnp.asarray(clip(x, sizes.S), jnp.int32) for x in (first, end))
         else:
             keys = self._row(self.positions.k, b)
-            lo, hi, _ = _slots((keys >= first) & (keys < end) | (keys == FAR))
+            inside = (keys >= first) & (keys < end) | (keys == FAR)
+            if self.positions.all_present:  # no range of positions holds a negative one
+                inside = inside | (keys < 0)
+            lo, hi, _ = _slots(inside)
         none, far = least >= most, most == FAR
+        if self.positions.all_present:
+            none, far = False, far | (rows < 0).any()
         return pick(far, 0, pick(none, sizes.S, lo)), pick(far, sizes.S, pick(none, 0, hi))
 
     def seen_range(self, b, n, q, sizes):

@@ -112,6 +112,7 @@ class MaskFn(Mask):
 
     Args:
       fn: from four integer arrays that broadcast against each other to booleans.
+      reads: which numbers a layer gives it beside padding, as of `Mask`.
       places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
 
     Raises:
@@ -125,6 +126,7 @@ class MaskFn(Mask):
 
     fn: Callable[[Any, Any, Any, Any], Any]
     places: Places | None = None
+    reads: str = field(default="order", kw_only=True)
 
     AXES: ClassVar = {}
 
@@ -133,7 +135,7 @@ class MaskFn(Mask):
         return False
 
     def at(self, places):
-        return MaskFn(self.fn, places)
+        return MaskFn(self.fn, places, reads=self.reads)
 
     def __call__(self, b, n, q, k):
         with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything

@@ -159,6 +159,7 @@ class Full(RunMask):
     """
 
     AXES: ClassVar = {}
+    reads = "nothing"
 
     def run(self):
         return Run()
@@ -192,6 +193,12 @@ class Causal(RunMask):
     def __post_init__(self):
         numbers_in_lists(self, "offset")
         check_offset("Causal", self.offset)
+
+    @property
+    def reads(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Which of two tokens comes first, or with an offset how far they are apart."""
+        is_plain = isinstance(self.offset, str) or (is_whole(self.offset) and self.offset == 0)
+        return "sequence" if is_plain else "distance"
 
     def bind(self, sizes):
         if type(self.offset) is int and -FAR <= self.offset <= FAR:
@@ -228,6 +235,7 @@ class Window(RunMask):
     offset: Offset = 0
 
     AXES: ClassVar = {"offset": "b"}
+    reads = "distance"
 
     def __post_init__(self):
         for name, count in (("left", self.left), ("right", self.right)):
@@ -277,6 +285,7 @@ class Chunked(RunMask):
     size: int
 
     AXES: ClassVar = {}
+    reads = "position"
 
     def __post_init__(self):
         if not is_count(self.size, 1):
@@ -310,6 +319,7 @@ class Prefix(RunMask):
     length: Any
 
     AXES: ClassVar = {"length": "b"}
+    reads = "position"
 
     def __post_init__(self):
         numbers_in_lists(self, "length")
@@ -347,6 +357,7 @@ class Lengths(RunMask):
     q: Any = field(default=None, kw_only=True)
 
     AXES: ClassVar = {"kv": "b", "q": "b"}
+    reads = "slot"
 
     def __post_init__(self):
         numbers_in_lists(self, "kv", "q")

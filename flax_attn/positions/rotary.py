@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._arrays import mapped
 from .._types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
@@ -146,14 +147,29 @@ class Rotary:
         _check_parts(self)
 
     def __call__(
-        self, x: Float[Array, "*B T N H"], positions: Int[Array, "*A T"] | None = None
+        self,
+        x: Float[Array, "*B T N H"],
+        positions: Int[Array, "*A T"] | None = None,
+        lengths: Int[Array, "*B T"] | None = None,
     ) -> Float[Array, "*B T N H"]:
-        """`x` turned at `positions`, which are 0, 1, ... T - 1 in the order of the layout."""
+        """`x` turned at `positions`, which are 0, 1, ... T - 1 in the order of the layout.
+
+        `lengths` are those of the sequences that the tokens belong to, for a scaling that depends
+        on them; None takes the largest position of a row plus one.
+        """
         if positions is None and not isinstance(self.axes, Axial):
             positions = self._where_placed(x)
-        angles = self._angles(positions, self._width(x.shape[-1]), x.shape[:-2], wide(x.dtype))
+        width, dtype = self._width(x.shape[-1]), wide(x.dtype)
+        if lengths is None and self.needs_length:
+            lengths = _lengths(positions, x.shape[:-2], self.axes)
+        angles = self._angles(positions, width, x.shape[:-2], dtype, lengths)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return rotate(x, angles, self.layout, magnitude=magnitude)
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the rates depend on the length of a sequence."""
+        return self.scaling is not None and self.scaling.needs_length
 
     def of_places(self, places: Any) -> Any:
         """The positions of tokens whose place is all that is known: one on all axes, as in text.
@@ -184,20 +200,32 @@ class Rotary:
         return width
 
     def _angles(
-        self, raw_positions: Any, width: int, whole: tuple[int, ...], dtype: Any
+        self, raw_positions: Any, width: int, whole: tuple[int, ...], dtype: Any, lengths: Any
     ) -> Float[Array, "*B T P"]:
         """The angle of each pair, by its own axis of the positions if they have axes."""
-        length = _length(raw_positions, whole[-1], dtype) if _needs_length(self.scaling) else None
         lists = 1 if self.axes is None else self.axes.lists
-        rates = _rates(self.base, width // lists, self.scaling, length, dtype)
+        rates = self._rates(width // lists, lengths, dtype)  # P, or *B T P
         positions = _positions(raw_positions, self.axes, whole)
         if self.axes is None:
             positions = positions[..., None]  # *B T 1
         else:
             axis, rate = self.axes.deal(width // 2)
-            positions, rates = jnp.moveaxis(positions, 0, -1)[..., axis], rates[rate]  # *B T P
+            positions = jnp.moveaxis(positions, 0, -1)[..., axis]  # *B T P
+            rates = rates[..., rate]
         rates = jnp.asarray(-rates if self.reverse else rates, dtype)
-        return positions.astype(dtype) * rates.reshape((1,) * len(whole) + (-1,))
+        rates = rates.reshape((1,) * (len(whole) + 1 - rates.ndim) + rates.shape)
+        return positions.astype(dtype) * rates
+
+    def _rates(self, width: int, lengths: Any, dtype: Any) -> Any:
+        """The rates of `width` components, for each token where lengths differ."""
+        if lengths is None or isinstance(lengths, int):
+            return _rates(self.base, width, self.scaling, lengths, dtype)
+        lengths = jnp.asarray(lengths, dtype)
+
+        def of_length(length: Array) -> Array:
+            return jnp.asarray(_rates(self.base, width, self.scaling, length, dtype), dtype)
+
+        return mapped(of_length, lengths.ndim)(lengths)
 
 
 def _check_parts(rotary: Rotary) -> None:
@@ -219,17 +247,17 @@ def _check_parts(rotary: Rotary) -> None:
         )
 
 
-def _needs_length(scaling: Scaling | None) -> bool:
-    return scaling is not None and scaling.needs_length
-
-
-def _length(positions: Any, length: int, dtype: Any) -> Any:
-    """The largest position plus one: a number if it is known, else floating."""
+def _lengths(positions: Any, whole: tuple[int, ...], axes: Sections | Axial | None) -> Any:
+    """The largest position of each row plus one: a number if it is known for all, else `*B 1`."""
     if positions is None:
-        return length
-    if isinstance(positions, np.ndarray):
-        return int(positions.max(initial=-1)) + 1
-    return (jnp.max(jnp.asarray(positions), initial=-1) + 1).astype(dtype)
+        return whole[-1]
+    arrays = np if isinstance(positions, np.ndarray) else jnp
+    positions = arrays.asarray(positions)
+    positions = positions if axes is None else positions.max(axis=0)
+    rows = positions.max(axis=-1, keepdims=True, initial=-1) + 1
+    if arrays is np and (rows == rows.max(initial=0)).all():
+        return int(rows.max(initial=0))
+    return rows.reshape((1,) * (len(whole) - rows.ndim) + rows.shape)
 
 
 def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:

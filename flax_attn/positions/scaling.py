@@ -89,9 +89,10 @@ class DynamicScaling(Scaling):
     Args:
       factor: how many times longer the sequences may be.
       original_length: the longest sequence of the training.
-      length: None takes for L the largest position of the call plus one, over all its batch
-        entries, known or traced. A number is L itself: keys that a cache holds, parts of a sequence
-        on several devices and calls of different lengths are then turned alike.
+      length: None takes for L the largest position of a row plus one, or where a layer's mask holds
+        `Segments` that of each document; transformers takes the largest of the whole batch. A
+        number is L itself: keys that a cache holds, parts of a sequence on several devices and
+        calls of different lengths are then turned alike.
 
     Raises:
       ValueError: if a factor or a length is not above zero.

@@ -96,8 +96,6 @@ def test_what_would_be_ignored_is_refused():
         with refused(ValueError, "clip_qkv must be a finite number above zero", f"got {bound}"):
             build(clip_qkv=bound)
     layer = build()
-    with pytest.raises(ValueError, match=r"positions .* rotary=None; build it with rotary="):
-        layer(X, positions=np.arange(7))
     with refused(TypeError, "valid must be boolean", "got int32"):
         layer(X, valid=VALID.astype(np.int32))
     with refused(ValueError, "valid must broadcast to *B T = (2, 7); got shape (3, 7)."):

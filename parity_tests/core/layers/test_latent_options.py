@@ -78,8 +78,6 @@ def test_what_would_be_ignored_is_refused():
         build(q_rank=0)
     with refused(ValueError, "Rules with dropout"):
         build(rules=Rules(dropout=Dropout(0.5, jax.random.key(0))))
-    with pytest.raises(ValueError, match=r"positions .* rotary=None; build it with rotary="):
-        layer(X.astype(np.float32), positions=np.arange(7))
     with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
         layer(X.astype(np.float32), empty="nan")
     without = nnx.eval_shape(lambda: build(q_rank=None))

@@ -1,0 +1,309 @@
+"""How the tokens of one call are numbered, and which number a mask, a score or a rotary reads.
+
+order     = a token's number among the real tokens of its row, as a cache counts
+position  = `positions=` where that is one number a token, else the order
+mask      = each part by slot, by order or by position, as its `reads` says
+score     = the same
+rotary    = positions, and the lengths of sequences where its rates depend on them
+
+Whatever gives the same by slot stays by slot, because kernels take no other numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from .._arrays import check_integers, near
+from .._checks import check_choice, of_tokens, valid_tokens
+from ..cache import Cache, PagedCache
+from ..layouts import positions_of
+from ..masks import Mask
+from ..masks.algebra import READS, parts_of
+from ..masks.answers import segments_of
+from ..masks.at_positions import asked_where, leaves_of
+from ..places import Positions, ended, goes_by_slot
+from ..positions import Rotary
+from ..positions.lengths import lengths_of
+from ..scores import AtPositions, Chain, Score
+
+
+class RotaryInput(NamedTuple):
+    """Positions of tokens, and the length of the sequence that each of them belongs to."""
+
+    positions: Any
+    lengths: Any
+
+
+RotaryPositions = Int[Array, "... T"] | RotaryInput | None  # what `rotary_input` gives
+
+
+class Numbers(NamedTuple):
+    """The numbers of the tokens of one call; None where they equal the slots.
+
+    Attributes:
+      by_order, by_position: numbers of queries and keys.
+      has_gaps: whether padding may stand between real tokens of a row, so that the distance of two
+        slots may not be that of their orders.
+      same_keys: whether the keys are the same tokens as the queries.
+      cached: whether a cache numbers queries and keys, by their order.
+      end: what `offset="end"` stands for.
+      unknown: rows, `*B`, whose positions a cache does not know although a mask or a score reads
+        them; None where there are none.
+    """
+
+    by_order: Positions | None = None
+    by_position: Positions | None = None
+    has_gaps: bool = False
+    same_keys: bool = True
+    cached: bool = False
+    end: Any = 0
+    unknown: Any = None
+
+    @property
+    def order(self) -> Int[Array, "*B T"] | None:
+        """The orders of the queries; None if they are their slots."""
+        return None if self.by_order is None else self.by_order.q
+
+    def of_first(self, queries: int) -> "Numbers":
+        """The numbers where only so many first tokens are queries."""
+
+        def of_first(positions: Positions | None) -> Positions | None:
+            return positions and replace(positions, q=jnp.asarray(positions.q)[..., :queries])
+
+        order, position = of_first(self.by_order), of_first(self.by_position)
+        return self._replace(by_order=order, by_position=position)
+
+    def mask(self, mask: Mask) -> Mask:
+        """`mask`, each part of which is given the numbers that it reads."""
+        if self.by_order is self.by_position is None:
+            return mask
+        return asked_where(mask, self._read_by, self.end)
+
+    def score(self, score: Score) -> Score:
+        """`score`, each part of which is given the numbers that it reads."""
+        if self.by_order is self.by_position is None:
+            return score
+        if isinstance(score, Chain):
+            return Chain(self.score(score.first), self.score(score.then))
+        positions = self._read_by(score)
+        return score if positions is None else AtPositions(ended(score, self.end), positions)
+
+    def distances(self) -> Int[Array, "*B T T"] | None:
+        """Order of the query less order of the key; None where slots are as far apart."""
+        if self.order is None or not self.has_gaps:
+            return None
+        return self.order[..., :, None] - self.order[..., None, :]
+
+    def outputs(self, o: Float[Array, "*B T N h"]) -> Float[Array, "*B T N h"]:
+        """What heads read, NaN in rows that are `unknown`."""
+        if self.unknown is None:
+            return o
+        return jnp.where(self.unknown[..., None, None, None], jnp.nan, o)
+
+    def _read_by(self, node: Mask | Score) -> Positions | None:
+        """What this mask or score is asked at in place of slots, or None."""
+        reads = reads_of(node)
+        if reads in ("slot", "nothing") or (self.cached and reads != "query position"):
+            return None
+        if reads in ("position", "query position"):
+            return self.by_position
+        # The order never falls along the slots: what comes first by the one does by the other.
+        by_slot = reads == "sequence" or (reads == "distance" and not self.has_gaps)
+        return None if self.same_keys and by_slot else self.by_order
+
+
+def reads_of(node: Mask | Score) -> str:
+    """Which number of a token a mask or a score reads; ValueError for a word that is none."""
+    if goes_by_slot(node):
+        return "slot"
+    check_choice(f"{type(node).__name__}.reads", node.reads, *READS)
+    return node.reads
+
+
+def _leaves_of(node: Mask | Score) -> Iterator[Mask | Score]:
+    """The masks or scores that a mask or a score is made of."""
+    if isinstance(node, Mask):
+        yield from leaves_of(node)
+    elif isinstance(node, Chain):
+        yield from (*_leaves_of(node.first), *_leaves_of(node.then))
+    else:
+        yield node
+
+
+def numbers_of(
+    x: Array,
+    valid: Bool[Array, "*#B T"] | None,
+    positions: Any = None,
+    *,
+    keys: int | None = None,
+    cache: Any = None,
+    readers: tuple[Mask | Score, ...] = (),
+) -> Numbers:
+    """The numbers of the tokens x, `*B T D`.
+
+    Args:
+      x: the tokens.
+      valid: which of them are real.
+      positions: one number a token, or None; see `one_a_token`.
+      keys: how many keys there are, which are other tokens, by slot; None if they are the queries.
+      cache: what is going to number queries and keys by their order, or None.
+      readers: masks and scores that a cache has to serve.
+
+    Raises:
+      ValueError: where positions are known not to be the orders that a cache knows, and are read.
+    """
+    alike, stores = keys is None and cache is None, isinstance(cache, Cache | PagedCache)
+    order, has_gaps = (None, False) if valid is None or stores else _order(x, valid)
+    by_order = order if order is None else _positions(order, alike)
+    by_position = by_order
+    if positions is not None and not _are_slots(positions, x.shape[-2], order):
+        by_position = _positions(positions, alike)
+    end: Any = 0
+    if keys is not None and valid is not None:
+        count = valid_tokens("valid", valid, x.shape[:-1]).sum(axis=-1, dtype=jnp.int32)
+        end = keys - count
+    unknown = None
+    if isinstance(cache, Cache | PagedCache) and positions is not None:
+        unknown = _unlike_order(positions, cache.next_places(x.shape[-2], valid), readers)
+    return Numbers(by_order, by_position, has_gaps, alike, cache is not None, end, unknown)
+
+
+def one_a_token(x: Array, positions: Any, rotary: Any) -> Any:
+    """`positions` if they are one number a token of x, `*B T D`, else None.
+
+    A rotary with axes takes several, and so do axes in front of those of the batch.
+    """
+    if positions is None or getattr(rotary, "axes", None) is not None:
+        return None
+    return None if jnp.ndim(positions) >= x.ndim else positions
+
+
+def _positions(numbers: Any, alike: bool) -> Positions:
+    """Numbers of the queries, and of the keys if these are the same tokens."""
+    check_integers("The call", positions=numbers)
+    return Positions(numbers, numbers if alike else None, all_present=True)
+
+
+def _are_slots(positions: Any, length: int, order: Any) -> bool:
+    """Whether positions are known to be 0, 1, 2, ..., and so is the order."""
+    if order is not None or not _is_known(positions) or np.shape(positions)[-1:] != (length,):
+        return False
+    return bool(
+        (np.asarray(positions) == np.broadcast_to(np.arange(length), positions.shape)).all()
+    )
+
+
+def _is_known(x: Any) -> bool:
+    """Whether the numbers of an array can be read while a program is traced."""
+    return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+
+
+def _order(x: Array, valid: Any) -> tuple[Any, bool]:
+    """The order of each token, and whether there may be padding between real ones.
+
+    Padding has the number of the real token before it, so that the order never falls. None where
+    padding is known to be at the right end alone: the orders are then the slots.
+    """
+    is_valid = valid_tokens("valid", valid, x.shape[:-1])  # *B T
+    places = positions_of(x, -2)  # of a layout, which token stands in each slot
+    slots = None if places is None else np.argsort(places)
+    has_gaps = True
+    if _is_known(valid):
+        real = np.broadcast_to(np.asarray(valid), is_valid.shape)
+        rises = np.diff((real if slots is None else real[..., slots]).astype(np.int8)) > 0
+        if places is None and not rises.any():
+            return None, False
+        starts = (real if slots is None else real[..., slots])[..., :1].sum(-1)
+        has_gaps = bool((rises.sum(-1) + starts > 1).any())
+    if slots is not None:
+        is_valid = is_valid[..., slots]
+    order = jnp.maximum(jnp.cumsum(is_valid, axis=-1, dtype=jnp.int32) - 1, 0)
+    return order if places is None else order[..., places], has_gaps
+
+
+def rotary_input(
+    x: Array, valid: Any, positions: Any, order: Any, mask: Mask, *rotaries: Any
+) -> Any:
+    """What rotaries are given at the tokens x, `*B T D`: positions, and lengths if they read them.
+
+    Args:
+      x: the tokens.
+      valid: which of them are real.
+      positions: as of the call.
+      order: of each token; None if it is its slot.
+      mask: that of the call, whose `Segments` say which documents a row holds.
+      rotaries: the functions that are given it; None for those that are not there.
+    """
+    rotary = next((x for x in rotaries if x is not None), None)
+    if rotary is None:
+        return None
+    if positions is None and order is not None:
+        positions = rotary.of_places(order) if isinstance(rotary, Rotary) else order
+    if not any(isinstance(x, Rotary) and x.needs_length for x in rotaries):
+        return positions
+    documents = documents_of(x, valid, mask)
+    if documents.are_rows:
+        return positions
+    several = getattr(rotary, "axes", None) is not None
+    return RotaryInput(positions, lengths_of(positions, x.shape[:-1], *documents, several))
+
+
+class Documents(NamedTuple):
+    """Which tokens are real, and the document of each, both `*B T`; None for all, and for one."""
+
+    valid: Bool[Array, "*B T"] | None
+    ids: Int[Array, "*B T"] | None
+
+    @property
+    def are_rows(self) -> bool:
+        """Whether each row is one document without padding."""
+        return self.valid is None and self.ids is None
+
+
+def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
+    """The documents of the tokens x, `*B T D`, by the `Segments` of a mask."""
+    real = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
+    packed = [ids[0] for ids in map(segments_of, parts_of(mask)) if ids is not None]
+    ids = of_tokens("Segments", jnp.asarray(packed[0]), x.shape[:-1]) if packed else None
+    return Documents(real, ids)
+
+
+def rotated(rotary: Any, x: Array, positions: Any) -> Array:
+    """Heads x, rotated by `rotary` at what `rotary_input` gave."""
+    if not isinstance(positions, RotaryInput):
+        return rotary(x, positions)
+    if isinstance(rotary, Rotary):
+        return rotary(x, positions.positions, positions.lengths)
+    return rotary(x, positions.positions)
+
+
+def _unlike_order(
+    positions: Any, places: Int[Array, "*B T"], nodes: tuple[Mask | Score, ...]
+) -> Bool[Array, "*B"] | None:
+    """Rows whose positions are not the orders that a cache knows, where a mask or score reads them.
+
+    None where nothing reads them, or they are known to be the same.
+
+    Raises:
+      ValueError: where they are known to differ.
+    """
+    parts = [part for node in nodes for part in _leaves_of(node)]
+    readers = [part for part in parts if reads_of(part) == "position"]
+    if not readers:
+        return None
+    positions = of_tokens("positions", near(positions), places.shape)
+    unlike = ((places >= 0) & (positions != places)).any(axis=-1)
+    if isinstance(unlike, Tracer):
+        return unlike
+    if unlike.any():
+        raise ValueError(
+            f"{type(readers[0]).__name__} reads positions, and a cache knows its keys by their "
+            "order alone: beside a cache, positions must count the real tokens of a row. Leave "
+            "positions out, or cache each document in a row of its own."
+        )
+    return None

@@ -1,0 +1,50 @@
+"""The length of the sequence that each token belongs to, for rates that depend on it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from .._arrays import mapped
+
+
+def lengths_of(
+    positions: Any,
+    shape: tuple[int, ...],
+    valid: Bool[Array, "*B T"] | None = None,
+    ids: Int[Array, "*B T"] | None = None,
+    several: bool = False,
+) -> Int[Array, "*B T"]:
+    """Of each token the largest position of its row plus one, or of its document.
+
+    Args:
+      positions: integers that broadcast to `*B T`, with `several` to `A *B T`; None counts the
+        tokens of each row or document.
+      shape: the sizes `*B T`.
+      valid: which tokens are real; the others do not count.
+      ids: the document of each token; None for one in each row.
+      several: whether each token has A positions, of which the largest counts.
+
+    >>> ids = jnp.asarray([7, 7, 7, 2, 2])
+    >>> lengths_of(None, (5,), ids=ids).tolist(), lengths_of(jnp.arange(5), (5,)).tolist()
+    ([3, 3, 3, 2, 2], [5, 5, 5, 5, 5])
+    """
+    ids = jnp.zeros(shape, jnp.int32) if ids is None else ids
+    is_valid = jnp.ones(shape, bool) if valid is None else valid
+    if positions is None:
+        counts, join = is_valid.astype(jnp.int32), jax.ops.segment_sum
+    else:
+        positions = jnp.asarray(positions)
+        positions = positions.max(axis=0) if several else positions
+        positions = positions.reshape((1,) * (len(shape) - positions.ndim) + positions.shape)
+        counts = jnp.where(is_valid, jnp.broadcast_to(positions, shape) + 1, 0)
+        join = jax.ops.segment_max
+
+    def of_row(counts: Array, ids: Array) -> Array:
+        order = jnp.argsort(ids)
+        starts = jnp.diff(ids[order], prepend=ids[order][:1]) != 0
+        document = jnp.zeros_like(order).at[order].set(jnp.cumsum(starts))
+        return join(counts, document, num_segments=len(ids))[document]
+
+    return jnp.maximum(mapped(of_row, len(shape) - 1)(counts, ids), 1)

@@ -1,0 +1,200 @@
+"""Padding and packing: every row and every document gives what it gives alone, cached or not."""
+
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flax_attn.layers
+from flax_attn import CAUSAL, FULL, Causal, Segments, Window
+from flax_attn.parity import judge
+from parity_tests.core.backends.refusal import refused
+from parity_tests.core.cache.cuts import same
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.tables import with_nightly
+
+from .numbered import (
+    CACHED,
+    COUNTS,
+    LAYERS,
+    OF_LENGTH,
+    OF_POSITIONS,
+    OTHERS,
+    RECURRENT,
+    D,
+    Program,
+    T,
+    extra,
+    is_recurrent,
+    program,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+X = np.random.RandomState(0).standard_normal((len(COUNTS), T, D))
+EVERY = range(8 * len(LAYERS))
+CUTS = ((9,), (1, 5, 3), (4, 5))
+
+
+def runner(layer: nnx.Module, seed: int, **fixed: Any) -> Any:
+    """The layer's call as one compiled function of arrays."""
+    graph, state = nnx.split(layer)
+
+    @jax.jit
+    def run(state, x, cache=None, **numbers):
+        layer = nnx.merge(graph, state)
+        given = {k: v for k, v in {**fixed, **numbers}.items() if v is not None}
+        tokens = {k: v for k, v in given.items() if k in ("valid", "positions")}
+        more = extra(layer, x, seed, **tokens)
+        if cache is not None:
+            more["cache"] = cache
+        return layer(x, **given, **more)
+
+    def called(x, *args, **numbers):
+        with jax.numpy_dtype_promotion("standard"):  # nnx's own norms cannot run under strict
+            return run(state, jnp.asarray(x), *args, **numbers)
+
+    return called
+
+
+def alone(run: Any, program: Program, valid: np.ndarray, positions: Any) -> np.ndarray:
+    """The outputs of each row's real tokens by themselves; zeros elsewhere."""
+    found = np.zeros(X.shape)
+    for row, real in enumerate(valid):
+        at = None if positions is None else positions[row][real]
+        y = run(X[row][real], positions=at)
+        found[row, real] = np.asarray(y) if program.layer != "class" else np.asarray(y)[0]
+    return found
+
+
+def told(program: Program, found: Any, valid: np.ndarray) -> np.ndarray:
+    """The outputs, in the form of `alone`; the class token is a row's first real one."""
+    found = np.asarray(found)
+    return np.where(valid[..., None], found, 0) if program.layer == "class" else found
+
+
+@pytest.mark.parametrize("seed", with_nightly(EVERY, commit=19))
+def test_a_padded_row_is_what_it_is_alone(seed):
+    drawn = program(seed)
+    valid, positions = drawn.valid(), drawn.places()
+    if drawn.layer == "class":  # its first slot holds the class token
+        valid[:, 0] = True
+    layer = drawn.build()
+    masked = drawn.masked()
+    want = alone(runner(layer, seed, **masked), drawn, valid, positions)
+    x = np.where(valid[..., None], X, np.nan)
+    known = runner(layer, seed, **masked, valid=valid, positions=positions)(x)
+    traced = runner(layer, seed, **masked)(x, valid=valid, positions=positions)
+    for found in (known, traced):
+        assert same(told(drawn, found, valid), want), drawn
+
+
+OF_CACHES = [seed for seed in EVERY if program(seed).layer in (*CACHED, *RECURRENT)]
+
+
+@pytest.mark.parametrize("seed", with_nightly(OF_CACHES, commit=17))
+def test_a_padded_row_is_the_same_in_every_cut_of_a_cache(seed):
+    drawn = program(seed)
+    if drawn.mask in OF_POSITIONS or drawn.score == "function of positions":
+        drawn = drawn._replace(positions="none")
+    if drawn.mask == "end":  # refused beside a cache, which has no last slot
+        drawn = drawn._replace(mask="all")
+    valid, positions = drawn.valid(), drawn.places()
+    layer, masked = drawn.build(), drawn.masked()
+    want = alone(runner(layer, seed, **masked), drawn, valid, positions)
+    x, step = np.where(valid[..., None], X, np.nan), runner(layer, seed, **masked)
+    looks_ahead = drawn.mask in ("both sides", "prefix")
+    for cut in CUTS[:1] if drawn.rotary in OF_LENGTH or looks_ahead else CUTS:
+        cache, out = layer.init_cache(len(COUNTS), T), []
+        for start, stop in zip(np.cumsum((0, *cut)), np.cumsum(cut), strict=False):
+            some = {"valid": valid[:, start:stop]}
+            if positions is not None:
+                some["positions"] = positions[:, start:stop]
+            elif drawn.layer == "later":  # whose keys another layer makes
+                some["positions"] = jnp.maximum(cache.next_places(stop - start, some["valid"]), 0)
+            y, cache = step(x[:, start:stop], cache, **some)
+            out.append(y)
+        assert same(np.concatenate(out, 1), want), (drawn, cut)
+
+
+LENGTHS = (4, 1, 4)
+
+
+@pytest.mark.parametrize("seed", with_nightly(EVERY, commit=17))
+def test_a_packed_document_is_what_it_is_alone(seed):
+    drawn = program(seed)._replace(positions="restart")
+    if drawn.layer in ("longformer", "class"):
+        pytest.skip("the layer takes no mask, or one query")
+    if drawn.mask == "function":  # by the order, in which documents follow each other
+        drawn = drawn._replace(mask="function of positions")
+    if drawn.score == "function":
+        drawn = drawn._replace(score="function of positions")
+    layer, masked, ids = drawn.build(), drawn.masked(), np.repeat((3, 1, 2), LENGTHS)
+    packed = {"mask": masked.get("mask", CAUSAL) & Segments(ids)}
+    found = runner(layer, seed, **packed)(X, positions=drawn.places(LENGTHS))
+    run, ends = runner(layer, seed, **masked), np.cumsum((0, *LENGTHS))
+    for start, stop in pairwise(ends):
+        want = run(X[:, start:stop], positions=np.arange(stop - start))
+        assert same(found[:, start:stop], want), drawn
+    if is_recurrent(layer):
+        assert same(found, runner(layer, seed, segments=ids)(X))
+
+
+@pytest.mark.parametrize("kind", ["tie", "fall", "jump", "below zero"])
+def test_positions_never_change_whom_a_causal_mask_shows(kind):
+    drawn = program(0)._replace(positions=kind, rotary="none", score="alibi", mask="window")
+    layer, run = drawn.build(), runner(drawn.build(), 0, **drawn.masked())
+    assert layer.rotary is None
+    assert same(run(X, positions=drawn.places()), run(X))
+
+
+@pytest.mark.parametrize("name", with_nightly(RECURRENT, commit=4))
+def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
+    """And says what it takes, where it cannot show what a mask asks for."""
+    layer, ids = program(list(LAYERS).index(name)).build(), np.repeat((0, 1, 2), 3)
+    run = runner(layer, 0, segments=ids)
+    packed = runner(layer, 0, mask=Segments(ids) & CAUSAL)
+    at = np.arange(3 * T).reshape(3, 1, T)  # as a rotary with three axes is given
+    assert judge.exact(packed(X, positions=at), run(X)).ok
+    assert judge.exact(runner(layer, 0, mask=CAUSAL)(X), runner(layer, 0)(X)).ok
+    for mask in (FULL, CAUSAL & Window(3, 0), Segments(ids), Causal(1), np.tri(T, dtype=bool)):
+        with refused(ValueError, "takes mask=CAUSAL or mask=CAUSAL & Segments(ids); got "):
+            layer(X, mask=mask)
+    with refused(ValueError, "given twice"):
+        layer(X, mask=CAUSAL & Segments(ids), segments=ids)
+
+
+def test_positions_that_nothing_reads_are_taken_in_silence():
+    """Also several for each token, which the layers with a rotary of such a model read."""
+    layer = program(0)._replace(rotary="none", score="alibi", mask="window").build()
+    run = runner(layer, 0)
+    for at in (np.arange(T) * 7, np.full((len(COUNTS), T), 3), np.ones((3, len(COUNTS), T), int)):
+        assert same(run(X, positions=at), run(X))
+
+
+def test_every_layer_that_is_told_of_padding_is_tried():
+    """A layer that comes later has to be added to `LAYERS`, or to `OTHERS` with its reason."""
+    layers = {name: x for name, x in vars(flax_attn.layers).items() if isinstance(x, type)}
+    told = {
+        name
+        for name, layer in layers.items()
+        if {"valid", "positions"} & {*inspect.signature(layer.__call__).parameters}
+    }
+    tried = {build.func.__name__ for build in LAYERS.values()}
+    assert told == tried | set(OTHERS)
+
+
+def test_positions_that_a_cache_does_not_know_are_refused_beside_chunks():
+    drawn = program(0)._replace(layer="grouped", mask="chunks", rotary="plain", score="none")
+    layer, ids = drawn.build(), np.asarray([0, 1, 2, 0, 1])
+    cache = layer.init_cache(len(COUNTS), T)
+    with refused(ValueError, "Chunked reads positions", "count the real tokens of a row"):
+        layer(X[:, :5], cache=cache, positions=ids, **drawn.masked())
+    y, _ = runner(layer, 0, **drawn.masked())(X[:, :5], cache, positions=ids)
+    assert np.isnan(y).all()  # what is known only when the program runs
+    y, _ = layer(X[:, :5], cache=cache, positions=np.arange(5), **drawn.masked())
+    assert same(y, layer(X[:, :5], **drawn.masked()))
