@@ -29,9 +29,7 @@ def register(cls: type) -> None:
     name = _name(cls)
     names = getattr(import_module("jax._src.export._export"), "deserialization_registry", {})
     names.pop(name, None)
-    with contextlib.suppress(
-        ValueError
-    ):  # should jax keep its names elsewhere
+    with contextlib.suppress(ValueError):  # should jax keep its names elsewhere
         export.register_pytree_node_serialization(
             cls,
             serialized_name=name,

@@ -4,8 +4,10 @@ import math
 from typing import Any, Unpack
 
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
+from .._types import wide
 from ..by_weights import attend_by_weights
 from ..normalisers import sigmoid
 from ..scores import Additive
@@ -58,6 +60,15 @@ class SigmoidAttention(WeightsAttention):
 
     def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
         """Weights of any sum, each of its own score."""
-        bias = -math.log(max(q.shape[-3], 1)) if self.logit_bias is None else self.logit_bias
+        bias = self.logit_bias
+        if bias is None:
+            bias = _start_bias(q.shape[-3], wide(q.dtype))
         how["score"] >>= Additive(jnp.full((1, 1, 1), bias, q.dtype))
         return attend_by_weights(q, k, v, normalise=sigmoid, **how)
+
+
+def _start_bias(length: Any, dtype: Any) -> Any:
+    """`-log S`: a number, unless `jax.export` left the length open."""
+    if is_symbolic_dim(length):
+        return -jnp.log(jnp.asarray(length, dtype))
+    return -math.log(max(length, 1))

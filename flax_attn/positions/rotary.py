@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Int
 
 from .._types import frozen, wide
@@ -41,7 +42,8 @@ def rotary_angles(
 def _rates(base: Any, width: int, scaling: Scaling | None, length: Any, dtype: Any) -> Rates:
     """The rates of `width` components, by numpy in float64 unless the base is an array."""
     if scaling is not None:
-        return scaling.rates(base, width, length)
+        is_open = is_symbolic_dim(length)
+        return scaling.rates(base, width, jnp.asarray(length, dtype) if is_open else length)
     if isinstance(base, int | float | np.generic):
         return plain_rates(base, width)
     return jnp.asarray(base, dtype) ** -jnp.asarray(exponents(width), dtype)
@@ -235,16 +237,15 @@ def _length(positions: Any, length: int, dtype: Any) -> Any:
 def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
     """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; 0 ... T - 1 unless given."""
     if axes is None:
-        return _aligned(
-            jnp.asarray(np.arange(whole[-1]) if positions is None else positions), whole
-        )
+        counted = _counted(whole[-1:]) if positions is None else positions
+        return _aligned(jnp.asarray(counted), whole)
     if positions is None and isinstance(axes, Axial):
         raise ValueError(
             f"Axial needs positions of shape ({axes.count}, *batch, length): the row and the "
             "column of each token; got none."
         )
     if positions is None:
-        positions = np.broadcast_to(np.arange(whole[-1]), (axes.count, whole[-1]))
+        positions = _counted((axes.count, whole[-1]))
     positions = jnp.asarray(positions)
     if positions.ndim < 2 or positions.shape[0] != axes.count:
         raise ValueError(
@@ -253,6 +254,12 @@ def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, 
         )
     aligned = _aligned(positions[0], whole)
     return positions.reshape(axes.count, *aligned.shape)
+
+
+def _counted(shape: tuple[Any, ...]) -> Any:
+    """0 ... T - 1 along the last axis: known, unless `jax.export` left the length open."""
+    arrays = jnp if is_symbolic_dim(shape[-1]) else np
+    return arrays.broadcast_to(arrays.arange(shape[-1]), shape)
 
 
 def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:
