@@ -3,14 +3,14 @@
 from typing import Any, Unpack
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .._arrays import up_to
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ..positions.relative import deberta_rows
+from ..positions.relative import Indices, deberta_rows
 from ..scores import Additive
 from ._common import as_attribute, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
@@ -91,13 +91,13 @@ class DisentangledAttention(nnx.Module):
             self.pos_query_proj = house.linear(in_features, in_features)
         self.dropout = house.attention_dropout()
 
-    def rows(self, queries: int, keys: int) -> np.ndarray:
+    def rows(self, queries: int, keys: int) -> Indices:
         """The row of the embeddings for each query and key, `T S`."""
         if self.buckets is not None:
             how = {"buckets": self.buckets, "max_distance": self.max_positions}
             return deberta_rows(queries, keys, **how)
-        distance = np.arange(queries)[:, None] - np.arange(keys)
-        return np.clip(distance + self.max_positions, 0, self.embeddings - 1)
+        distance = up_to(queries)[:, None] - up_to(keys)[None]
+        return (distance + self.max_positions).clip(0, self.embeddings - 1)
 
     def __call__(
         self,
@@ -156,9 +156,9 @@ class DisentangledAttention(nnx.Module):
         return sum(parts[1:], start=parts[0])
 
 
-def _picked(x: Float[Array, "*B N T R"], rows: np.ndarray) -> Float[Array, "*B N T S"]:
+def _picked(x: Float[Array, "*B N T R"], rows: Indices) -> Float[Array, "*B N T S"]:
     """`x[..., t, rows[t, s]]`."""
-    return x[..., np.arange(len(rows))[:, None], rows]
+    return x[..., up_to(rows.shape[0])[:, None], rows]
 
 
 def _known(terms: tuple[str, ...]) -> tuple[str, ...]:

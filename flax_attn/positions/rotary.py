@@ -7,6 +7,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Int
 
+from .._arrays import up_to
 from .._types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
@@ -258,8 +259,9 @@ def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, 
 
 def _counted(shape: tuple[Any, ...]) -> Any:
     """0 ... T - 1 along the last axis: known, unless `jax.export` left the length open."""
-    arrays = jnp if is_symbolic_dim(shape[-1]) else np
-    return arrays.broadcast_to(arrays.arange(shape[-1]), shape)
+    counted = up_to(shape[-1])
+    arrays = np if isinstance(counted, np.ndarray) else jnp
+    return arrays.broadcast_to(counted, shape)
 
 
 def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:

@@ -110,7 +110,8 @@ def _scan_blocks(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) ->
         return jnp.moveaxis(y.reshape(*y.shape[:-2], count, BLOCK, y.shape[-1]), -3, 0)
 
     def one(state: jax.Array, block: Any) -> tuple[jax.Array, jax.Array]:
-        h = _scan(*block, state, reverse)
+        x, a = block
+        h = _scan(x, a, state, reverse)
         return h[..., 0 if reverse else -1, :], h
 
     tokens = (blocks(x, 0), blocks(a, 1))  # padding leaves the state as it is

@@ -7,9 +7,19 @@ import pytest
 from flax import nnx
 from jax import export
 
-from flax_attn import DynamicScaling, GroupedQueryAttention, LongRope, Rotary, Sections
+from flax_attn import (
+    DisentangledAttention,
+    DynamicScaling,
+    GroupedQueryAttention,
+    LinearAttention,
+    LongRope,
+    MultiHeadAttention,
+    Rotary,
+    Sections,
+)
 from flax_attn.layers._recurrent import Recurrent
 from flax_attn.parity import judge
+from parity_tests.core.backends.refusal import told
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
 from parity_tests.core.layers.test_common_arguments import build
@@ -96,6 +106,35 @@ def test_a_step_of_an_open_batch(name):
             want = run(state, inputs_of(name, batch, 1), cache=cache)
             check_alike(program.call(state, inputs_of(name, batch, 1), cache=cache), want)
             cache = want[1]
+
+
+@pytest.mark.parametrize("buckets", [None, 4])
+def test_distances_of_an_open_length(buckets):
+    sizes = {"max_positions": 8, "buckets": buckets}
+    layer = DisentangledAttention(12, 3, **sizes, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    rows = jnp.asarray(normal(1, 8 if buckets else 16, 12))
+    graph, state = nnx.split(layer)
+    run = jax.jit(lambda state, x: nnx.merge(graph, state)(x, rows))
+    x = jnp.asarray(normal(0, 2, 5, 12))
+    program = export.export(run)(state, opened(x, *export.symbolic_shape("b, t")))
+    check_alike(program.call(state, x), run(state, x))
+
+
+def test_linear_attention_takes_an_open_length():
+    layer = LinearAttention(12, 3, 4, causal=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    check_open(layer, lambda b, t: {"x": jnp.asarray(normal(0, b, t, 12))}, [(2, 5), (1, 70)])
+
+
+def test_a_context_says_how_an_open_length_fits_it():
+    layer = MultiHeadAttention(12, 12, 6, 0.0, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    run, state = program_of(layer)
+    for constraints in ([], ["t >= 2"]):
+        sizes = export.symbolic_shape("b, t", constraints=constraints)
+        with told(ValueError, "context_length=6", "open length t", 'constraints=["t <= 6"]'):
+            export.export(run)(state, opened({"x": jnp.ones((1, 1, 12))}, *sizes))
+    sizes = export.symbolic_shape("b, t", constraints=["t <= 6"])
+    x = {"x": jnp.asarray(normal(0, 2, 5, 12))}
+    check_alike(export.export(run)(state, opened(x, *sizes)).call(state, x), run(state, x))
 
 
 FACTORS = (1.0, 2.0), (3.0, 4.0)
