@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.export import is_symbolic_dim
 
 from ._types import Sizes
 
@@ -115,6 +116,11 @@ def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many of the first sizes are the same."""
     least = min(len(a), len(b))
     return next((i for i in range(least) if a[i] != b[i]), least)
+
+
+def up_to(length: Any) -> Any:
+    """0 ... length - 1: by numpy, or by jax where `jax.export` left the length open."""
+    return jnp.arange(length) if is_symbolic_dim(length) else np.arange(length)
 
 
 def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:

@@ -40,7 +40,15 @@ def check_image(name: str, x: Any, width: int) -> jax.Array:
 
 def check_context(length: int, context_length: int) -> None:
     """ValueError if a sequence is longer than the layer's context."""
-    if length > context_length:
+    try:
+        is_longer = length > context_length
+    except jax.errors.InconclusiveDimensionOperation:  # an open length of `jax.export`
+        raise ValueError(
+            f"The layer was built for at most context_length={context_length} tokens; got the open "
+            f"length {length}: say that it fits by "
+            f'jax.export.symbolic_shape(..., constraints=["{length} <= {context_length}"]).'
+        ) from None
+    if is_longer:
         raise ValueError(
             f"The layer was built for at most context_length={context_length} tokens; got {length}."
         )

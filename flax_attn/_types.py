@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ._exported import register
+
 C = TypeVar("C", bound=type)
 _PLAIN = (type(None), bool, int, float, complex, str, np.generic)
 
@@ -59,7 +61,7 @@ def frozen(cls: C) -> C:
 
     Arrays (and pytrees of them) are leaves; plain Python values, tuples of them and functions are
     structure, so a jitted function that takes such an object is traced once per structure, not once
-    per object.
+    per object. `jax.export` writes them to its files, unless a field is a function.
 
     Args:
       cls: a class whose fields are annotated, such as a subclass of `Mask` or `Score`.
@@ -83,6 +85,7 @@ def frozen(cls: C) -> C:
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
+    register(cls)
     return cls
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
+from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 
 # The points inside attention. They hold no weights; a rule may say where Flax taps them.
 POINTS = ("query", "key", "value", "scores", "weights", "context")
@@ -38,11 +40,38 @@ def listening() -> bool:
 def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.
 
-    If `hear` returns a value, it replaces the tap's value; None keeps it. Under `jax.jit`, open the
-    block inside the traced function and return the collected values.
+    If `hear` returns a value, it replaces the tap's value; None keeps it. Under `jax.jit`, in a
+    scan, under remat or vmap, open the block inside the traced function and return the collected
+    values: those of one trace cannot be read outside of it. A `hear` is called in every trace: it
+    may replace values there and note names and shapes, as under `jax.eval_shape`, but must keep no
+    values.
+
+    Raises:
+      ValueError: without `hear`, by a tap inside a transformation that began after the block was
+        opened.
+
+    >>> import jax.numpy as jnp
+    >>> def weights(x):
+    ...     with listen() as heard:
+    ...         _ = tap("weights", x / x.sum())
+    ...     return dict(heard)["weights"]
+    >>> jax.vmap(weights)(jnp.asarray([[1.0, 3.0]])).tolist()
+    [[0.25, 0.75]]
     """
     heard: list[tuple[str, jax.Array]] = []
-    token = _listener.set(hear or (lambda name, value: heard.append((name, value))))
+    opened_in = get_opaque_trace_state()
+
+    def collect(name: str, value: jax.Array) -> None:
+        if isinstance(value, Tracer) and get_opaque_trace_state() != opened_in:
+            raise ValueError(
+                f"The tap {name!r} is inside a transformation (scan, remat, vmap, grad, cond or "
+                "jit) that began after listen() was opened, so its value cannot leave it. Open "
+                "listen inside the function that is transformed, and return the values from there: "
+                "dict(heard)[name]."
+            )
+        heard.append((name, value))
+
+    token = _listener.set(hear or collect)
     try:
         yield heard
     finally:

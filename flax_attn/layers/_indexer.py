@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import min_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import mapped
@@ -62,7 +63,7 @@ class Indexer(nnx.Module):
         scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
         may = visible(seen, x, x)  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
-        best = _highest(scores, min(self.top_k, x.shape[-2]))  # *B T I
+        best = _highest(scores, min_dim(self.top_k, x.shape[-2]))  # *B T I
         # An index beside sharded axes has to be mapped over them.
         chosen = mapped(partial(_marked, length=x.shape[-2]), best.ndim - 1)
         return chosen(best) & may

@@ -3,14 +3,14 @@
 from typing import Any, Unpack
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import up_to
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ..positions.relative import deberta_buckets
+from ..positions.relative import Indices, deberta_buckets
 from ..scores import Additive
 from ._common import as_attribute, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
@@ -91,9 +91,9 @@ class DisentangledAttention(nnx.Module):
             self.pos_query_proj = house.linear(in_features, in_features)
         self.dropout = house.attention_dropout()
 
-    def rows(self, queries: int, keys: int) -> np.ndarray:
+    def rows(self, queries: int, keys: int) -> Indices:
         """The row of the embeddings for each query and key, `T S`."""
-        return self._rows_at(np.arange(queries)[:, None] - np.arange(keys))
+        return self._rows_at(up_to(queries)[:, None] - up_to(keys)[None])
 
     def _rows_of(self, distances: Int[Array, "*B T T"] | None, length: int) -> Any:
         """The row of the embeddings for each pair; those of slots unless distances are given."""
@@ -171,10 +171,10 @@ class DisentangledAttention(nnx.Module):
         return sum(parts[1:], start=parts[0])
 
 
-def _picked(x: Float[Array, "*B N T R"], rows: Any) -> Float[Array, "*B N T S"]:
+def _picked(x: Float[Array, "*B N T R"], rows: Indices) -> Float[Array, "*B N T S"]:
     """`x[..., t, rows[t, s]]`, the rows the same for all or of each batch entry."""
     if rows.ndim == 2:
-        return x[..., np.arange(len(rows))[:, None], rows]
+        return x[..., up_to(rows.shape[0])[:, None], rows]
     return jnp.take_along_axis(x, rows[..., None, :, :], axis=-1)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float
 
 from .._checks import check_input, check_positive
@@ -65,7 +66,7 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     Memory grows with T, not with its square: within a chunk all pairs, before it the state.
     """
     length = q.shape[-3]
-    chunk = min(CHUNK, max(length, 1))
+    chunk = CHUNK if is_symbolic_dim(length) else min(CHUNK, max(length, 1))
     pieces = [_chunked(x, chunk) for x in (q, k, v)]
     start = empty(q.shape[:-3], q.shape[-2], q.shape[-1], q.dtype)
     past = jnp.tril(jnp.ones((chunk, chunk), q.dtype))
@@ -87,10 +88,10 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def _chunked(x: jax.Array, chunk: int) -> jax.Array:
     """`*B T N H` as `C *B chunk N H`, padded with keys of no weight."""
-    pad = [(0, 0)] * (x.ndim - 3) + [(0, -x.shape[-3] % chunk), (0, 0), (0, 0)]
-    x = jnp.pad(x, pad)
-    chunks = (x.shape[-3] // chunk, chunk)
-    return jnp.moveaxis(x.reshape(*x.shape[:-3], *chunks, *x.shape[-2:]), -4, 0)
+    count = -(-x.shape[-3] // chunk)
+    more = count * chunk - x.shape[-3]
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(0, more), (0, 0), (0, 0)])
+    return jnp.moveaxis(x.reshape(*x.shape[:-3], count, chunk, *x.shape[-2:]), -4, 0)
 
 
 class LinearAttention(nnx.Module):

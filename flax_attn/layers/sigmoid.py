@@ -4,8 +4,10 @@ import math
 from typing import Any, Unpack
 
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
+from .._types import wide
 from ..by_weights import attend_by_weights
 from ..normalisers import sigmoid
 from ..positions.lengths import lengths_of
@@ -67,9 +69,16 @@ class SigmoidAttention(WeightsAttention):
         """Weights of any sum, each of its own score."""
         bias = self.logit_bias
         if bias is None and documents.are_rows:
-            bias = -math.log(max(q.shape[-3], 1))
+            bias = _start_bias(q.shape[-3], wide(q.dtype))
         if bias is None:
             counts = lengths_of(None, q.shape[:-2], *documents)  # *B T
             bias = -jnp.log(counts.astype(q.dtype))[..., None, :, None]  # *B 1 T 1
         how["score"] >>= Additive(jnp.asarray(bias, q.dtype).reshape(jnp.shape(bias) or (1, 1, 1)))
         return attend_by_weights(q, k, v, normalise=sigmoid, **how)
+
+
+def _start_bias(length: Any, dtype: Any) -> Any:
+    """`-log S`: a number, unless `jax.export` left the length open."""
+    if is_symbolic_dim(length):
+        return -jnp.log(jnp.asarray(length, dtype))
+    return -math.log(max(length, 1))

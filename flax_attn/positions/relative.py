@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._arrays import is_count, reshaped
+from .._arrays import is_count, reshaped, up_to
 from .._checks import check_choice
 from .scaling import plain_rates
 
@@ -90,10 +90,8 @@ def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> In
     return _xp(distance).sign(distance) * _bucket(abs(distance), single + 1, edges)
 
 
-def deberta_rows(
-    queries: int, keys: int, *, buckets: int, max_distance: int
-) -> Int[np.ndarray, "T S"]:
-    """The row of DeBERTa-v2's table of 2 buckets rows that c2p and p2c read for each pair.
+def deberta_rows(queries: int, keys: int, *, buckets: int, max_distance: int) -> Indices:
+    """The row, `T S`, of DeBERTa-v2's table of 2 buckets rows that c2p and p2c read for each pair.
 
     Args:
       queries, keys: lengths, T and S.
@@ -102,9 +100,9 @@ def deberta_rows(
     >>> deberta_rows(2, 3, buckets=4, max_distance=16).tolist()
     [[4, 3, 2], [5, 4, 3]]
     """
-    distance = np.arange(queries)[:, None] - np.arange(keys)
+    distance = up_to(queries)[:, None] - up_to(keys)[None]
     offsets = deberta_buckets(distance, buckets=buckets, max_distance=max_distance)
-    return np.clip(offsets + buckets, 0, 2 * buckets - 1)
+    return (offsets + buckets).clip(0, 2 * buckets - 1)
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._arrays import mapped
+from .._arrays import mapped, up_to
 from .._types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
@@ -263,16 +263,15 @@ def _lengths(positions: Any, whole: tuple[int, ...], axes: Sections | Axial | No
 def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
     """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; 0 ... T - 1 unless given."""
     if axes is None:
-        return _aligned(
-            jnp.asarray(np.arange(whole[-1]) if positions is None else positions), whole
-        )
+        counted = _counted(whole[-1:]) if positions is None else positions
+        return _aligned(jnp.asarray(counted), whole)
     if positions is None and isinstance(axes, Axial):
         raise ValueError(
             f"Axial needs positions of shape ({axes.count}, *batch, length): the row and the "
             "column of each token; got none."
         )
     if positions is None:
-        positions = np.broadcast_to(np.arange(whole[-1]), (axes.count, whole[-1]))
+        positions = _counted((axes.count, whole[-1]))
     positions = jnp.asarray(positions)
     if positions.ndim < 2 or positions.shape[0] != axes.count:
         raise ValueError(
@@ -281,6 +280,13 @@ def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, 
         )
     aligned = _aligned(positions[0], whole)
     return positions.reshape(axes.count, *aligned.shape)
+
+
+def _counted(shape: tuple[Any, ...]) -> Any:
+    """0 ... T - 1 along the last axis: known, unless `jax.export` left the length open."""
+    counted = up_to(shape[-1])
+    arrays = np if isinstance(counted, np.ndarray) else jnp
+    return arrays.broadcast_to(counted, shape)
 
 
 def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:

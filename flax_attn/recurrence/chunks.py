@@ -73,9 +73,10 @@ def _split(tokens: Any, chunk: int) -> Any:
     """`*B T N X` as `C *B N chunk X`, with tokens at the end that neither write nor decay."""
 
     def one(x: jax.Array) -> jax.Array:
-        pad = [(0, 0)] * (x.ndim - 3) + [(0, -x.shape[-3] % chunk), (0, 0), (0, 0)]
-        x = jnp.pad(x, pad)
-        x = x.reshape(*x.shape[:-3], x.shape[-3] // chunk, chunk, *x.shape[-2:])
+        count = -(-x.shape[-3] // chunk)  # which jax.export knows to fill the chunks
+        more = count * chunk - x.shape[-3]
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(0, more), (0, 0), (0, 0)])
+        x = x.reshape(*x.shape[:-3], count, chunk, *x.shape[-2:])
         return jnp.swapaxes(jnp.moveaxis(x, -4, 0), -3, -2)
 
     return jax.tree.map(one, tokens)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import varying_alike
@@ -12,6 +13,7 @@ from .._types import wide
 from ..sharding.rows import by_rows
 from .documents import begins, check_segments
 
+BLOCK = 128  # tokens taken at once where jax.export left the length open
 AXES = {"x": "*td", "log_decay": "*td", "segments": "*t", "valid": "*t", "state": "*d"}
 
 
@@ -26,8 +28,9 @@ def elementwise_recurrence(
     """`h_t = exp(log_decay_t) h_(t-1) + x_t` for each component; all h and the last one.
 
     Computed in float32 or wider by an associative scan, so in about log T steps. The backward pass
-    is another such scan, and keeps h and the decay. Outputs have the dtype of x, the state is
-    float32 or wider.
+    is another such scan, and keeps h and the decay. A length that `jax.export` left open is taken
+    in blocks of 128 tokens, one after another. Outputs have the dtype of x, the state is float32 or
+    wider.
 
     Args:
       x: what is added.
@@ -84,6 +87,8 @@ def _recur(x: jax.Array, a: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _scan(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Array:
+    if is_symbolic_dim(x.shape[-2]):
+        return _scan_blocks(x, a, start, reverse)
     if not x.shape[-2]:
         return x
     first = -1 if reverse else 0
@@ -93,6 +98,25 @@ def _scan(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Ar
         return two[0] * one[0], two[0] * one[1] + two[1]
 
     return jax.lax.associative_scan(then, (a, x), reverse=reverse, axis=x.ndim - 2)[1]
+
+
+def _scan_blocks(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Array:
+    """The same block by block, for an open length, over which jax has no associative scan."""
+    length, count = x.shape[-2], -(-x.shape[-2] // BLOCK)
+    more = [(0, 0)] * (x.ndim - 2) + [(0, count * BLOCK - length), (0, 0)]
+
+    def blocks(y: jax.Array, fill: int) -> jax.Array:
+        y = jnp.pad(y, more, constant_values=fill)
+        return jnp.moveaxis(y.reshape(*y.shape[:-2], count, BLOCK, y.shape[-1]), -3, 0)
+
+    def one(state: jax.Array, block: Any) -> tuple[jax.Array, jax.Array]:
+        x, a = block
+        h = _scan(x, a, state, reverse)
+        return h[..., 0 if reverse else -1, :], h
+
+    tokens = (blocks(x, 0), blocks(a, 1))  # padding leaves the state as it is
+    h = jnp.moveaxis(jax.lax.scan(one, start, tokens, reverse=reverse)[1], 0, -3)
+    return h.reshape(*x.shape[:-2], count * BLOCK, x.shape[-1])[..., :length, :]
 
 
 def _forward(x: jax.Array, a: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:

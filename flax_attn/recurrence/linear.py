@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import varying_alike
@@ -110,9 +111,15 @@ def _linear(
     if chunk is None or q.shape[-3] == 1:
         o, last = by_steps(tokens, start)
     else:
-        length = -(-q.shape[-3] // BLOCK) * BLOCK
-        o, last = by_chunks(tokens, start, min(chunk, max(length, 1)))
+        o, last = by_chunks(tokens, start, _chunk_of(q.shape[-3], chunk))
     return o.astype(v.dtype), last
+
+
+def _chunk_of(length: Any, most: int) -> int:
+    """How many tokens are taken at once: no more than fill the blocks of a known length."""
+    if is_symbolic_dim(length):
+        return most
+    return min(most, max(-(-length // BLOCK) * BLOCK, 1))
 
 
 def _tokens(q: jax.Array, k: jax.Array, v: jax.Array, g: Any, beta: Any, delta: bool) -> Tokens:

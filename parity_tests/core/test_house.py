@@ -42,7 +42,7 @@ from parity_tests.tables import each
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ARROWS = """
-errors, _types, _lazy, _markdown, _devices, _nearest, _progress
+errors, _exported < _types, _lazy, _markdown, _devices, _nearest, _progress
 < taps, _checks, _arrays, quantized, _options < places, layouts
 < masks, positions, norms, normalisers, dropout < scores < rules < request, reference
 < backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
