@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import flax_attn as fa
+from flax_attn.masks.at_positions import AtPositions
+from flax_attn.places import Positions
 
 from . import random_users_masks
 
@@ -320,6 +322,36 @@ def of_users(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
     )
 
 
+def numbered(drawn: Random, sizes: Sizes) -> Node:
+    """A mask asked at numbers of its tokens, as layers ask beside padding and packed documents."""
+    kinds = (causal, window, window, chunked, prefix, of_users)
+    one = kinds[drawn.randint(len(kinds))](drawn, sizes)
+    kind, lead = str(drawn.choice(["orders", "positions"])), _shape_within(drawn, sizes.batch)
+
+    def numbers(drawn, length):
+        """The order beside padding, or positions that jump, tie, fall and are below zero."""
+        if kind == "orders":
+            return np.maximum((drawn.rand(*lead, length) < 0.7).cumsum(-1) - 1, 0)
+        return drawn.randint(-4, length + 4) + drawn.randint(-2, 4, (*lead, length)).cumsum(-1)
+
+    def draw(drawn):
+        both = [numbers(drawn, n).astype(np.int32) for n in (sizes.T, sizes.S)]
+        return [one.draw(drawn), *both]
+
+    def seen(xs, at):
+        q, k = (
+            np.broadcast_to(x, (*sizes.batch, n)).reshape(-1, n)
+            for x, n in zip(xs[1:], (sizes.T, sizes.S), strict=True)
+        )
+        b, n = at[:2]
+        return one.seen(xs[0], (b, n, q[b, at[2]], k[b, at[3]]))
+
+    def build(xs):
+        return AtPositions(one.build(xs[0]), Positions(xs[1], xs[2], all_present=True))
+
+    return Node(f"{one.words} at {kind}{list(lead)}", draw, build, seen)
+
+
 def _shape_within(drawn: Random, whole: Iterable[int]) -> tuple[int, ...]:
     """A shape that broadcasts to `whole`: axes of one, or none at the front."""
     shape = tuple(n if drawn.rand() < 0.6 else 1 for n in whole)
@@ -341,4 +373,4 @@ def _fixed(kind: Callable) -> Callable[[Random, Sizes], Node]:
 STATIC = (full, _fixed(causal), _fixed(causal), _fixed(window), _fixed(window), chunked)
 STATIC += (chunked, _fixed(prefix), _fixed(of_users), _fixed(of_users))
 KINDS = (full, causal, causal, window, window, chunked, prefix, prefix, lengths, lengths)
-KINDS += (segments, segments, dense, dense, function, of_users, of_users)
+KINDS += (segments, segments, dense, dense, function, of_users, of_users, numbered, numbered)

@@ -11,7 +11,17 @@ import pytest
 from flax import nnx
 
 import flax_attn.layers
-from flax_attn import CAUSAL, FULL, Causal, Segments, Window
+from flax_attn import (
+    CAUSAL,
+    FULL,
+    Causal,
+    Dense,
+    Lengths,
+    Segments,
+    Window,
+    assume_platform,
+    explain,
+)
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.cache.cuts import same
@@ -174,6 +184,61 @@ def test_positions_that_nothing_reads_are_taken_in_silence():
     run = runner(layer, 0)
     for at in (np.arange(T) * 7, np.full((len(COUNTS), T), 3), np.ones((3, len(COUNTS), T), int)):
         assert same(run(X, positions=at), run(X))
+
+
+LONG = 1024
+BY_SLOT = {
+    "all": FULL,
+    "causal": CAUSAL,
+    "documents": CAUSAL & Segments(np.arange(LONG) // 64),
+    "lengths": CAUSAL & Lengths(np.full(2, 900)),
+    "array": CAUSAL & Dense(np.tri(LONG, dtype=bool)[None, None]),
+}
+PADDINGS = {
+    "left": np.arange(LONG) >= np.asarray([[9], [0]]),
+    "right": np.arange(LONG) < np.asarray([[900], [LONG]]),
+    "between": np.arange(LONG) % 5 > 0,
+    "traced": jax.ShapeDtypeStruct((2, LONG), bool),
+    "none": None,
+}
+AT_ENDS = {
+    "window": CAUSAL & Window(99, 0),
+    "ahead": Causal(1),
+}
+
+
+def chosen(layer: nnx.Module, mask: Any, valid: Any, platform: str, numbered: bool) -> str:
+    """The backend for what a layer hands to `attend`, or for its mask beside hidden padding."""
+    shape = jax.ShapeDtypeStruct
+    q = shape((2, LONG, 4, 128), jnp.bfloat16)
+    found = []
+
+    def ask(valid):
+        x, positions = jnp.zeros((2, LONG, D)), jnp.asarray(np.arange(LONG) % 64)
+        handed, plain = layer.tokens(x, mask, valid, positions).mask, mask
+        if valid is not None:
+            plain = mask & Dense(jnp.broadcast_to(valid, (2, LONG))[:, None, None, :])
+        with assume_platform(platform):
+            found.append(explain(q, q, q, mask=handed if numbered else plain).chosen)
+        return 0
+
+    jax.eval_shape(ask, valid) if isinstance(valid, jax.ShapeDtypeStruct) else ask(valid)
+    return found[0]
+
+
+REQUESTS = [(mask, padding) for mask in BY_SLOT for padding in PADDINGS]
+REQUESTS += [(mask, padding) for mask in AT_ENDS for padding in ("left", "right", "none")]
+
+
+def test_no_request_by_slot_loses_its_kernel():
+    """Beside positions too, which documents of a packed row bring for the rotary."""
+    layer, kernels = program(0)._replace(rotary="plain").build(), set()
+    for mask, padding in REQUESTS:
+        for platform in ("cpu", "gpu", "tpu"):
+            case = (BY_SLOT | AT_ENDS)[mask], PADDINGS[padding], platform
+            kernels.add(chosen(layer, *case, False))
+            assert chosen(layer, *case, True) == chosen(layer, *case, False), (mask, padding)
+    assert {"cudnn", "splash"} <= kernels
 
 
 def test_every_layer_that_is_told_of_padding_is_tried():
