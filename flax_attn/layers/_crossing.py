@@ -71,7 +71,7 @@ class CrossForward(nnx.Module):
         how = {**how, "mask": seen, "dropout": drop, "score": numbers.score(score)}
         how |= {"valid": valid, "order": numbers.order, "empty": empty}
         o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
-        o = numbers.outputs(o)  # *B T N H
+        o = o if numbers.unknown is None else numbers.outputs(o)  # *B T N H
         return with_cache(zero_absent(out_proj(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(

@@ -96,6 +96,8 @@ class Heads(nnx.Module):
             check_kind(cache)
         seen, score = self.mask if mask is None else as_mask(mask), self.rules.score
         x, shown = tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
+        if valid is positions is self.rotary is self.index_rotary is None:
+            return Tokens(x, shown, score, None, Numbers())  # slots are what all numbers are
         single = one_a_token(x, positions, self.rotary)
         numbers = numbers_of(x, valid, single, cache=cache, readers=(seen, score))
         order = numbers.order
@@ -166,7 +168,7 @@ class Forward(Heads):
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
             o, cache = attend_cached(q, k, values, stored, valid=valid, **how)  # *B T N h
-            o = numbers.outputs(o)  # *B T N h
+            o = o if numbers.unknown is None else numbers.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)

@@ -101,8 +101,6 @@ class Numbers(NamedTuple):
 
     def outputs(self, o: Float[Array, "*B T N h"]) -> Float[Array, "*B T N h"]:
         """What heads read, NaN in rows that are `unknown`."""
-        if self.unknown is None:
-            return o
         return jnp.where(self.unknown[..., None, None, None], jnp.nan, o)
 
     def _read_by(self, node: Mask | Score) -> Positions | None:

@@ -15,8 +15,10 @@ def lengths_of(
     valid: Bool[Array, "*B T"] | None = None,
     ids: Int[Array, "*B T"] | None = None,
     several: bool = False,
-) -> Int[Array, "*B T"]:
+) -> Int[Array, "*B #T"]:
     """Of each token the largest position of its row plus one, or of its document.
+
+    `*B 1` where each row is one document.
 
     Args:
       positions: integers that broadcast to `*B T`, with `several` to `A *B T`; None counts the
@@ -28,9 +30,8 @@ def lengths_of(
 
     >>> ids = jnp.asarray([7, 7, 7, 2, 2])
     >>> lengths_of(None, (5,), ids=ids).tolist(), lengths_of(jnp.arange(5), (5,)).tolist()
-    ([3, 3, 3, 2, 2], [5, 5, 5, 5, 5])
+    ([3, 3, 3, 2, 2], [5])
     """
-    ids = jnp.zeros(shape, jnp.int32) if ids is None else ids
     is_valid = jnp.ones(shape, bool) if valid is None else valid
     if positions is None:
         counts, join = is_valid.astype(jnp.int32), jax.ops.segment_sum
@@ -38,13 +39,19 @@ def lengths_of(
         positions = jnp.asarray(positions)
         positions = positions.max(axis=0) if several else positions
         positions = positions.reshape((1,) * (len(shape) - positions.ndim) + positions.shape)
-        counts = jnp.where(is_valid, jnp.broadcast_to(positions, shape) + 1, 0)
+        counts = jnp.where(is_valid, positions.astype(jnp.int32) + 1, 0)
         join = jax.ops.segment_max
+    if ids is None:
+        of_rows = jnp.sum if positions is None else jnp.max
+        return jnp.maximum(of_rows(counts, axis=-1, keepdims=True), 1)  # *B 1
+    ids = ids + jnp.zeros_like(counts, ids.dtype)  # both lie alike on a mesh with Explicit axes
+    counts = counts + jnp.zeros_like(ids, counts.dtype)
 
     def of_row(counts: Array, ids: Array) -> Array:
         order = jnp.argsort(ids)
         starts = jnp.diff(ids[order], prepend=ids[order][:1]) != 0
-        document = jnp.zeros_like(order).at[order].set(jnp.cumsum(starts))
+        numbers = jnp.cumsum(starts, dtype=order.dtype)
+        document = jnp.zeros_like(order).at[order].set(numbers)
         return join(counts, document, num_segments=len(ids))[document]
 
     return jnp.maximum(mapped(of_row, len(shape) - 1)(counts, ids), 1)
