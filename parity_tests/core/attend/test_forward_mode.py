@@ -4,6 +4,7 @@ From there on "auto" takes a backend with its own gradient: second derivatives b
 are the plain formula's, and forward mode raises an error that says what serves it.
 """
 
+import os
 from functools import cache
 
 import jax
@@ -80,6 +81,28 @@ def test_second_derivatives_are_the_plain_formulas(name):
         got = jax.jit(TWICE[name])(jnp.asarray(X), jnp.asarray(U))
     verdict = judge.same_function(np.asarray(got), by_the_plain_formula())
     assert verdict.ok, verdict
+
+
+SIZES = {  # B, T, N, K
+    "little": (1, 130, 2, 1),
+    "loops side by side": (1, 512, 4, 4),
+    "many batch entries": (16, 256, 4, 2),
+    "one loop": (1, 640, 4, 4),
+    "the longest promised": (1, 1024, 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_gradient_has_a_gradient_up_to_1024_tokens(name, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    B, T, N, K = SIZES[name]
+    q, k = (jax.ShapeDtypeStruct((B, T, n, 4), jnp.float32) for n in (N, K))
+
+    def twice(q, k):
+        loss = lambda q: attend(q, k, k, mask=CAUSAL, backend="blockwise").sum()  # noqa: E731
+        return jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
+
+    assert jax.eval_shape(twice, q, k).shape == q.shape
 
 
 @jax.custom_vjp
