@@ -28,6 +28,7 @@ from ...masks.answers import outer
 from ...quantized import Quantized
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
+from .block_loops import bounded_loop
 from .plan import Plan, static_inner
 
 READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
@@ -162,7 +163,7 @@ def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> 
         fresh = j * cols if S % cols else None
         return _step(plan, q, kb, vb, rules, b, Block(b, 0, 0, at, 1, 1, cols, fresh), carry)
 
-    return jax.lax.fori_loop(lo // cols, (hi + cols - 1) // cols, step, start)
+    return bounded_loop(lo // cols, (hi + cols - 1) // cols, -(-S // cols), step, start)
 
 
 def _start(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
