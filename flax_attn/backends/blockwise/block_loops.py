@@ -1,17 +1,13 @@
 """The ways through the keys and the queries: written out block by block, or loops."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
-from ..._arrays import larger, smaller
+from ..._arrays import bounded_loop, larger, smaller
 from ...masks import Mask, Rows
 from ...masks.answers import inner, outer
 from . import lanes
@@ -157,36 +153,6 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
         if a is not b and not (isinstance(a, int) and isinstance(b, int) and a >= b):
             carry = bounded_loop(a, b, -(-S // cols), body(masked), carry)
     return carry
-
-
-def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) -> Any:
-    """`carry = body(i, carry)` for i from `first` to `end`, in no more than `most` turns.
-
-    Differentiable in reverse, as no loop of unknown length is: the derivative is that of `most`
-    turns, of which those from `end` on do nothing.
-    """
-    if not (isinstance(first, Tracer) or isinstance(end, Tracer)):
-        return jax.lax.fori_loop(np.int32(first), np.int32(end), body, carry)
-    first, end = (jnp.asarray(x, jnp.int32) for x in (first, end))
-    leaves, structure = jax.tree.flatten(carry)
-    program = jax.make_jaxpr(body)(first, carry)
-
-    def turn(consts: list, i: jax.Array, leaves: list) -> list:
-        return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(i, *leaves)
-
-    @jax.custom_jvp
-    def run(consts: list, first: jax.Array, end: jax.Array, leaves: list) -> list:
-        return jax.lax.fori_loop(first, end, partial(turn, consts), leaves)
-
-    def all_turns(consts: list, first: jax.Array, end: jax.Array, leaves: list) -> list:
-        def one(leaves: list, i: jax.Array) -> tuple[list, None]:
-            go = partial(turn, consts, i + first)
-            return jax.lax.cond(i + first < end, go, lambda leaves: leaves, leaves), None
-
-        return jax.lax.scan(one, leaves, jnp.arange(most, dtype=jnp.int32))[0]
-
-    run.defjvp(partial(jax.jvp, all_turns))
-    return structure.unflatten(run(program.consts, first, end, leaves))
 
 
 def over_queries(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:

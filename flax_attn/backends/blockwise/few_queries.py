@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import varying_alike
+from ..._arrays import bounded_loop, varying_alike
 from ..._types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
@@ -28,7 +28,6 @@ from ...masks.answers import outer
 from ...quantized import Quantized
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
-from .block_loops import bounded_loop
 from .plan import Plan, static_inner
 
 READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
