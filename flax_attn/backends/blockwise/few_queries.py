@@ -26,6 +26,7 @@ from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
 from ...masks.answers import outer
 from ...quantized import Quantized
+from ...reference import at_most
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
 from .plan import Plan, static_inner
@@ -219,7 +220,8 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
     x = x.reshape(*m.shape, at.cols)
     new = jnp.maximum(m, jnp.max(x, axis=3))
     shift = jnp.where(new == -jnp.inf, 0, new)
-    p, alpha = jnp.exp(x - shift[..., None]), jnp.exp(m - shift)
+    p = jnp.exp(at_most(x, shift[..., None]) - shift[..., None])
+    alpha = jnp.exp(m - shift)
     l = alpha * l + jnp.sum(p, axis=3)
     if rules.dropout is not None:
         p = rules.dropout.apply(p.reshape(shape), _kept(rules.dropout, b, at))
