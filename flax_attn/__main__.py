@@ -1,8 +1,10 @@
-"""`python -m flax_attn` is `flax-attn`."""
+"""`python -m flax_attn` is `flax-attn`, and so is `python -m flax_attn.cli`."""
 
 import sys
 
-if __name__ == "__main__":
+
+def run() -> int:
+    """Runs the command for `python -m`; its exit code."""
     # `python -m` puts the current folder first, where a file of the user's may have the name of a
     # standard module. The command looks there last, for packages that are nowhere else.
     if not sys.flags.safe_path:
@@ -10,4 +12,8 @@ if __name__ == "__main__":
 
     from .cli import main
 
-    raise SystemExit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -1,6 +1,7 @@
 """Arrays handed in by users, checked and brought to the shape in which backends read them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.export import is_symbolic_dim
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from ._types import Sizes
 
@@ -128,6 +130,35 @@ def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
     for _ in range(axes):
         fn = jax.vmap(fn)
     return fn
+
+
+def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) -> Any:
+    """`carry = body(i, carry)` for i from `first` to `end`, in no more than `most` turns.
+
+    Differentiable in reverse, as no loop of unknown length is: the derivative is that of `most`
+    turns, of which those from `end` on do nothing.
+    """
+    if not (isinstance(first, Tracer) or isinstance(end, Tracer)):
+        return jax.lax.fori_loop(np.int32(first), np.int32(end), body, carry)
+    leaves, structure = jax.tree.flatten(carry)
+    first, end = (jnp.asarray(x, jnp.int32) for x in (first, end))
+    program = jax.make_jaxpr(body)(first, carry)
+    of = lambda consts: jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))  # noqa: E731
+    run = jax.custom_jvp(
+        lambda consts, first, end, leaves: jax.lax.fori_loop(
+            first, end, lambda i, leaves: of(consts)(i, *leaves), leaves
+        )
+    )
+
+    def all_turns(consts: list, first: jax.Array, end: jax.Array, leaves: list) -> list:
+        def one(leaves: list, i: jax.Array) -> tuple[list, None]:
+            turn = lambda leaves: of(consts)(i + first, *leaves)  # noqa: E731
+            return jax.lax.cond(i + first < end, turn, lambda leaves: leaves, leaves), None
+
+        return jax.lax.scan(one, leaves, jnp.arange(most, dtype=jnp.int32))[0]
+
+    run.defjvp(partial(jax.jvp, all_turns))
+    return structure.unflatten(run(program.consts, first, end, leaves))
 
 
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:

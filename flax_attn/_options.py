@@ -2,7 +2,9 @@
 
 import argparse
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ._nearest import did_you_mean
@@ -45,3 +47,43 @@ class Parser(argparse.ArgumentParser):
 
     def _options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
+
+
+def check_file(option: str, name: str) -> None:
+    """Refuses a file that cannot be written, before an hour is spent on what it would hold.
+
+    It is tried, since permissions alone do not tell: by opening the file, which stays as it is, or
+    if there is none by another in its folder, which is removed.
+
+    Raises:
+      ValueError: for a folder, a file in no folder, or one that cannot be written.
+    """
+    path = Path(name)
+    if path.is_dir() or not name:
+        raise ValueError(f"{option} takes a file to write; {name!r} is a folder.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {name}: there is no folder {path.parent} to write into.")
+    if not path.exists():
+        check_folder(option, path.parent, name)
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise _unwritable(option, name, error) from error
+
+
+def check_folder(option: str, folder: Path, name: str = "") -> None:
+    """The same for files that are to be made in a folder that is there; `name` is what was given.
+
+    Raises:
+      ValueError: if no file can be made there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise _unwritable(option, name or str(folder), error) from error
+
+
+def _unwritable(option: str, name: str, error: OSError) -> ValueError:
+    reason = (error.strerror or str(error)).lower()
+    return ValueError(f"{option} {name} cannot be written: {reason}.")

@@ -139,8 +139,9 @@ def attend(
         `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128
         weights per head and, for few queries, up to 64 KiB of keys and of values. Second
         derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on
-        one device, where `jax.grad` of `jax.grad` works up to 1,024 tokens. Under `jax.jit`, and in
-        the function that `jax.linearize` returns, the error is jax's own and does not say so.
+        one device, where `jax.grad` of `jax.grad` holds numbers for all T x S weights of a head.
+        Under `jax.jit`, and in the function that `jax.linearize` returns, the error is jax's own
+        and does not say so.
       return_lse: whether to return the log-sum-exp too; it is differentiable.
 
     Returns:

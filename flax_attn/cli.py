@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._options import Parser
+from ._options import Parser, check_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -366,22 +366,11 @@ def _check_devices(options: argparse.Namespace) -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuses files that cannot be written, before an hour is spent on what they would hold.
-
-    Raises:
-      ValueError: for a folder, a file in no folder, or one that may not be written.
-    """
+    """Refuses files that cannot be written, before an hour is spent on what they would hold."""
     for option in ("json", "html", "markdown"):
         name = getattr(options, option)
-        if name is None:
-            continue
-        path = Path(name)
-        if path.is_dir() or not name:
-            raise ValueError(f"--{option} takes a file to write; {name!r} is a folder.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--{option} {name}: there is no folder {path.parent} to write into.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"--{option} {name} cannot be written: permission denied.")
+        if name is not None:
+            check_file(f"--{option}", name)
 
 
 def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -> None:
@@ -405,3 +394,9 @@ def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -
 def _as_dict(proof: "Proof") -> dict[str, object]:
     variant, witness, report = proof
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
+
+
+if __name__ == "__main__":
+    from .__main__ import run
+
+    raise SystemExit(run())

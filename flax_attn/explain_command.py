@@ -34,6 +34,7 @@ def explained(options: argparse.Namespace) -> str:
     q = tuple(options.q)
     kv = tuple(options.kv or q)
     v = tuple(options.v or kv)
+    _check_sizes(q=options.q, kv=options.kv, v=options.v)
     where = _over(options.shards)
     arrays = [_array(shape, dtype, where) for shape in (q, kv, v)]
     heads = q[-2] if len(q) > 1 else 1
@@ -53,6 +54,13 @@ def explained(options: argparse.Namespace) -> str:
     except TypeError as error:
         raise ValueError(str(error)) from error
     return f"{_sizes_read(q=q, k=kv, v=v)}\n{verdicts}"
+
+
+def _check_sizes(**shapes: list[int] | None) -> None:
+    for name, shape in shapes.items():
+        if shape is not None and min(shape) < 0:
+            sizes = " ".join(map(str, shape))
+            raise ValueError(f"--{name} takes sizes of 0 or more; got {sizes}.")
 
 
 def _over(shards: int | None) -> Any:

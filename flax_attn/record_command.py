@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ._options import check_folder
 from ._progress import Progress
 from .parity.cases.asked import ask
 from .parity.cases.home import file_of, has_torch
@@ -28,12 +29,14 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
       0 if all is recorded, else 1.
 
     Raises:
-      ValueError: without torch, without the folder, or for a name that means nothing.
+      ValueError: without torch, without a folder that can be written, or for a name that means
+        nothing.
     """
     if not has_torch():
         raise ValueError("record needs torch: pip install 'flax-attn[torch]'.")
     if not folder.is_dir():
         raise ValueError(f"--to {folder}: there is no such folder to write into.")
+    check_folder("--to", folder)
     wanted = [piece for name in names for piece in pieces(name)]
     check_names(library, wanted)
     with Workers() as workers:

@@ -72,6 +72,13 @@ def softmax_and_lse(
     return weights, stats.lse
 
 
+# Scores as they are, but rounded, by their row's maximum m, which none exceeds. Where one ends in a
+# product, XLA may subtract m before it rounds the product, as it did for m: that is off by the last
+# place of the scores, of which exp is infinite beyond 3e9.
+at_most = jax.custom_jvp(lambda scores, m: jnp.where(scores > m, m, scores))
+at_most.defjvp(lambda primals, tangents: (at_most(*primals), tangents[0]))
+
+
 @jax.jit
 def softmax_and_stats(
     scores: Float[Array, "*B T S"],
@@ -90,7 +97,7 @@ def softmax_and_stats(
         sinks = sinks.astype(scores.dtype)
         m = jnp.maximum(m, sinks)
     m = jax.lax.stop_gradient(jnp.where(m == -jnp.inf, 0.0, m))
-    powers = jnp.exp(scores - m[..., None])
+    powers = jnp.exp(at_most(scores, m[..., None]) - m[..., None])
     l = powers.sum(axis=-1)
     if sinks is not None:
         l = l + jnp.exp(sinks - m)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from .._nearest import did_you_mean
+from .._options import check_file
 from .._progress import Progress
 from . import decode, functions, layers, linear, page, plot, published, scale, twins
 from .contender import FAMILIES, Contender
@@ -142,19 +143,30 @@ def write(
 
 def _files(options: argparse.Namespace) -> dict[str, Path]:
     """Where to write what; refused before anything runs if it cannot be."""
-    files = {k: Path(v) for k in ("json", "markdown", "png") if (v := getattr(options, k))}
-    if options.out:
-        out = Path(options.out)
-        out.mkdir(parents=True, exist_ok=True)
-        defaults = {"json": out / "bench.json", "markdown": out / "bench.md"}
-        if plot.absent() is None:
-            defaults["png"] = out / "bench.png"
-        files = {**defaults, **files}
-    for path in files.values():
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} to write {path.name} into.")
+    given = {k: v for k in ("json", "markdown", "png") if (v := getattr(options, k)) is not None}
+    for name, file in given.items():
+        check_file(f"--{name}", file)
+    files = {name: Path(file) for name, file in given.items()}
+    if options.out is not None:
+        files = {**_in_folder(options.out), **files}
     if options.png and (reason := plot.absent()):
         raise ValueError(f"--png cannot be had: {reason}.")
+    return files
+
+
+def _in_folder(name: str) -> dict[str, Path]:
+    """The files of `--out`, whose folder is made."""
+    out = Path(name)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"--out {name} cannot be made a folder: {reason}.") from error
+    files = {"json": out / "bench.json", "markdown": out / "bench.md"}
+    if plot.absent() is None:
+        files["png"] = out / "bench.png"
+    for path in files.values():
+        check_file("--out", str(path))
     return files
 
 

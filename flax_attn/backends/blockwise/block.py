@@ -54,18 +54,13 @@ class Block(NamedTuple):
         """Where the block's part of an array `B|1 N|1 T|1 S|1` starts, and its size there."""
         starts, counts = (self.b, self.n, self.q, self.k), (1, self.G, self.rows, self.cols)
         axes = list(zip(array.shape, starts, counts, strict=True))
-        return [_index(0 if n == 1 else s) for n, s, _ in axes], [
-            1 if n == 1 else c for n, _, c in axes
-        ]
+        first = [jnp.asarray(0 if n == 1 else s, jnp.int32) for n, s, _ in axes]
+        return first, [1 if n == 1 else c for n, _, c in axes]
 
     def cut(self, array: jax.Array) -> jax.Array:
         """The block's part of an array `B|1 N|1 T|1 S|1`."""
         starts, counts = self.corner(array)
         return jax.lax.dynamic_slice(array, starts, counts)[0]
-
-
-def _index(start: Any) -> jax.Array:
-    return jnp.asarray(start, jnp.int32)
 
 
 @singledispatch

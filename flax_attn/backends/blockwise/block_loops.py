@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import larger, smaller
+from ..._arrays import bounded_loop, larger, smaller
 from ...masks import Mask, Rows
 from ...masks.answers import inner, outer
 from . import lanes
@@ -151,8 +151,7 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
         (inner_hi, last, True),
     ):
         if a is not b and not (isinstance(a, int) and isinstance(b, int) and a >= b):
-            a, b = (jnp.asarray(x, jnp.int32) for x in (a, b))
-            carry = jax.lax.fori_loop(a, b, body(masked), carry)
+            carry = bounded_loop(a, b, -(-S // cols), body(masked), carry)
     return carry
 
 

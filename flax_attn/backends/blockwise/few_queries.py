@@ -20,12 +20,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import varying_alike
+from ..._arrays import bounded_loop, varying_alike
 from ..._types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
 from ...masks.answers import outer
 from ...quantized import Quantized
+from ...reference import at_most
 from ...rules import Rules
 from .block import Block, kept, local, scored, visible
 from .plan import Plan, static_inner
@@ -162,7 +163,7 @@ def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> 
         fresh = j * cols if S % cols else None
         return _step(plan, q, kb, vb, rules, b, Block(b, 0, 0, at, 1, 1, cols, fresh), carry)
 
-    return jax.lax.fori_loop(lo // cols, (hi + cols - 1) // cols, step, start)
+    return bounded_loop(lo // cols, (hi + cols - 1) // cols, -(-S // cols), step, start)
 
 
 def _start(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
@@ -219,7 +220,8 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
     x = x.reshape(*m.shape, at.cols)
     new = jnp.maximum(m, jnp.max(x, axis=3))
     shift = jnp.where(new == -jnp.inf, 0, new)
-    p, alpha = jnp.exp(x - shift[..., None]), jnp.exp(m - shift)
+    p = jnp.exp(at_most(x, shift[..., None]) - shift[..., None])
+    alpha = jnp.exp(m - shift)
     l = alpha * l + jnp.sum(p, axis=3)
     if rules.dropout is not None:
         p = rules.dropout.apply(p.reshape(shape), _kept(rules.dropout, b, at))

@@ -12,12 +12,13 @@ something that is not carried, they run one after the other.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 # What XLA computes into memory of its own, rather than within what reads it; of the first kind also
 # what they read.
@@ -32,15 +33,40 @@ def scan(step: Callable[[Any, jax.Array], Any], carry: Any, count: int, lanes: i
     Each loop starts from the carry, which is zeros, and the sum of theirs is given.
     """
     program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.int32(0))
-    bounds = [count * lane // lanes for lane in range(lanes + 1)]
-    loops = [_Loop(program, *pair) for pair in pairwise(bounds)]
-    starts = [loop.start(jax.tree.leaves(carry)) for loop in loops]
-    ends = [loop.run(start) for loop, start in zip(loops, starts, strict=True)]
-    never = _never([end.unread for end in ends])
-    outs = [jnp.sum(jnp.stack(xs), axis=0) for xs in zip(*(end.carry for end in ends), strict=True)]
-    outs += [jnp.concatenate(xs) for xs in zip(*(end.ys for end in ends), strict=True)]
-    outs = [jnp.where(never, jnp.zeros((), x.dtype), x) for x in outs]
+    outs = _side_by_side(program, count, lanes)(program.consts, jax.tree.leaves(carry))
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+
+def _side_by_side(program: ClosedJaxpr, count: int, lanes: int) -> Callable[..., list]:
+    """`run(consts, carry)`: the results of all turns of a program, which its loops share.
+
+    What is differentiated is one loop in their place: these carry what they need not, end by a
+    value that they compute, and so have no derivative in reverse.
+    """
+
+    @jax.custom_jvp
+    def run(consts: list, carry: list) -> list:
+        bounds = [count * lane // lanes for lane in range(lanes + 1)]
+        mine = ClosedJaxpr(program.jaxpr, consts)
+        loops = [_Loop(mine, *pair) for pair in pairwise(bounds)]
+        starts = [loop.start(carry) for loop in loops]
+        ends = [loop.run(start) for loop, start in zip(loops, starts, strict=True)]
+        never = _never([end.unread for end in ends])
+        parts = zip(*(end.carry for end in ends), strict=True)
+        outs = [jnp.sum(jnp.stack(xs), axis=0) for xs in parts]
+        outs += [jnp.concatenate(xs) for xs in zip(*(end.ys for end in ends), strict=True)]
+        return [jnp.where(never, jnp.zeros((), x.dtype), x) for x in outs]
+
+    def one_loop(consts: list, carry: list) -> list:
+        def turn(carry: list, i: jax.Array) -> tuple[list, list]:
+            outs = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*carry, i)
+            return outs[: len(carry)], outs[len(carry) :]
+
+        carry, ys = jax.lax.scan(turn, carry, jnp.arange(count, dtype=jnp.int32))
+        return [*carry, *ys]
+
+    run.defjvp(partial(jax.jvp, one_loop))
+    return run
 
 
 def _never(arrays: Any) -> jax.Array:
@@ -123,6 +149,8 @@ class _Way:
         name = equation.primitive.name
         if name == "jit":
             return self.run(equation.params["jaxpr"], ins)
+        if name == "custom_jvp_call":  # these loops are not differentiated
+            return self.run(equation.params["call_jaxpr"], ins)
         params = equation.primitive.get_bind_params(equation.params)
         outs = equation.primitive.bind(*ins, **params)
         outs = list(outs) if equation.primitive.multiple_results else [outs]

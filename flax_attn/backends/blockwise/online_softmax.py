@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..._arrays import varying_alike
 from ..._types import wide
-from ...reference import finite_unless
+from ...reference import at_most, finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
 from ..sinks import nonzero
@@ -18,6 +18,7 @@ from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, 
 from .block_loops import join, over_heads, over_keys, over_queries
 from .plan import Plan
 
+SUMS = Identity | Additive | T5Bias  # scores that end in no product, and so need no `at_most`
 ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
 ACROSS = ((1,), (0,)), ((), ())  # a.b of R C and C H
 
@@ -49,7 +50,7 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
     """Output, m and l of one block of queries by the online softmax."""
     q, k, v = heads
     kind, shape = wide(q.array.dtype), (at.G, at.rows)
-    q = q.rows(at)
+    q, exact = q.rows(at), q.array.dtype == kind and isinstance(rules.score, SUMS)
 
     def step(carry, at, masked):
         m, l, o = carry
@@ -62,6 +63,7 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
         x = x.reshape(-1, at.cols)
         new = jnp.maximum(m, jnp.max(x, axis=1))
         shift = jnp.where(new == -jnp.inf, 0, new)
+        x = x if exact else at_most(x, shift[:, None])
         p = jnp.exp(x - shift[:, None])
         alpha = jnp.exp(m - shift)
         l = alpha * l + jnp.sum(p, axis=1)
@@ -122,6 +124,7 @@ def _backward_rows(
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
     q, k, v, do, m, inv_l, delta = heads
     kind, shape = wide(q.array.dtype), (at.G, at.rows)
+    exact = q.array.dtype == kind and isinstance(rules.score, SUMS)
     raw, do, m, inv_l, delta = (x.rows(at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
@@ -140,7 +143,7 @@ def _backward_rows(
         x, back = _score(rules, _logits(raw, kb, rules, at), at, shown)
         dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
         lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))
-        p, ds = _weights(rules, at, x, dp, shown, *lines)
+        p, ds = _weights(rules, exact, at, x, dp, shown, *lines)
         parts, ds = back(ds)
         totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
         p, ds = (y.reshape(-1, at.cols) for y in (p, ds))
@@ -155,9 +158,12 @@ def _backward_rows(
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
 
 
-def _weights(rules, at: Block, x, dp, shown, m, inv_l, delta) -> tuple[jax.Array, jax.Array]:
+def _weights(
+    rules, exact: bool, at: Block, x, dp, shown, m, inv_l, delta
+) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores, from scores and do.v."""
     x = x if shown is None else jnp.where(shown, x, -jnp.inf)
+    x = x if exact else at_most(x, m)
     p = dropped = jnp.exp(x - m) * inv_l
     if rules.dropout is not None:
         keep = kept(rules.dropout, at)

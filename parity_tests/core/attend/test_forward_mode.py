@@ -4,6 +4,7 @@ From there on "auto" takes a backend with its own gradient: second derivatives b
 are the plain formula's, and forward mode raises an error that says what serves it.
 """
 
+import os
 from functools import cache
 
 import jax
@@ -11,9 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, ScoreFn, attend, dot_product_attention, explain, use_backend
+from flax_attn import (
+    CAUSAL,
+    Lengths,
+    ScoreFn,
+    Segments,
+    Window,
+    attend,
+    dot_product_attention,
+    explain,
+    use_backend,
+)
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
+from parity_tests.tables import with_nightly
 
 T, N, H = 130, 2, 3
 X, U = (np.random.RandomState(i).standard_normal((T, N, H)) for i in range(2))
@@ -80,6 +92,54 @@ def test_second_derivatives_are_the_plain_formulas(name):
         got = jax.jit(TWICE[name])(jnp.asarray(X), jnp.asarray(U))
     verdict = judge.same_function(np.asarray(got), by_the_plain_formula())
     assert verdict.ok, verdict
+
+
+SIZES = {  # B, T, N, K
+    "little": (1, 130, 2, 1),
+    "loops side by side": (1, 512, 4, 4),
+    "many batch entries": (16, 256, 4, 2),
+    "one loop": (1, 640, 4, 4),
+    "1,024 tokens": (1, 1024, 4, 2),
+    "many heads to a key head": (1, 200, 16, 1),
+    "loops whose ends the mask says": (1, 2000, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_gradient_through_blocks_has_a_gradient(name, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    B, T, N, K = SIZES[name]
+    q, k = (jax.ShapeDtypeStruct((B, T, n, 4), jnp.float32) for n in (N, K))
+
+    def twice(q, k):
+        loss = lambda q: attend(q, k, k, mask=CAUSAL, backend="blockwise").sum()  # noqa: E731
+        return jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
+
+    assert jax.eval_shape(twice, q, k).shape == q.shape
+
+
+SAME = {  # T, S, N, mask
+    "many heads to a key head": (70, 70, 9, CAUSAL),
+    "long": (1030, 1030, 1, Window(40, None)),
+    "few queries": (2, 1100, 1, Lengths(jnp.asarray([5, 700]))),
+    "documents": (1030, 1030, 1, Segments(np.arange(1030) // 400)),
+}
+
+
+@pytest.mark.parametrize("name", with_nightly(SAME, commit=["many heads to a key head"]))
+def test_the_gradient_of_a_gradient_is_the_plain_formulas(name):
+    T, S, N, mask = SAME[name]
+
+    def twice(backend: str):
+        loss = lambda q, k: jnp.sin(attend(q, k, k, mask=mask, backend=backend)).sum()  # noqa: E731
+        length = lambda *x: sum((y**2).sum() for y in jax.grad(loss, (0, 1))(*x))  # noqa: E731
+        return jax.jit(jax.grad(length, (0, 1)))
+
+    with jax.enable_x64(True):
+        draw = np.random.RandomState(0).standard_normal
+        q, k = (jnp.asarray(draw((2, n, heads, 3))) for n, heads in ((T, N), (S, 1)))
+        for got, want in zip(twice("blockwise")(q, k), twice("reference")(q, k), strict=True):
+            assert judge.same_function(np.asarray(got), np.asarray(want)).ok
 
 
 @jax.custom_vjp

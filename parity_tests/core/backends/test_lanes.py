@@ -62,6 +62,30 @@ def test_several_loops_compute_what_one_does(name, how):
                 assert judge.same_function(b, a).ok
 
 
+@pytest.mark.parametrize("name", with_nightly(SCORES, commit=["cap"]))
+def test_the_gradient_of_a_gradient_is_that_of_one_loop(name):
+    def twice(lanes: int):
+        run = partial(blockwise.forward, rows=3, cols=4, unrolled=True, lanes=lanes)
+
+        def gradient(qkv: list, rules: Rules) -> list:
+            loss = lambda *x: sum(jnp.sin(y).sum() for y in run(*x, rules))  # noqa: E731
+            return jax.grad(loss, (0, 1, 2))(*qkv)
+
+        def length(qkv: list, rules: Rules):
+            return sum((x**2).sum() for x in gradient(qkv, rules))
+
+        return jax.jit(jax.grad(length, (0, 1), allow_int=True))
+
+    with jax.enable_x64(True):
+        rules = jax.tree.map(lambda x: x.astype("float64"), SCORES[name])
+        rules = rules.bind(Sizes((B,), N, T, T), H)
+        qkv = [x.astype("float64") for x in arrays()]
+        several, one = (jax.tree.leaves(twice(n)(qkv, rules)) for n in (3, 1))
+        for a, b in zip(several, one, strict=True):
+            if b.dtype == jnp.float64:  # integers have no gradient
+                assert b.any() and judge.same_function(a, b).ok
+
+
 def test_they_run_under_vmap():
     with jax.enable_x64(True):
         q, k, v = (jnp.stack([x, x + 1]).astype("float64") for x in arrays())

@@ -1,9 +1,17 @@
 """What is said of a command, an option or a name that does not exist: one sentence, ten names."""
 
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from flax_attn import cli
 from flax_attn._nearest import did_you_mean, listed
+from flax_attn.parity.cases.case import has_torch
 
 
 @pytest.mark.parametrize(
@@ -41,6 +49,52 @@ def test_an_unknown_word_is_answered_by_the_nearest(arguments, said, capsys):
         status = end.code
     assert status == 2
     assert capsys.readouterr() == ("", f"{said}\n")
+
+
+OUTPUTS = {  # every option that names what is written, and its command
+    "--json": ["parity"],
+    "--html": ["parity"],
+    "--markdown": ["parity"],
+    "--to": ["record", "cross"],
+    "--json=": ["bench"],
+    "--markdown=": ["bench"],
+    "--png": ["bench"],
+    "--out": ["bench"],
+}
+
+
+@pytest.mark.skipif(not has_torch(), reason="record needs it")
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_what_cannot_be_written_is_told_before_any_work(option, tmp_path, monkeypatch, capsys):
+    """Nobody is kept out of a folder who may do all; so the system itself is made to refuse."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(Path, "mkdir", refused)
+    name = option.rstrip("=")
+    given = tmp_path if name in ("--to", "--out") else tmp_path / "file"
+    assert cli.main([*OUTPUTS[option], name, str(given)]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and f"{name} {given} cannot be " in err and "read-only" in err
+    assert not out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["parity", "bench"])
+def test_a_file_that_cannot_be_opened_is_told(command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "old.json").write_text("kept")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        assert cli.main([command, "--json", str(tmp_path / "old.json")]) == 2
+    assert capsys.readouterr().err.endswith("old.json cannot be written: read-only file system.\n")
+    assert (tmp_path / "old.json").read_text() == "kept"
+
+
+def refused(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_the_module_of_the_command_runs_it():
+    command = [sys.executable, "-m", "flax_attn.cli", "parity", "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "flax-attn parity: " in done.stderr
 
 
 def test_at_most_ten_names_are_listed():

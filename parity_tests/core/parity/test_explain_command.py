@@ -113,6 +113,7 @@ WRONG = {
     ("--strategy", "tree"): "strategy must be one of 'all_gather', 'ring', 'ulysses'; got 'tree'.",
     ("--on", "abacus"): "platform must be 'cpu', 'gpu' or 'tpu'; got 'abacus'.",
     ("--capability", "9.0"): "it goes with --on gpu.",
+    ("--kv", "-5", "3", "8"): "--kv takes sizes of 0 or more; got -5 3 8.",
     ("--v", "2", "9", "5", "8"): "k and v must share length and heads; got q (2, 5, 6, 8)",
 }
 

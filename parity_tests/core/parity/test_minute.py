@@ -1,5 +1,6 @@
 """The command without names: its fixed set, what it never claims, its table, files and start."""
 
+import errno
 import os
 import re
 import subprocess
@@ -262,7 +263,11 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(
 def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.html"
     page.write_text("")
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != page)
+
+    def refused(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refused)
     assert cli.main(["parity", "--html", str(page)]) == 2
     assert capsys.readouterr().err.endswith("page.html cannot be written: permission denied.\n")
 
