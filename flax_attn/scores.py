@@ -36,7 +36,8 @@ class Score:
     """The base of all scores. A subclass changes logits at index arrays; the rest has defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
-    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it.
+    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It is
+    asked where the mask hides too, and must be finite there; see `ScoreFn`.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -386,6 +387,11 @@ class ScoreFn(Score):
     """`fn(logits, b, n, q, k)`: any function of a logit and its indices.
 
     Also called: `score_mod` of FlexAttention.
+
+    `fn` is computed where the mask hides too. What it gives there reaches neither outputs nor the
+    gradients of q, k and v, but a NaN or an infinite derivative there makes the gradients of
+    `params` NaN, as zero times NaN is: `jnp.log(q - k)` under a causal mask, say. Give it numbers
+    that are finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
 
     Args:
       fn: from logits and four integer arrays that broadcast against them to logits of the same
