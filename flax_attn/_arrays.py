@@ -196,20 +196,22 @@ def clip(x: Any, most: int) -> Any:
 FAR = 2**31 - 1  # the end of int32: no key stands further
 
 
-def near(x: Any) -> Any:
-    """A distance within +-`FAR`, beyond which it hides or shows all the same; arrays in int32.
+def near(x: Any, lowest: int = -FAR) -> Any:
+    """A distance within +-`lowest`, beyond which it hides or shows all the same; arrays in int32.
 
     Cut off in the array's own dtype, before a cast could wrap, and inside what that dtype holds.
+    The offset of a mask may be -FAR - 1, by which the query at `FAR` sees no key; the sign of such
+    an array must not be turned, since int32 would wrap.
     """
     if is_whole(x):
-        return min(max(int(x), -FAR), FAR)
+        return min(max(int(x), lowest), -lowest)
     x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it first
     least, most = (int(n) for n in (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max))
-    return jnp.asarray(x.clip(max(least, -FAR), min(most, FAR)).astype(np.int32))
+    return jnp.asarray(x.clip(max(least, lowest), min(most, FAR)).astype(np.int32))
 
 
-def plus(a: Any, b: Any) -> Any:
-    """`a + b`, cut off at +-`FAR`, where an array would wrap; numpy's arrays stay numpy's.
+def plus(a: Any, b: Any, lowest: int = -FAR) -> Any:
+    """`a + b`, cut off at `lowest` and `FAR`, where an array would wrap; numpy's stay numpy's.
 
     Where one is a number, those elements of the array that could wrap are looked for, if any can.
     """
@@ -219,11 +221,11 @@ def plus(a: Any, b: Any) -> Any:
     if isinstance(a, number):
         return int(a) + int(b)
     if not isinstance(b, number):
-        return jnp.clip(a, -FAR - jnp.minimum(b, 0), FAR - jnp.maximum(b, 0)) + b
+        return jnp.clip(a, lowest - jnp.minimum(b, 0), FAR - jnp.maximum(b, 0)) + b
     by = min(max(int(b), -FAR), FAR)
     if by:
-        a = (a.clip(None, FAR - by) if by > 0 else a.clip(-FAR - by, None)) + by
-    return plus(a, b - by) if b != by else a
+        a = (a.clip(None, FAR - by) if by > 0 else a.clip(lowest - by, None)) + by
+    return plus(a, b - by, lowest) if b != by else a
 
 
 def is_whole(x: Any) -> bool:
@@ -271,13 +273,13 @@ def check_offset(who: str, offset: Any) -> None:
         )
 
 
-def bound_offset(who: str, offset: Any, sizes: Sizes) -> Any:
+def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -FAR) -> Any:
     """An offset for these sizes: a number, a traced number, or one for each batch entry, B."""
     if isinstance(offset, str):  # "end"
         return sizes.S - sizes.T
     if is_whole(offset) or jnp.ndim(offset) == 0:
-        return near(offset)
-    return per_entry(f"{who}.offset", near(offset), sizes)
+        return near(offset, lowest)
+    return per_entry(f"{who}.offset", near(offset, lowest), sizes)
 
 
 def is_float(x: Any) -> bool:

@@ -111,7 +111,7 @@ def attend(
       mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look. None is FULL.
       score: a change of the scaled logits, from `flax_attn.scores`. None is IDENTITY.
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
-      sinks: one logit per query head.
+      sinks: one logit per query head. One of -inf is no sink; one of +inf gives NaN.
       dropout: `Dropout(rate, key)` or `DropoutMask(mask, rate)`.
       empty: the output of a row without any key or sink (lse = -inf): "zero", or "mean", the mean
         of v over all S keys of its batch entry and key/value head. The additive masks of
@@ -133,7 +133,7 @@ def attend(
         along T or S (Dense, Segments, Additive, DropoutMask, a class of yours whose AXES name q or
         k) are read by index. A key at a negative position is never seen, not even by `~mask`, and a
         query there sees no key. With `empty="mean"`, the mean is then over the keys that are
-        present.
+        present, and a query at a negative position still gives zeros.
       backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
         `explain` lists; `use_backend` sets it for a whole context. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128

@@ -396,7 +396,5 @@ def _as_dict(proof: "Proof") -> dict[str, object]:
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
 
 
-if __name__ == "__main__":
-    from .__main__ import run
-
-    raise SystemExit(run())
+if __name__ == "__main__":  # `python -m flax_attn.cli`, which had done nothing
+    raise SystemExit(main())

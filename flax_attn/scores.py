@@ -36,10 +36,9 @@ class Score:
     """The base of all scores. A subclass changes logits at index arrays; the rest has defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
-    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it.
-
-    Beside padding a layer asks a score at numbers other than slots: set `reads`, as of `Mask`, or
-    "query position" for a score that reads the positions of queries and nothing of keys.
+    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It is
+    asked where the mask hides too, and must be finite there; see `ScoreFn`. `reads` is as of
+    `Mask`, or "query position" if it reads positions of queries alone.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -110,10 +109,7 @@ class Placed(Score):
 
 @frozen
 class AtPositions(Score):
-    """A score that is asked at positions in place of slots; at 0 for what is absent.
-
-    With `all_present` positions nothing is.
-    """
+    """A score that is asked at positions in place of slots; at 0 for what is absent, if any is."""
 
     score: Score
     positions: Positions
@@ -400,6 +396,11 @@ class ScoreFn(Score):
     """`fn(logits, b, n, q, k)`: any function of a logit and its indices.
 
     Also called: `score_mod` of FlexAttention.
+
+    `fn` is computed where the mask hides too. What it gives there reaches neither outputs nor the
+    gradients of q, k and v, but a NaN or an infinite derivative there makes the gradients of
+    `params` NaN, as zero times NaN is: `jnp.log(q - k)` under a causal mask, say. Give it numbers
+    that are finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
 
     Args:
       fn: from logits and four integer arrays that broadcast against them to logits of the same

@@ -45,6 +45,9 @@ from .answers import Band
 Offset = int | Literal["end"] | Any
 
 
+LOWEST = -FAR - 1  # of an offset, by which the last position that there is sees no key
+
+
 class Edge(NamedTuple):
     """Of query q the last key seen, or that before the first: `q // chunk * chunk + at + by`.
 
@@ -63,7 +66,7 @@ class Edge(NamedTuple):
 
     def of(self, q: Any, at: Any) -> Any:
         """The edge of queries, with `at` in the shape that broadcasts to them."""
-        moved = plus(at, self.by)
+        moved = plus(at, self.by, LOWEST)
         if self.chunk is None:
             return moved
         return plus(q if self.chunk == 1 else q // self.chunk * self.chunk, moved)
@@ -121,8 +124,8 @@ class RunMask(Mask):
             kv, last = plus(last.of(None, last.at), 1), None
         if not all(x is None or (x.chunk == 1 and is_whole(x.at)) for x in (before, last)):
             return None
-        lo, hi = (None if x is None else int(x.at) + x.by for x in (before, last))
-        return Band(None if lo is None else lo + 1, hi, kv, rows)
+        lo = None if before is None else near(int(before.at) + before.by + 1)
+        return Band(lo, None if last is None else near(int(last.at) + last.by), kv, rows)
 
     def as_runs(self, q):
         edges = self.run()[:2]
@@ -203,7 +206,7 @@ class Causal(RunMask):
     def bind(self, sizes):
         if type(self.offset) is int and -FAR <= self.offset <= FAR:
             return self
-        return Causal(bound_offset("Causal", self.offset, sizes))
+        return Causal(bound_offset("Causal", self.offset, sizes, LOWEST))
 
     def run(self):
         return Run(last=Edge(self.offset))
@@ -247,14 +250,16 @@ class Window(RunMask):
         check_offset("Window", self.offset)
 
     def bind(self, sizes):
-        offset = bound_offset("Window", self.offset, sizes)
+        offset = bound_offset("Window", self.offset, sizes, LOWEST)
         if not is_whole(self.offset):
-            left, right = (None if n is None else min(n, 2 * FAR) for n in (self.left, self.right))
+            left, right = (
+                None if n is None else min(n, -2 * LOWEST) for n in (self.left, self.right)
+            )
             return Window(left, right, offset)
         # Both ends are moved before they are cut off, since far offsets and counts may cancel.
         far = int(self.offset)
-        left = None if self.left is None else offset - near(far - self.left)
-        right = None if self.right is None else near(far + self.right) - offset
+        left = None if self.left is None else offset - near(far - self.left, LOWEST)
+        right = None if self.right is None else near(far + self.right, LOWEST) - offset
         return Window(left, right, offset)
 
     def run(self):

@@ -1,5 +1,8 @@
 """The nine contracts of `attend`, in every backend that is there."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -318,6 +321,28 @@ def test_far_logits_are_finite_and_the_same_under_jit(dtype, score, backend):
             for got, want in zip(jax.jit(run)(q, k, v), run(q, k, v), strict=True):
                 assert np.isfinite(np.asarray(got, "float64")).all()
                 assert judge.alike(np.asarray(got), np.asarray(want))
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from flax_attn import CAUSAL, attend
+jax.config.update("jax_enable_x64", True)
+for dtype, size in (("float32", 2.0**36), ("bfloat16", 2.0**36), ("float64", 2.0**64)):
+    draw = np.random.default_rng(15).normal
+    qkv = [jnp.asarray(draw(size=(2, 7, 2, 8)) * x, dtype) for x in (size**0.5, size**0.5, 1)]
+    run = lambda *qkv: attend(*qkv, mask=CAUSAL, scale=0.37, backend="reference")
+    got, want = (np.asarray(f(*qkv), "float64") for f in (jax.jit(run), run))
+    assert np.isfinite(got).all() and (got == want).all(), dtype
+"""
+
+
+def test_far_logits_in_programs_as_users_compile_them():
+    """Without the flags by which tests compile faster, under which XLA fuses less."""
+    flags = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {k: v for k, v in os.environ.items() if k not in flags}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_largest_score_has_a_gradient_however_it_is_rounded():

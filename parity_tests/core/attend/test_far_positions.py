@@ -1,5 +1,7 @@
 """Positions and ids of documents right up to the end of int32, and what is told beyond it."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from flax_attn import (
     Lengths,
     Mask,
     Prefix,
+    ScoreFn,
     Segments,
     T5Bias,
     Window,
@@ -141,3 +144,53 @@ def test_far_below_zero_is_absent():
     at = np.asarray([-(2**40), 0, 1, 2, 3, 4, 5, 6, 7])
     want = attend(*drawn(), **both(np.maximum(at, -1)))
     assert judge.alike(attend(*drawn(), **both(at)), want)
+
+
+FAR_OFFSETS = (-(2**33), -(2**31) - 1, -(2**31), -FAR, -5, 0, FAR, FAR + 1, 2**33)
+FAR_COUNTS = (None, 0, 3, FAR, FAR + 1, 2**34)
+LAST = np.asarray([0, 1, 5, FAR - 1, FAR])
+
+
+@pytest.mark.parametrize("offset", FAR_OFFSETS)
+def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
+    """Known as numbers, and as arrays where int32 holds them."""
+    q, k = LAST.astype(object)[:, None], LAST.astype(object)
+    queries, keys = (jnp.asarray(x, jnp.int32) for x in (LAST[:, None], LAST[None]))
+    kinds = [offset, *([np.asarray([offset], np.int32)] if -FAR - 1 <= offset <= FAR else [])]
+    for left, right, at in product(FAR_COUNTS, FAR_COUNTS, kinds):
+        want = np.ones((len(LAST), len(LAST)), bool)
+        want &= left is None or (k >= q + offset - left).astype(bool)
+        want &= right is None or (k <= q + offset + right).astype(bool)
+        mask = Window(left, right, at).bind(Sizes((1,), 1, 5, 5))
+        assert np.array_equal(np.broadcast_to(mask(0, 0, queries, keys), want.shape), want)
+        causal = Causal(at).bind(Sizes((1,), 1, 5, 5))(0, 0, queries, keys)
+        assert np.array_equal(np.asarray(causal), (k <= q + offset).astype(bool))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_query_that_is_absent_has_no_mean(backend):
+    x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    o = attend(x, x, x, q_positions=jnp.asarray([-1, 0, 1]), empty="mean", backend=backend)
+    assert not o[0].any() and o[1:].all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_sink_that_is_infinite(backend):
+    x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    none, lowest, highest = (
+        attend(x, x, x, sinks=sinks, backend=backend)
+        for sinks in (None, jnp.asarray([-jnp.inf]), jnp.asarray([jnp.inf]))
+    )
+    assert judge.alike(np.asarray(lowest), np.asarray(none)) and jnp.isnan(highest).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_score_that_is_finite_where_it_is_hidden_has_finite_gradients(backend):
+    x = jnp.asarray(np.random.RandomState(0).standard_normal((5, 1, 2)), "float32")
+
+    def slope(by, least):
+        far = ScoreFn(lambda by, s, b, n, q, k: s - by * jnp.log(jnp.maximum(q - k, least)), by)
+        return attend(x, x, x, mask=Window(None, 0, -1), score=far, backend=backend).sum()
+
+    (hidden, finite) = (jax.grad(slope)(jnp.float32(0.5), least) for least in (-1.0, 1.0))
+    assert jnp.isnan(hidden) and jnp.isfinite(finite) and finite != 0

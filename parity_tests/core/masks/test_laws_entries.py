@@ -197,7 +197,7 @@ def test_every_entry_has_its_own_offset():
 
 def test_far_offsets_and_lengths_are_cut_off():
     far = np.asarray([2**40, -(2**40)])
-    assert masks.Causal(far).bind(SIZES).offset.tolist() == [FAR, -FAR]
+    assert masks.Causal(far).bind(SIZES).offset.tolist() == [FAR, -FAR - 1]
     assert masks.Prefix(far).bind(SIZES).length.tolist() == [FAR, -FAR]
     bound = masks.Lengths(far, q=far[::-1]).bind(SIZES)
     assert bound.kv.tolist() == [FAR, -FAR] and bound.q.tolist() == [-FAR, FAR]
