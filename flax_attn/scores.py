@@ -1,8 +1,7 @@
 """Scores: changes of the logits between scaled dot product and mask. Data, chained by `>>`.
 
-`Softcap(30.0) >> Alibi(slopes)` caps first, then adds the bias. A score is a frozen pytree: its
-arrays are differentiable leaves. A backend that works in blocks calls `score(logits, b, n, q, k)`
-on the block's index arrays, so no array of size T x S is made for it.
+`Softcap(30.0) >> Alibi(slopes)` caps first, then adds the bias. The arrays of a score are leaves
+with gradients. Backends in blocks call it on a block's indices and make no array of T x S for it.
 """
 
 import math
