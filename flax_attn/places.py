@@ -119,9 +119,10 @@ class Positions:
         if self.is_bound:
             return self
         least = -FAR if self.all_present else -1
+        names = ("positions",) * 2 if self.all_present else ("q_positions", "kv_positions")
         return Positions(
-            _rows("q_positions", self.q, sizes, sizes.T, least),
-            _rows("kv_positions", self.k, sizes, sizes.S, least),
+            _rows(names[0], self.q, sizes, sizes.T, least),
+            _rows(names[1], self.k, sizes, sizes.S, least),
             self.k is None or self.in_order,
             self.all_present,
             is_bound=True,

@@ -18,9 +18,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import check_integers, near
+from .._arrays import dtype_of, near
 from .._checks import check_choice, of_tokens, valid_tokens
 from ..cache import Cache, PagedCache
+from ..cache.rows import counted
 from ..layouts import positions_of
 from ..masks import Mask
 from ..masks.algebra import READS, parts_of
@@ -76,7 +77,8 @@ class Numbers(NamedTuple):
             return positions and replace(positions, q=jnp.asarray(positions.q)[..., :queries])
 
         order, position = of_first(self.by_order), of_first(self.by_position)
-        return self._replace(by_order=order, by_position=position)
+        end = self.end if self.order is None else self.order[..., -1] + 1 - queries
+        return self._replace(by_order=order, by_position=position, end=end)
 
     def mask(self, mask: Mask) -> Mask:
         """`mask`, each part of which is given the numbers that it reads."""
@@ -157,6 +159,8 @@ def numbers_of(
     """
     alike, stores = keys is None and cache is None, isinstance(cache, Cache | PagedCache)
     order, has_gaps = (None, False) if valid is None or stores else _order(x, valid)
+    if order is None and valid is not None and keys is not None:
+        order = counted(x.shape[-2], 1)[0]  # so that "end" is that of the real queries
     by_order = order if order is None else _positions(order, alike)
     by_position = by_order
     if positions is not None and not _are_slots(positions, x.shape[-2], order):
@@ -178,12 +182,13 @@ def one_a_token(x: Array, positions: Any, rotary: Any) -> Any:
     """
     if positions is None or getattr(rotary, "axes", None) is not None:
         return None
-    return None if jnp.ndim(positions) >= x.ndim else positions
+    return None if np.ndim(positions) >= x.ndim else positions
 
 
 def _positions(numbers: Any, alike: bool) -> Positions:
     """Numbers of the queries, and of the keys if these are the same tokens."""
-    check_integers("The call", positions=numbers)
+    if not jnp.issubdtype(dtype_of(numbers), jnp.integer):
+        raise TypeError(f"positions must hold integers; got {dtype_of(numbers)}.")
     return Positions(numbers, numbers if alike else None, all_present=True)
 
 
@@ -191,9 +196,8 @@ def _are_slots(positions: Any, length: int, order: Any) -> bool:
     """Whether positions are known to be 0, 1, 2, ..., and so is the order."""
     if order is not None or not _is_known(positions) or np.shape(positions)[-1:] != (length,):
         return False
-    return bool(
-        (np.asarray(positions) == np.broadcast_to(np.arange(length), positions.shape)).all()
-    )
+    positions = np.asarray(positions)
+    return bool((positions == np.broadcast_to(np.arange(length), positions.shape)).all())
 
 
 def _is_known(x: Any) -> bool:

@@ -15,6 +15,7 @@ from flax_attn import (
     CAUSAL,
     FULL,
     Causal,
+    Chunked,
     Dense,
     Lengths,
     Segments,
@@ -23,7 +24,7 @@ from flax_attn import (
     explain,
 )
 from flax_attn.parity import judge
-from parity_tests.core.backends.refusal import refused
+from parity_tests.core.backends.refusal import refused, told
 from parity_tests.core.cache.cuts import same
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
@@ -81,7 +82,7 @@ def alone(run: Any, program: Program, valid: np.ndarray, positions: Any) -> np.n
     return found
 
 
-def told(program: Program, found: Any, valid: np.ndarray) -> np.ndarray:
+def outputs(program: Program, found: Any, valid: np.ndarray) -> np.ndarray:
     """The outputs, in the form of `alone`; the class token is a row's first real one."""
     found = np.asarray(found)
     return np.where(valid[..., None], found, 0) if program.layer == "class" else found
@@ -100,7 +101,7 @@ def test_a_padded_row_is_what_it_is_alone(seed):
     known = runner(layer, seed, **masked, valid=valid, positions=positions)(x)
     traced = runner(layer, seed, **masked)(x, valid=valid, positions=positions)
     for found in (known, traced):
-        assert same(told(drawn, found, valid), want), drawn
+        assert same(outputs(drawn, found, valid), want), drawn
 
 
 OF_CACHES = [seed for seed in EVERY if program(seed).layer in (*CACHED, *RECURRENT)]
@@ -241,16 +242,48 @@ def test_no_request_by_slot_loses_its_kernel():
     assert {"cudnn", "splash"} <= kernels
 
 
+def test_each_side_of_cross_attention_is_numbered_by_its_own_padding():
+    """Queries by the call's `valid`, a memory by that of `remember`; "end" is that of real ones."""
+    layer = LAYERS["cross"](param_dtype=jnp.float64, rngs=nnx.Rngs(3))
+    memory = np.random.RandomState(1).standard_normal((len(COUNTS), T, D))
+    for seed, mask in enumerate((CAUSAL, Window(2, 0), Causal("end"), Chunked(3), FULL)):
+        drawn = program(seed)
+        for padding in ("left", "right", "between"):
+            valid = drawn._replace(padding=padding).valid()
+            run = jax.jit(lambda x, m, v=None, mask=mask: layer(x, m, mask=mask, valid=v))
+            y, kept = run(X, memory, valid), np.asarray(layer(X, memory, mask=mask, valid=valid))
+            for row, real in enumerate(valid):
+                want = run(X[row][real], memory[row])
+                assert same(y[row][real], want) and same(kept[row][real], want), (mask, padding)
+            if mask == Causal("end"):  # a memory in a cache has no last slot
+                continue
+            there = drawn._replace(seed=seed + 9, padding=padding).valid()
+            cache = layer.remember(memory, valid=there)
+            y, _ = layer(X, cache=cache, mask=mask, valid=valid)
+            for row, real in enumerate(valid):
+                want = run(X[row][real], memory[row][there[row]])
+                assert same(y[row][real], want), (mask, padding, "remembered")
+
+
+def test_positions_that_do_not_fit_are_refused_where_they_are_read():
+    layer = program(0)._replace(rotary="none", score="none").build()
+    with told(ValueError, "positions must broadcast to (3, 9); got shape (4,)."):
+        layer(X, mask=Chunked(4), positions=np.arange(4))
+    with told(TypeError, "positions must hold integers; got float64."):
+        layer(X, mask=Chunked(4), positions=np.ones(T))
+    assert same(layer(X, mask=Chunked(4), positions=[*range(T)]), layer(X, mask=Chunked(4)))
+
+
 def test_every_layer_that_is_told_of_padding_is_tried():
     """A layer that comes later has to be added to `LAYERS`, or to `OTHERS` with its reason."""
     layers = {name: x for name, x in vars(flax_attn.layers).items() if isinstance(x, type)}
-    told = {
+    names = {
         name
         for name, layer in layers.items()
         if {"valid", "positions"} & {*inspect.signature(layer.__call__).parameters}
     }
     tried = {build.func.__name__ for build in LAYERS.values()}
-    assert told == tried | set(OTHERS)
+    assert names == tried | set(OTHERS)
 
 
 def test_positions_that_a_cache_does_not_know_are_refused_beside_chunks():
