@@ -1,10 +1,8 @@
-"""`python -m flax_attn` is `flax-attn`, and so is `python -m flax_attn.cli`."""
+"""`python -m flax_attn` is `flax-attn`."""
 
 import sys
 
-
-def run() -> int:
-    """Runs the command for `python -m`; its exit code."""
+if __name__ == "__main__":
     # `python -m` puts the current folder first, where a file of the user's may have the name of a
     # standard module. The command looks there last, for packages that are nowhere else.
     if not sys.flags.safe_path:
@@ -12,8 +10,4 @@ def run() -> int:
 
     from .cli import main
 
-    return main()
-
-
-if __name__ == "__main__":
-    raise SystemExit(run())
+    raise SystemExit(main())

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx.summary import NoneDumper  # by which `nnx.tabulate` writes what methods return
 
 C = TypeVar("C", bound=type)
 _PLAIN = (type(None), bool, int, float, complex, str, np.generic)
@@ -80,6 +81,7 @@ def frozen(cls: C) -> C:
     setattr(cls, "_is_frozen", True)  # noqa: B010
     setattr(cls, "__hash__", _hash)  # noqa: B010
     setattr(cls, "__getstate__", _state)  # noqa: B010
+    NoneDumper.add_representer(cls, lambda dumper, self: dumper.represent_str(repr(self)))
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )

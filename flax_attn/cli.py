@@ -396,7 +396,7 @@ def _as_dict(proof: "Proof") -> dict[str, object]:
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
 
 
-if __name__ == "__main__":
-    from .__main__ import run
+if __name__ == "__main__":  # `python -m flax_attn.cli` is `python -m flax_attn`
+    import runpy
 
-    raise SystemExit(run())
+    runpy.run_module("flax_attn", run_name="__main__")

@@ -143,10 +143,10 @@ def write(
 
 def _files(options: argparse.Namespace) -> dict[str, Path]:
     """Where to write what; refused before anything runs if it cannot be."""
-    given = {k: v for k in ("json", "markdown", "png") if (v := getattr(options, k)) is not None}
-    for name, file in given.items():
+    names = {k: v for k in ("json", "markdown", "png") if (v := getattr(options, k)) is not None}
+    for name, file in names.items():
         check_file(f"--{name}", file)
-    files = {name: Path(file) for name, file in given.items()}
+    files = {name: Path(file) for name, file in names.items()}
     if options.out is not None:
         files = {**_in_folder(options.out), **files}
     if options.png and (reason := plot.absent()):
