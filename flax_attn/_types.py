@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx import summary
 
 from ._exported import register
 
@@ -82,11 +83,19 @@ def frozen(cls: C) -> C:
     setattr(cls, "_is_frozen", True)  # noqa: B010
     setattr(cls, "__hash__", _hash)  # noqa: B010
     setattr(cls, "__getstate__", _state)  # noqa: B010
+    _show_in_tables(cls)
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
     register(cls)
     return cls
+
+
+def _show_in_tables(cls: type) -> None:
+    """Lets `nnx.tabulate` write objects of this class, which it knows by no public way."""
+    dumper = getattr(summary, "NoneDumper", None)
+    if dumper is not None:  # a flax that writes its tables otherwise needs no help, or has none
+        dumper.add_representer(cls, lambda dumper, self: dumper.represent_str(repr(self)))
 
 
 def is_frozen(cls: type) -> bool:

@@ -8,10 +8,13 @@ from flax import nnx
 
 from flax_attn import (
     CAUSAL,
+    FULL,
     Alibi,
+    Causal,
     Dropout,
     GroupedQueryAttention,
     Lengths,
+    Prefix,
     Rotary,
     Rules,
     Softcap,
@@ -135,3 +138,20 @@ def test_sinks_start_at_zero_and_train():
     x = jnp.asarray(X, jnp.bfloat16)
     gradient = nnx.jit(nnx.grad(lambda layer: (layer(x) ** 2).sum()))(layer)
     assert np.all(gradient["sinks"][...])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": Causal(offset=0)},
+        {"mask": Causal() & Window(3, 0) | Prefix(2)},
+        {"mask": FULL, "rules": Rules(score=Softcap(3.0) >> Softcap(2.0))},
+        {"rotary": Rotary(), "sinks": True},
+    ],
+    ids=["causal", "several", "score", "rotary and sinks"],
+)
+def test_a_table_of_the_layer_shows_what_it_holds(options):
+    layer = GroupedQueryAttention(12, 6, 3, 4, **options, rngs=nnx.Rngs(0))
+    table = nnx.tabulate(layer, jnp.ones((2, 5, 12)))
+    mask = options.get("mask", Causal())
+    assert "q_proj" in table and type(mask).__name__ in table
