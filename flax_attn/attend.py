@@ -127,13 +127,13 @@ def attend(
         over a sharded length.
       q_positions, kv_positions: the order of queries and keys in their rows, integers that
         broadcast to `*B T` and `*B S`; None means 0, 1, 2, ... A cache passes them, because its
-        slots hold keys in any order. Layers number tokens beside padding by themselves:
-        docs/recipes.md, "Order and position". The mask, the score and the dropout get them in place
-        of the indices, so CAUSAL and Window mean the same in every cache. Objects with an array
-        along T or S (Dense, Segments, Additive, DropoutMask, a class of yours whose AXES name q or
-        k) are read by index. A key at a negative position is never seen, not even by `~mask`, and a
-        query there sees no key. With `empty="mean"`, the mean is then over the keys that are
-        present, and a query at a negative position still gives zeros.
+        slots hold keys in any order. Layers find them by themselves: docs/recipes.md, "Order and
+        position"; here all that a mask or score may read is these numbers. The mask, the score and
+        the dropout get them in place of the indices, so CAUSAL and Window mean the same in every
+        cache. Objects with an array along T or S (Dense, Segments, Additive, DropoutMask, a class
+        of yours whose AXES name q or k) are read by index. A key at a negative position is never
+        seen, not even by `~mask`, and a query there sees no key. With `empty="mean"`, the mean is
+        then over the keys that are present, and a query at a negative position still gives zeros.
       backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
         `explain` lists; `use_backend` sets it for a whole context. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128

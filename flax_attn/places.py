@@ -21,6 +21,7 @@ from ._arrays import (
     near,
     numbers_in_lists,
 )
+from ._checks import check_choice
 from ._types import Sizes, frozen, is_frozen, leaf_axes
 
 
@@ -155,6 +156,15 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any, least: int) -> j
 def goes_by_slot(node: Any) -> bool:
     """Whether a mask or a score has an array along the queries or the keys, as its AXES say."""
     return any("q" in axes or "k" in axes for axes in leaf_axes(node))
+
+
+# Which number of a token a mask or a score may read, beside padding or where documents are packed.
+READS = ("nothing", "slot", "sequence", "distance", "order", "position", "query position")
+
+
+def check_reads(node: Any) -> None:
+    """ValueError for a mask or a score whose `reads` is none of these."""
+    check_choice(f"{type(node).__name__}.reads", node.reads, *READS)
 
 
 def ended(node: Any, end: Any) -> Any:

@@ -27,7 +27,7 @@ from ._arrays import (
     to_grid,
 )
 from ._types import Sizes, frozen, is_frozen
-from .places import Places, Positions, check_no_end, goes_by_slot, in_whole
+from .places import Places, Positions, check_no_end, check_reads, goes_by_slot, in_whole
 from .positions.relative import t5_buckets
 
 
@@ -35,9 +35,9 @@ class Score:
     """The base of all scores. A subclass changes logits at index arrays; the rest has defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
-    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It is
-    asked where the mask hides too, and must be finite there; see `ScoreFn`. `reads` is as of
-    `Mask`, or "query position" if it reads positions of queries alone.
+    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. Where
+    the mask hides it must be finite too: see `ScoreFn`. `reads` is as of `Mask`, or "query
+    position" if it reads positions of queries alone.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -396,16 +396,15 @@ class ScoreFn(Score):
 
     Also called: `score_mod` of FlexAttention.
 
-    `fn` is computed where the mask hides too. What it gives there reaches neither outputs nor the
-    gradients of q, k and v, but a NaN or an infinite derivative there makes the gradients of
-    `params` NaN, as zero times NaN is: `jnp.log(q - k)` under a causal mask, say. Give it numbers
-    that are finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
+    `fn` is computed where the mask hides too. A NaN or an infinite derivative there reaches neither
+    outputs nor the gradients of q, k and v, but makes those of `params` NaN: `jnp.log(q - k)` under
+    a causal mask, say. Keep it finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
 
     Args:
       fn: from logits and four integer arrays that broadcast against them to logits of the same
         shape and dtype. Functions are compared by identity: define `fn` once, outside the call.
       params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
-      reads: which numbers a layer gives it beside padding, as of `Mask`.
+      reads: as of `Score`.
       places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
 
     Raises:
@@ -426,6 +425,7 @@ class ScoreFn(Score):
     AXES: ClassVar = {}
 
     def __post_init__(self):
+        check_reads(self)
         if not callable(self.fn):
             raise TypeError(
                 f"ScoreFn needs a function fn(logits, b, n, q, k); got {type(self.fn).__name__}."

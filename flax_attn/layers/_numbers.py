@@ -19,15 +19,15 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import dtype_of, near
-from .._checks import check_choice, of_tokens, valid_tokens
+from .._checks import of_tokens, valid_tokens
 from ..cache import Cache, PagedCache
 from ..cache.rows import counted
 from ..layouts import positions_of
 from ..masks import Mask
-from ..masks.algebra import READS, parts_of
+from ..masks.algebra import parts_of
 from ..masks.answers import segments_of
 from ..masks.at_positions import asked_where, leaves_of
-from ..places import Positions, ended, goes_by_slot
+from ..places import Positions, check_reads, ended, goes_by_slot
 from ..positions import Rotary
 from ..positions.lengths import lengths_of
 from ..scores import AtPositions, Chain, Score
@@ -121,7 +121,7 @@ def reads_of(node: Mask | Score) -> str:
     """Which number of a token a mask or a score reads; ValueError for a word that is none."""
     if goes_by_slot(node):
         return "slot"
-    check_choice(f"{type(node).__name__}.reads", node.reads, *READS)
+    check_reads(node)
     return node.reads
 
 
@@ -164,6 +164,9 @@ def numbers_of(
     by_order = order if order is None else _positions(order, alike)
     by_position = by_order
     if positions is not None and not _are_slots(positions, x.shape[-2], order):
+        if valid is not None:  # whatever stands at padding, as -1, may spoil no gradient
+            is_valid = valid_tokens("valid", valid, x.shape[:-1])
+            positions = jnp.where(is_valid, near(positions), 0)
         by_position = _positions(positions, alike)
     end: Any = 0
     if keys is not None and valid is not None:
@@ -179,16 +182,24 @@ def one_a_token(x: Array, positions: Any, rotary: Any) -> Any:
     """`positions` if they are one number a token of x, `*B T D`, else None.
 
     A rotary with axes takes several, and so do axes in front of those of the batch.
+
+    Raises:
+      TypeError: if they are no integers.
     """
+    check_positions(positions)
     if positions is None or getattr(rotary, "axes", None) is not None:
         return None
     return None if np.ndim(positions) >= x.ndim else positions
 
 
+def check_positions(positions: Any) -> None:
+    """TypeError unless positions are integers, or none are given."""
+    if positions is not None and not jnp.issubdtype(dtype_of(positions), jnp.integer):
+        raise TypeError(f"positions must hold integers; got {dtype_of(positions)}.")
+
+
 def _positions(numbers: Any, alike: bool) -> Positions:
     """Numbers of the queries, and of the keys if these are the same tokens."""
-    if not jnp.issubdtype(dtype_of(numbers), jnp.integer):
-        raise TypeError(f"positions must hold integers; got {dtype_of(numbers)}.")
     return Positions(numbers, numbers if alike else None, all_present=True)
 
 

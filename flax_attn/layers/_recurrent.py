@@ -26,6 +26,7 @@ from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
 from ._common import check_tokens
 from ._house import House
+from ._numbers import check_positions
 from ._sources import zero_absent
 
 
@@ -70,6 +71,7 @@ Shape = tuple[int, ...] | None
 class Recurrent(nnx.Module):
     """A recurrent layer. It adds `recur`, `state_shapes`, and maybe the name of its `last`."""
 
+    mask = CAUSAL  # so that `layer.mask & Segments(ids)` serves every layer of a model
     last = "out_proj"  # the projection behind the equation, as wide as a token
 
     @overload
@@ -98,13 +100,14 @@ class Recurrent(nnx.Module):
         Args:
           x: the tokens.
           mask: what a recurrence shows anyway, so that one loop can call all layers of a model:
-            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`.
+            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`, the ids of x alone.
           positions: changes nothing, because a recurrence reads no positions.
           segments: ids of packed documents, each of which starts afresh. The first goes on from
             the cache if the cache's last token has its id; without ids the document goes on.
           valid: which tokens are real. Padding does not change the state; its outputs are zero.
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
+        check_positions(positions)
         segments = _segments_of(mask, segments)
         last: nnx.Linear = getattr(self, self.last)
         x = entered(x, last.out_features, valid, cache)
@@ -155,7 +158,7 @@ def _segments_of(mask: Any, segments: Any) -> Any:
     if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):
         raise ValueError(
             "A recurrence sees the tokens before each one, and takes mask=CAUSAL or "
-            f"mask=CAUSAL & Segments(ids); got {mask}. Hide padding by valid=."
+            f"mask=CAUSAL & Segments(ids); got {mask if isinstance(mask, Mask) else 'an array'}."
         )
     if ids and segments is not None:
         raise ValueError(

@@ -47,7 +47,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
       ValueError: for counts below 1, K that does not divide N, a share outside [0, 1], rules with
         more than score and scale, norm_after_rotary without a rotary and a norm, a clip_qkv that is
         no finite number above zero; in the call, if x is not `*B T in_features`, masks, positions
-        or valid do not broadcast, for positions without a rotary, or another word for `empty`.
+        or valid do not broadcast, or for another word for `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names

@@ -56,8 +56,8 @@ class LatentAttention(LatentHeads, SelfAttention):
 
     Raises:
       ValueError: for counts below 1, a share outside [0, 1], rules with more than score and scale;
-        in the call, if x is not `*B T in_features`, masks, positions or valid do not broadcast, for
-        positions without a rotary, or another word for `empty`.
+        in the call, if x is not `*B T in_features`, masks, positions or valid do not broadcast, or
+        for another word for `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts

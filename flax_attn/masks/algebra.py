@@ -12,9 +12,6 @@ from .._types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
 
-# Which number of a token a mask or a score may read, beside padding or where documents are packed.
-READS = ("nothing", "slot", "sequence", "distance", "order", "position", "query position")
-
 
 class Mask:
     """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
@@ -26,10 +23,12 @@ class Mask:
     libraries take masks that define `as_band`, `as_runs` or `as_segments`. `&`, `|` and `~` combine
     masks, also with boolean arrays.
 
-    Beside padding and packed documents a layer asks a mask at numbers other than slots. Set `reads`
-    to "position" for a mask that means the positions which a layer is given, as `Chunked` does, or
-    to "distance" for one that reads the difference q - k alone. The default is "order": a token's
-    number among the real tokens of its row. An array along q or k goes by slot.
+    Beside padding and packed documents a layer asks a mask at numbers other than slots, as `reads`
+    says: "order", the default, is a token's number among the real tokens of its row; "position" is
+    that of the layer's `positions=`, as for `Chunked`; "distance" is the order of a mask that reads
+    q - k alone; "sequence" is for one that reads which of them comes first, "nothing" for one that
+    reads neither, and "slot" for one that means slots. A class with an array along q or k says so
+    by the name of the field, `AXES = {"array": "bnqk"}`, and goes by slot.
 
     A static mask may compute its answers in Python, numpy or jax.numpy. Any other mask runs inside
     a program, on blocks of queries whose place is traced, so it must use jax.numpy.

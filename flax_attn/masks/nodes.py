@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import check_boolean, check_integers, ids_per_entry, numbers_in_lists, pick
 from .._types import Sizes, frozen
-from ..places import Places, in_whole
+from ..places import Places, check_reads, in_whole
 from .algebra import Mask
 from .answers import Rows
 
@@ -117,6 +117,7 @@ class MaskFn(Mask):
 
     Raises:
       TypeError: in use, if what it returns is not boolean.
+      ValueError: for a word that `reads` does not know.
 
     Source: Dong et al., "Flex Attention", 2024.
 
@@ -129,6 +130,9 @@ class MaskFn(Mask):
     reads: str = field(default="order", kw_only=True)
 
     AXES: ClassVar = {}
+
+    def __post_init__(self):
+        check_reads(self)
 
     @cached_property
     def is_static(self):

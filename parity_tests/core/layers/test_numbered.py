@@ -18,6 +18,8 @@ from flax_attn import (
     Chunked,
     Dense,
     Lengths,
+    MaskFn,
+    ScoreFn,
     Segments,
     Window,
     assume_platform,
@@ -269,9 +271,33 @@ def test_positions_that_do_not_fit_are_refused_where_they_are_read():
     layer = program(0)._replace(rotary="none", score="none").build()
     with told(ValueError, "positions must broadcast to (3, 9); got shape (4,)."):
         layer(X, mask=Chunked(4), positions=np.arange(4))
-    with told(TypeError, "positions must hold integers; got float64."):
-        layer(X, mask=Chunked(4), positions=np.ones(T))
+    recurrent = program(list(LAYERS).index("lightning")).build()
+    for some in (layer, recurrent):
+        for at in (np.arange(9.0), np.ones(T), np.ones(T, bool)):
+            with told(TypeError, f"positions must hold integers; got {at.dtype}."):
+                some(X, positions=at)
     assert same(layer(X, mask=Chunked(4), positions=[*range(T)]), layer(X, mask=Chunked(4)))
+
+
+def test_positions_of_padding_spoil_no_gradient():
+    """Such as -1, at which a temperature has no logarithm."""
+    drawn = program(0)._replace(score="temperature", padding="between", rotary="plain")
+    layer, valid = drawn.build(), drawn.valid()
+    graph, state = nnx.split(layer)
+
+    def loss(state, x, at):
+        return jnp.sum(jnp.square(nnx.merge(graph, state)(x, valid=valid, positions=at)))
+
+    order = np.maximum(valid.cumsum(-1) - 1, 0)
+    grads = [jax.grad(loss, (0, 1))(state, X, np.where(valid, order, at)) for at in (0, -1)]
+    for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
+        assert judge.exact(a, b).ok and np.isfinite(a).all()
+
+
+def test_a_word_that_nothing_reads_is_refused_where_it_is_said():
+    for build in (MaskFn, ScoreFn):
+        with told(ValueError, f"{build.__name__}.reads must be one of", "got 'positions'"):
+            build(lambda *args: args[0], reads="positions")
 
 
 def test_every_layer_that_is_told_of_padding_is_tried():
