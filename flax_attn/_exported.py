@@ -27,15 +27,21 @@ def register(cls: type) -> None:
     `importlib.reload`, takes the name over.
     """
     name = _name(cls)
-    names = getattr(import_module("jax._src.export._export"), "deserialization_registry", {})
-    names.pop(name, None)
-    with contextlib.suppress(ValueError):  # should jax keep its names elsewhere
+    _forget(name)
+    with contextlib.suppress(ValueError):  # of a name that jax did not forget
         export.register_pytree_node_serialization(
             cls,
             serialized_name=name,
             serialize_auxdata=lambda aux: written_structure(cls, aux),
             deserialize_auxdata=lambda text: read_structure(cls, text),
         )
+
+
+def _forget(name: str) -> None:
+    """Takes a name out of jax's own table, for which there is no public way, if it is there."""
+    with contextlib.suppress(ImportError):
+        table = import_module("jax._src.export._export")
+        getattr(table, "deserialization_registry", {}).pop(name, None)
 
 
 def written_structure(cls: type, aux: tuple) -> bytes:
