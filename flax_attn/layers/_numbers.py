@@ -184,12 +184,14 @@ def one_a_token(x: Array, positions: Any, rotary: Any) -> Any:
     A rotary with axes takes several, and so do axes in front of those of the batch.
 
     Raises:
-      TypeError: if they are no integers.
+      TypeError: if they are one number a token and no integers.
     """
-    check_positions(positions)
     if positions is None or getattr(rotary, "axes", None) is not None:
         return None
-    return None if np.ndim(positions) >= x.ndim else positions
+    if np.ndim(positions) >= x.ndim:
+        return None
+    check_positions(positions)
+    return positions
 
 
 def check_positions(positions: Any) -> None:

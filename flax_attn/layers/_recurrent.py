@@ -71,7 +71,6 @@ Shape = tuple[int, ...] | None
 class Recurrent(nnx.Module):
     """A recurrent layer. It adds `recur`, `state_shapes`, and maybe the name of its `last`."""
 
-    mask = CAUSAL  # so that `layer.mask & Segments(ids)` serves every layer of a model
     last = "out_proj"  # the projection behind the equation, as wide as a token
 
     @overload
