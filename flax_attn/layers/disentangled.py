@@ -10,7 +10,7 @@ from .._arrays import up_to
 from .._checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ..positions.relative import Indices, deberta_buckets
+from ..positions.relative import Indices, deberta_rows_at
 from ..scores import Additive
 from ._common import as_attribute, merge_heads, split_heads
 from ._house import House, HouseKeywords, house_signature
@@ -101,12 +101,10 @@ class DisentangledAttention(nnx.Module):
 
     def _rows_at(self, distance: Any) -> Any:
         """The row of the embeddings for each distance from a key to its query."""
-        if self.buckets is None:
-            rows = distance + self.max_positions
-        else:
+        if self.buckets is not None:
             how = {"buckets": self.buckets, "max_distance": self.max_positions}
-            rows = deberta_buckets(distance, **how) + self.buckets
-        return rows.clip(0, self.embeddings - 1)
+            return deberta_rows_at(distance, **how)
+        return (distance + self.max_positions).clip(0, self.embeddings - 1)
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ from warnings import warn
 
 from jaxtyping import Array, Bool, Float, Int
 
+from ..masks import Mask
 from ._common import split_heads
 from ._forward import SelfAttention
 from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
@@ -67,11 +68,15 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         self,
         x: Float[Array, "*B T D"],
         *,
+        mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
     ) -> Pair:
-        """What this layer makes of x, for layers after it; arguments as of the call."""
-        tokens = self.tokens(x, None, valid, positions)
+        """What this layer makes of x, for layers after it; arguments as of the call.
+
+        Of a mask only `Segments` count, for a rotary whose rates go by the length of documents.
+        """
+        tokens = self.tokens(x, mask, valid, positions)
         return self.keys_and_values(tokens.x, tokens.positions)
 
     def keys_and_values(self, x: Float[Array, "*B T D"], positions: RotaryPositions) -> Pair:

@@ -43,7 +43,7 @@ def lengths_of(
         join = jax.ops.segment_max
     if ids is None:
         of_rows = jnp.sum if positions is None else jnp.max
-        return jnp.maximum(of_rows(counts, axis=-1, keepdims=True), 1)  # *B 1
+        return jnp.maximum(of_rows(counts, axis=-1, keepdims=True, initial=0), 1)  # *B 1
     ids = ids + jnp.zeros_like(counts, ids.dtype)  # both lie alike on a mesh with Explicit axes
     counts = counts + jnp.zeros_like(ids, counts.dtype)
 

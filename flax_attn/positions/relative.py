@@ -101,6 +101,18 @@ def deberta_rows(queries: int, keys: int, *, buckets: int, max_distance: int) ->
     [[4, 3, 2], [5, 4, 3]]
     """
     distance = up_to(queries)[:, None] - up_to(keys)[None]
+    return deberta_rows_at(distance, buckets=buckets, max_distance=max_distance)
+
+
+def deberta_rows_at(distance: Indices, *, buckets: int, max_distance: int) -> Indices:
+    """The row of that table for each distance from a key to its query.
+
+    Args:
+      distance, buckets, max_distance: as of `deberta_buckets`.
+
+    >>> deberta_rows_at(np.asarray([0, -1, 99]), buckets=4, max_distance=16).tolist()
+    [4, 3, 7]
+    """
     offsets = deberta_buckets(distance, buckets=buckets, max_distance=max_distance)
     return (offsets + buckets).clip(0, 2 * buckets - 1)
 

@@ -150,7 +150,7 @@ class Rotary:
         self,
         x: Float[Array, "*B T N H"],
         positions: Int[Array, "*A T"] | None = None,
-        lengths: Int[Array, "*B T"] | None = None,
+        lengths: Int[Array, "*#B #T"] | None = None,
     ) -> Float[Array, "*B T N H"]:
         """`x` turned at `positions`, which are 0, 1, ... T - 1 in the order of the layout.
 

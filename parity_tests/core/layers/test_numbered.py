@@ -61,7 +61,7 @@ def runner(layer: nnx.Module, seed: int, **fixed: Any) -> Any:
     def run(state, x, cache=None, **numbers):
         layer = nnx.merge(graph, state)
         given = {k: v for k, v in {**fixed, **numbers}.items() if v is not None}
-        tokens = {k: v for k, v in given.items() if k in ("valid", "positions")}
+        tokens = {k: v for k, v in given.items() if k in ("mask", "valid", "positions")}
         more = extra(layer, x, seed, **tokens)
         if cache is not None:
             more["cache"] = cache
@@ -134,7 +134,7 @@ def test_a_padded_row_is_the_same_in_every_cut_of_a_cache(seed):
         assert same(np.concatenate(out, 1), want), (drawn, cut)
 
 
-LENGTHS = (4, 1, 4)
+LENGTHS = (2, 1, 6)  # of which one is beyond the border of each scaling by length
 
 
 @pytest.mark.parametrize("seed", with_nightly(EVERY, commit=17))
