@@ -23,7 +23,8 @@ class CrossLayerAttention(DecodingHeads, Forward):
     Also called: cross-layer attention (CLA), shared KV cache, KV sharing between layers.
 
     There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, and
-    makes both by `earlier.keys_and_values_of(x)`, x being what it was given itself.
+    makes both by `earlier.keys_and_values_of(x)`, x being what it was given itself, with the same
+    `mask`, `positions` and `valid` as this layer's call.
 
     Shapes: x `*B T in_features`, keys and values `*B T K H` -> `*B T in_features`.
 
