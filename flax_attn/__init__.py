@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from .masks import Causal as Causal
     from .masks import Chunked as Chunked
     from .masks import Dense as Dense
+    from .masks import Documents as Documents
     from .masks import Full as Full
     from .masks import Lengths as Lengths
     from .masks import Mask as Mask
@@ -198,6 +199,7 @@ _HOMES = {
     "Causal": ".masks",
     "Chunked": ".masks",
     "Dense": ".masks",
+    "Documents": ".masks",
     "Full": ".masks",
     "Lengths": ".masks",
     "Mask": ".masks",

@@ -1,4 +1,5 @@
-"""The command: `flax-attn parity` proves variants, `bench` times, `explain` says which backend.
+"""The command: `flax-attn parity` proves variants, `bench` times, `explain` says which backend,
+`check-device` does all of it on one machine.
 
 Nothing slow is imported before it is needed.
 """
@@ -42,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     console = Console(soft_wrap=True, emoji=False)
     try:
-        command = {"bench": _bench, "explain": _explain, "parity": _parity, "record": _record}
-        return command[options.command](options, console)
+        return COMMANDS[options.command](options, console)
     except (ValueError, ModuleNotFoundError) as error:
         said = f"flax-attn {options.command}: {error}"
         Console(stderr=True, soft_wrap=True).out(said, highlight=False)
@@ -68,6 +68,14 @@ def _explain(options: argparse.Namespace, console: "Console") -> int:
 
     console.out(explained(options), highlight=False)
     return 0
+
+
+def _check_device(options: argparse.Namespace, console: "Console") -> int:
+    from ._progress import Progress
+    from .device_check.command import check_device
+
+    with Progress("flax-attn check-device", console) as progress:
+        return check_device(options, console, progress)
 
 
 def _record(options: argparse.Namespace, console: "Console") -> int:
@@ -96,6 +104,7 @@ def _parser(argv: Sequence[str]) -> Parser:
     _add_parity(commands)
     _add_record(commands)
     _add_explain(commands)
+    _add_check_device(commands)
     if "bench" in argv:  # whose options are slow to import
         from .bench.options import add_to
 
@@ -216,6 +225,32 @@ def _add_explain(commands: Any) -> None:
     add("--layout", default="contiguous", metavar="NAME", help="contiguous, zigzag or striped")
     add("--on", metavar="PLATFORM", help="cpu, gpu or tpu; default: this machine")
     add("--capability", metavar="X.Y", help="of the GPU: 9.0 for an H100; default 8.0")
+
+
+def _add_check_device(commands: Any) -> None:
+    check = commands.add_parser(
+        "check-device",
+        help="prove and time this library on the device at hand, and write a report",
+        description="In this order: device and versions; recorded results of PyTorch for every "
+        "layer, in float32 and bfloat16; every backend against the plain formula on 60 requests; "
+        "attention from 1k to 32k tokens, and steps of decoding, beside jax.nn and torch; memory "
+        "at T and 2T tokens. Each part leaves its file in the folder as soon as it is done. Needs "
+        "no network and no torch. Ends with 1 if something differs.",
+    )
+    check.add_argument(
+        "--out", required=True, metavar="FOLDER", help="where the files and report.md go"
+    )
+    check.add_argument(
+        "--minutes", type=float, metavar="N", help="stop by then; default: 8, with --small 2"
+    )
+    check.add_argument(
+        "--only",
+        metavar="PARTS",
+        help="of machine, layers, requests, speed and memory, with commas; the first always runs",
+    )
+    check.add_argument(
+        "--small", action="store_true", help="few and small inputs, to try the command on a CPU"
+    )
 
 
 def _parity(options: argparse.Namespace, console: "Console") -> int:
@@ -394,6 +429,15 @@ def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -
 def _as_dict(proof: "Proof") -> dict[str, object]:
     variant, witness, report = proof
     return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
+
+
+COMMANDS = {
+    "bench": _bench,
+    "check-device": _check_device,
+    "explain": _explain,
+    "parity": _parity,
+    "record": _record,
+}
 
 
 if __name__ == "__main__":  # `python -m flax_attn.cli`, which had done nothing

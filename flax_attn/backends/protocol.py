@@ -23,7 +23,7 @@ from .._arrays import plus, varying_alike
 from .._types import Sizes
 from ..layouts import named_for
 from ..masks import Band, Mask
-from ..masks.answers import band_of
+from ..masks.answers import band_of, runs_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .platform import mesh_of
@@ -105,7 +105,8 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
     """
     band = band_of(mask)
     if band is None:
-        return _alive_by_rows(mask, sizes)
+        runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
+        return _alive_by_rows(mask, sizes) if runs is None else _alive_in_runs(runs, sizes)
     rows, keys = (
         None if isinstance(x, np.ndarray) and x.all() else jnp.asarray(x)
         for x in alive_in(band, sizes)
@@ -130,6 +131,22 @@ def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     whole = jnp.moveaxis(seeing[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
     last = seeing[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
     return jnp.concatenate([whole, last], axis=1), keys
+
+
+def _alive_in_runs(runs: tuple[Any, Any], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """The same where each query sees one run of keys: 1 where runs begin less 1 where they end."""
+    first, end = (
+        jnp.asarray(most if x is None else jnp.clip(x, 0, sizes.S), jnp.int32)
+        for x, most in zip(runs, (0, sizes.S), strict=True)
+    )
+    first, end = (x + jnp.zeros((1, sizes.T), jnp.int32) for x in (first, end))  # B|1 T
+    rows = first < end
+    steps = jnp.zeros((max(len(first), len(end)), sizes.S + 1), jnp.int32)
+    entry = jnp.arange(len(steps))[:, None]
+    rows, first, end = (jnp.broadcast_to(x, (len(steps), sizes.T)) for x in (rows, first, end))
+    steps = steps.at[entry, first].add(rows.astype(jnp.int32))
+    steps = steps.at[entry, end].add(-rows.astype(jnp.int32))
+    return rows, jnp.cumsum(steps, axis=1)[:, : sizes.S] > 0
 
 
 def alive_in(band: Band, sizes: Sizes) -> tuple[Any, Any]:

@@ -240,7 +240,8 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
         return ()
     q, k = (jnp.zeros((sizes.B, n), jnp.int32) for n in (sizes.T, sizes.S))
     for part in parts:
-        q, k = segments_of(part) or (q, k)
+        ids = segments_of(part)
+        q, k = (q, k) if ids is None else map(jnp.broadcast_to, ids, (q.shape, k.shape))
     nobodys = q.min() - 1
     for part in parts:
         band = band_of(part)
@@ -291,9 +292,9 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
     others = [part for part in moving if segments_of(part) is None and not _is_lengths(part)]
     if others:
         names = ", ".join(type(part).__name__ for part in others)
-        return f"takes static masks, Segments and Lengths; {names} is asked for"
+        return f"takes static masks, Segments, Documents and Lengths; {names} is asked for"
     if len(segments) > 1:
-        return "takes one Segments; combine their ids into one"
+        return "takes one Segments or Documents; combine their ids into one"
     if _seeing(_static(mask), sizes._replace(batch=())) is None:
         return "needs queries that see nothing to stand at the ends; this mask has some between"
     return None

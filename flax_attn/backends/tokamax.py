@@ -171,8 +171,11 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
         return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
-    if _bias_and_cap(rules.score) is None:
+    bias_and_cap = _bias_and_cap(rules.score)
+    if bias_and_cap is None:
         return "takes Additive, Softcap by a number, or Additive >> Softcap as a score"
+    if bias_and_cap[0] is not None and q.shape[-3] == 1:
+        return "takes Additive for two queries or more: of one its gradients are wrong"
     some = np.zeros((1, 1), np.int32)
     others = [type(part).__name__ for part in parts_of(rules.mask) if runs_of(part, some) is None]
     if others:
@@ -188,8 +191,8 @@ def _of_version() -> str | None:
         return f"needs tokamax {'.'.join(map(str, OLDEST))} or later; {installed} is installed"
     try:
         known = hasattr(_home("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
-    except ImportError:
-        known = False
+    except ImportError as error:  # of what it needs itself, xprof say, or of a file that has moved
+        return f"cannot import tokamax {installed}: {error}"
     return None if known else f"does not know this version of tokamax, {installed}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .program import TorchProgram, tensor
+from .program import TorchProgram, device, tensor
 from .workload import PROJECTIONS, Workload
 
 
@@ -15,17 +15,17 @@ def static(w: Workload) -> TorchProgram:
     torch: Any = import_module("torch")
     slots = min(w.window or w.length, w.length)
     past = _last_slots(w)
-    rows, at = torch.arange(w.batch), torch.from_numpy(past % slots)
+    rows, at = (x.to(device()) for x in (torch.arange(w.batch), torch.from_numpy(past % slots)))
 
     def pack(tensors: Any) -> Any:
         x, weights, keys, values = _projected(w, tensors)
-        kept = [torch.zeros(*y.shape[:2], slots, y.shape[3]) for y in (keys, values)]
+        kept = [y.new_zeros(*y.shape[:2], slots, y.shape[3]) for y in (keys, values)]
         for b, n in enumerate(past):
             places = np.arange(max(0, n - slots), n)
             for new, old in zip((keys, values), kept, strict=True):
                 old[b, :, places % slots] = new[b, :, places]
         seen = torch.arange(slots)[None] <= torch.from_numpy(past)[:, None]
-        return x, weights, kept, None if seen.all() else seen[:, None, None]
+        return x, weights, kept, None if seen.all() else seen[:, None, None].to(x.device)
 
     def call(packed: Any) -> Any:
         x, weights, kept, seen = packed
@@ -48,12 +48,12 @@ def grown(w: Workload) -> TorchProgram:
     def pack(tensors: Any) -> Any:
         x, weights, keys, values = _projected(w, tensors)
         most = past.max()
-        kept = [torch.zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
+        kept = [y.new_zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
         for b, (n, end) in enumerate(zip(past, _last_slots(w), strict=True)):
             for new, old in zip((keys, values), kept, strict=True):
                 old[b, :, most - n :] = new[b, :, end - n : end]
         seen = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
-        return x, weights, kept, None if seen.all() else seen[:, None, None]
+        return x, weights, kept, None if seen.all() else seen[:, None, None].to(x.device)
 
     def call(packed: Any) -> Any:
         x, weights, kept, seen = packed

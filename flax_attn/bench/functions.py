@@ -14,8 +14,8 @@ from .._types import Sizes
 from ..attend import attend, explain
 from ..backends import BACKENDS
 from .contender import OURS, Contender
-from .program import JaxProgram, Program, TorchProgram
-from .workload import Workload
+from .program import JaxProgram, Program, TorchProgram, device
+from .workload import Workload, platform
 
 NAMES = ("q", "k", "v")
 LAYER = "it is a layer with projections: --preset book and --variant time it"
@@ -71,6 +71,13 @@ def _jax(make: Callable[[Workload], Call], w: Workload, which: str) -> Program:
         return tuple(arrays[name] for name in NAMES)
 
     return JaxProgram(make(w), pack, lambda grads: dict(zip(NAMES, grads, strict=True)), which)
+
+
+def _no_cudnn(w: Workload, which: str) -> str | None:
+    """Why `jax.nn` cannot hand a workload to cuDNN, or None."""
+    if platform() != "gpu":
+        return "cuDNN is for NVIDIA GPUs"
+    return "cuDNN takes 16 bits" if w.dtype == "float32" else _refuses_extra(w, which)
 
 
 def _jax_nn(function: Callable, w: Workload) -> Call:
@@ -154,9 +161,7 @@ def _compiled(w: Workload) -> Callable:
 
 
 def _torch_mask(w: Workload) -> Any:
-    torch = import_module("torch")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.from_numpy(dense(w).copy()).to(device)
+    return import_module("torch").from_numpy(dense(w).copy()).to(device())
 
 
 def _tokamax(w: Workload) -> Call:
@@ -178,8 +183,10 @@ def _no_program(w: Workload, which: str) -> Program:
 def others() -> list[Contender]:
     """Everybody else's attention of q, k and v."""
     jax_nn = partial(_jax_nn, jax.nn.dot_product_attention)
+    by_cudnn = partial(_jax_nn, partial(jax.nn.dot_product_attention, implementation="cudnn"))
     builds = {
         "jax.nn": partial(_jax, jax_nn),
+        "jax.nn:cudnn": partial(_jax, by_cudnn),
         "flax.nnx": partial(_jax, _nnx),
         "equinox": partial(_jax, _equinox),
         "torch": partial(_torch, _sdpa),
@@ -190,13 +197,14 @@ def others() -> list[Contender]:
     }
     quadratic_counts = {"torch.eager": (3, 5), "torch.compile": (3, 5)}
     refusals = {
+        "jax.nn:cudnn": _no_cudnn,
         "nn.MultiheadAttention": lambda *_: LAYER,
         "tokamax": lambda w, which: "it has no sinks" if w.extra == "sinks" else None,
     }
     return [
         Contender(
             name,
-            name,
+            name.partition(":")[0],
             build,
             refusals.get(name, _refuses_extra),
             quadratic=quadratic_counts.get(name, (0, 0)),

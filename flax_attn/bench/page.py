@@ -16,11 +16,11 @@ def markdown(results: Results, more: list[Table] | None = None) -> str:
     """The section of one run: machine, ratios, remarks, figures."""
     ratios, details = split(tables(results))
     parts = [f"## {results.title}", machine_of(results)]
-    parts += [_table(t) for t in [*(more or []), *ratios]]
-    bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
+    parts += [table(t) for t in [*(more or []), *ratios]]
+    bullets = [f"* {escaped(sentence)}" for sentence in remarks(results)]
     parts += ["\n".join(bullets)] if bullets else []
     if details:
-        inner = "\n\n".join(_table(t) for t in details)
+        inner = "\n\n".join(table(t) for t in details)
         parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
     return "\n\n".join(parts) + "\n"
 
@@ -53,12 +53,14 @@ def _name_of_device(machine: Mapping[str, Any]) -> str:
     return re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["processor"]).strip()
 
 
-def _table(table: Table) -> str:
-    header, *rows = ([*map(_escaped, cells)] for cells in [table.header, *table.rows])
-    return f"**{table.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
+def table(of: Table) -> str:
+    """A table in Markdown, below its title."""
+    header, *rows = ([*map(escaped, cells)] for cells in [of.header, *of.rows])
+    return f"**{of.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as a cell or a line of Markdown shows it."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

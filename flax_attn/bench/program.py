@@ -158,12 +158,16 @@ class TorchProgram:
         return None
 
 
+def device() -> str:
+    """Where torch computes: a GPU if it has one."""
+    return "cuda" if import_module("torch").cuda.is_available() else "cpu"
+
+
 def tensor(x: np.ndarray) -> Any:
     """A torch tensor of the same values and dtype, on the GPU if torch has one."""
     torch = import_module("torch")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     wide = torch.from_numpy(np.asarray(x, np.float32).copy())  # numpy's bfloat16 is not torch's
-    return wide.to(device=device, dtype=getattr(torch, x.dtype.name))
+    return wide.to(device=device(), dtype=getattr(torch, x.dtype.name))
 
 
 def array(x: Any) -> np.ndarray:

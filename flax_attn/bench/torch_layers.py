@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from ..weights.plan import Plan
+from .program import device
 from .weights import NOTEBOOK, combined, einsum, separate, wrapper
 from .workload import BOTH, Workload
 
@@ -53,7 +54,7 @@ def _sdpa(w: Workload) -> Any:
 
 def _sdpa_masked(w: Workload) -> Any:
     torch = import_module("torch")
-    past = torch.ones(w.length, w.length, dtype=torch.bool, device=_device()).tril()
+    past = torch.ones(w.length, w.length, dtype=torch.bool, device=device()).tril()
     sdpa = torch.nn.functional.scaled_dot_product_attention
     return _fused(w, lambda q, k, v: sdpa(q, k, v, attn_mask=past))
 
@@ -79,20 +80,16 @@ def _flex(w: Workload) -> Any:
     flex = import_module("torch.nn.attention.flex_attention")
     compiled = torch.compile(flex.flex_attention)
     past = flex.create_block_mask(
-        lambda b, n, t, s: t >= s, None, None, w.length, w.length, device=_device()
+        lambda b, n, t, s: t >= s, None, None, w.length, w.length, device=device()
     )
     return _fused(w, lambda q, k, v: compiled(q, k, v, block_mask=past))
 
 
 def no_backward_of_flex(w: Workload, which: str) -> str | None:
     """Why FlexAttention cannot be run, or None."""
-    if which == BOTH and _device() == "cpu":
+    if which == BOTH and device() == "cpu":
         return "FlexAttention has no backward pass on a CPU"
     return None
-
-
-def _device() -> str:
-    return "cuda" if import_module("torch").cuda.is_available() else "cpu"
 
 
 def _of_fused(w: Workload) -> Plan:

@@ -1,6 +1,8 @@
 """A workload: the sizes, mask and dtype that all contenders share, its inputs and its costs."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -121,7 +123,14 @@ class Workload:
         return tensor * (4 if which == FORWARD else 12)
 
     def arrays(self, turn: int = 0) -> dict[str, np.ndarray]:
-        """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name."""
+        """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name.
+
+        They are read-only: every contender is given the same.
+        """
+        return dict(_arrays(self, turn))
+
+    def drawn(self, turn: int) -> dict[str, np.ndarray]:
+        """The arrays of `arrays`, drawn anew."""
         draw = np.random.default_rng((self.seed, turn)).standard_normal
         tokens = (self.batch, self.length)
         shapes: dict[str, tuple[int, ...]] = {}
@@ -185,6 +194,14 @@ class Workload:
             return f"B {self.batch}, {self.length} slots{stored}, {heads}{kind}"
         devices = f", {self.devices} devices" if self.devices else ""
         return f"{sizes}, {self.seen}, {self.dtype}{devices}"
+
+
+@lru_cache(maxsize=2)  # which takes a second for some million numbers
+def _arrays(w: Workload, turn: int) -> Mapping[str, np.ndarray]:
+    arrays = w.drawn(turn)
+    for x in arrays.values():
+        x.flags.writeable = False
+    return arrays
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

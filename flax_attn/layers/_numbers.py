@@ -25,8 +25,8 @@ from ..cache.rows import counted
 from ..layouts import positions_of
 from ..masks import Mask
 from ..masks.algebra import parts_of
-from ..masks.answers import segments_of
 from ..masks.at_positions import asked_where, leaves_of
+from ..masks.documents import segments_for
 from ..places import Positions, check_reads, ended, goes_by_slot
 from ..positions import Rotary
 from ..positions.lengths import lengths_of
@@ -251,7 +251,7 @@ def rotary_input(
       valid: which of them are real.
       positions: as of the call.
       order: of each token; None if it is its slot.
-      mask: that of the call, whose `Segments` say which documents a row holds.
+      mask: that of the call, whose `Segments` or `Documents` say which documents a row holds.
       rotaries: the functions that are given it; None for those that are not there.
     """
     rotary = next((x for x in rotaries if x is not None), None)
@@ -281,11 +281,18 @@ class Documents(NamedTuple):
 
 
 def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
-    """The documents of the tokens x, `*B T D`, by the `Segments` of a mask."""
+    """The documents of the tokens x, `*B T D`, by the `Segments` or `Documents` of a mask."""
     real = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
-    packed = [ids[0] for ids in map(segments_of, parts_of(mask)) if ids is not None]
+    both = [segment_ids(part, x, valid) for part in parts_of(mask)]
+    packed = [ids[0] for ids in both if ids is not None]
     ids = of_tokens("Segments", jnp.asarray(packed[0]), x.shape[:-1]) if packed else None
     return Documents(real, ids)
+
+
+def segment_ids(mask: Mask, x: Array, valid: Any) -> tuple[Any, Any] | None:
+    """Ids of the queries and of the keys of packed documents, which are the tokens x; else None."""
+    order = None if valid is None else _order(x, valid)[0]
+    return segments_for(mask, x.shape[:-1], order)
 
 
 def rotated(rotary: Any, x: Array, positions: Any) -> Array:

@@ -21,12 +21,11 @@ from ..cache import State
 from ..cache.rows import batch_axes
 from ..masks import CAUSAL, Mask, as_mask
 from ..masks.algebra import parts_of
-from ..masks.answers import segments_of
 from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
 from ._common import check_tokens
 from ._house import House
-from ._numbers import check_positions
+from ._numbers import check_positions, segment_ids
 from ._sources import zero_absent
 
 
@@ -99,7 +98,8 @@ class Recurrent(nnx.Module):
         Args:
           x: the tokens.
           mask: what a recurrence shows anyway, so that one loop can call all layers of a model:
-            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`, the ids of x alone.
+            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`, the ids of x alone, or
+            `CAUSAL & Documents(lengths)`.
           positions: changes nothing, because a recurrence reads no positions.
           segments: ids of packed documents, each of which starts afresh. The first goes on from
             the cache if the cache's last token has its id; without ids the document goes on.
@@ -107,7 +107,7 @@ class Recurrent(nnx.Module):
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
         check_positions(positions)
-        segments = _segments_of(mask, segments)
+        segments = _segments_of(mask, segments, x, valid)
         last: nnx.Linear = getattr(self, self.last)
         x = entered(x, last.out_features, valid, cache)
         start, documents = cache, None
@@ -144,25 +144,24 @@ class Recurrent(nnx.Module):
         return empty_state(batch, length, layers, dtype, **how)
 
 
-def _segments_of(mask: Any, segments: Any) -> Any:
+def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
     """The ids of packed documents, from either argument.
 
     Raises:
       ValueError: for a mask that a recurrence does not show, or for ids in both.
     """
     parts = [] if mask is None else parts_of(as_mask(mask))
-    both = [ids for ids in map(segments_of, parts) if ids is not None]
+    both = [ids for part in parts if (ids := segment_ids(part, x, valid)) is not None]
     ids = [q_ids for q_ids, kv_ids in both if q_ids is kv_ids]
     causal = [part for part in parts if part == CAUSAL]
     if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):
         raise ValueError(
-            "A recurrence sees the tokens before each one, and takes mask=CAUSAL or "
-            f"mask=CAUSAL & Segments(ids); got {mask if isinstance(mask, Mask) else 'an array'}."
+            "A recurrence sees the tokens before each one, and takes mask=CAUSAL, "
+            "CAUSAL & Segments(ids) or CAUSAL & Documents(lengths); got "
+            f"{mask if isinstance(mask, Mask) else 'an array'}."
         )
     if ids and segments is not None:
-        raise ValueError(
-            "Documents are given twice, by segments= and by Segments in the mask; leave one out."
-        )
+        raise ValueError("Documents are given twice, by segments= and in the mask; leave one out.")
     return ids[0] if ids else segments
 
 

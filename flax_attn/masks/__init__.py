@@ -15,6 +15,7 @@ from .algebra import Or as Or
 from .algebra import as_mask as as_mask
 from .answers import Band as Band
 from .answers import Rows as Rows
+from .documents import Documents as Documents
 from .nodes import MaskFn as MaskFn
 from .nodes import Segments as Segments
 from .runs import CAUSAL as CAUSAL

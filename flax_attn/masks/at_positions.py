@@ -91,7 +91,7 @@ class AtPositions(Mask):
         return AtPositions(self.mask.at(places), self.positions)
 
     def bind(self, sizes):
-        return AtPositions(self.mask.bind(sizes), self.positions.bind(sizes))
+        return AtPositions(self.mask.bind(_endless(sizes)), self.positions.bind(sizes))
 
     def asked(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether a query at position q may look at a key at position k."""

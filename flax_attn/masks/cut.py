@@ -5,6 +5,7 @@ from typing import Any
 
 from .._arrays import bound_offset
 from .._types import Sizes, is_frozen
+from .documents import Documents, check_same_tokens
 from .nodes import Segments
 
 
@@ -17,6 +18,8 @@ def ready_to_cut(node: Any, sizes: Sizes) -> Any:
         return node
     if isinstance(node, Segments) and node.ids is not None:
         return Segments(q_ids=node.ids, kv_ids=node.ids)
+    if isinstance(node, Documents):
+        check_same_tokens(node, sizes)
     changed = {}
     for name, part in ((field.name, getattr(node, field.name)) for field in fields(node)):
         ready = ready_to_cut(part, sizes)

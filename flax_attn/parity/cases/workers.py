@@ -37,6 +37,13 @@ class Failure:
     about: str = ""
 
 
+@dataclass(frozen=True)
+class Last:
+    """The result of a process that is to do nothing more: a kernel has broken its device, say."""
+
+    result: Any
+
+
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
     """The result of `work`, or what it raised, `SystemExit` included."""
     try:
@@ -101,7 +108,10 @@ class Workers:
                     self._give(waiting.popleft(), work, items)
                 for worker, result in self._results():
                     i = self._busy.pop(worker)
-                    if not isinstance(result, _Death):
+                    if isinstance(result, Last):
+                        done[i] = result.result
+                        worker.end()
+                    elif not isinstance(result, _Death):
                         done[i] = result
                         self._keep(worker)
                     elif worker.served > 1:  # what it did before may have killed it: once more

@@ -1,0 +1,158 @@
+"""The command: one part after another, each in its time, and a page of what they have left."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._nearest import did_you_mean
+from .._options import check_folder
+from .part import PARTS
+from .task import Task, rows_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .._progress import Progress
+
+MINUTES = {False: 8.0, True: 2.0}  # by whether it is small
+RESERVED = 5.0  # seconds for the page
+LATE = 5.0  # seconds that a part may be late before it is ended
+FIRST = "machine"
+REPORT, LOG = "report.md", "check-device.log"
+# Several processes share one GPU, so none may take all of its memory at once.
+SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+# XLA tries many programs for every product otherwise, which takes longer than all the rest.
+QUICK = {"layers": "--xla_gpu_autotune_level=0", "requests": "--xla_gpu_autotune_level=0"}
+
+
+def check_device(options: argparse.Namespace, console: "Console", progress: "Progress") -> int:
+    """Runs every part; 0 if all that was tried is equal, 1 if something differs or failed.
+
+    Raises:
+      ValueError: for a time of no length, or a folder that cannot be written or is in use.
+    """
+    minutes = MINUTES[options.small] if options.minutes is None else options.minutes
+    if not minutes > 0:
+        raise ValueError(f"--minutes takes a number above 0; got {minutes:g}.")
+    parts = _chosen(options.only)
+    out = _folder(options.out)
+    until = time.time() + 60 * minutes - RESERVED
+    progress.begin(len(parts))
+    for task in _tasks(parts, out, until, options.small):
+        progress.at(task.part)
+        _run(task)
+        _write_page(out)
+        progress.say(_summary(task))
+        progress.advance()
+    text, wrong = _write_page(out)
+    console.out(f"\n{text}\nwrote {out}: to share these results, send the folder", highlight=False)
+    return 1 if wrong else 0
+
+
+def _write_page(out: Path) -> tuple[str, int]:
+    """Writes the report anew; its text, and how many rows are wrong."""
+    from . import page
+
+    text, wrong = page.markdown(out), page.count_wrong(out)
+    (out / REPORT).write_text(text, "utf-8")
+    return text, wrong
+
+
+def _folder(name: str) -> Path:
+    """The folder of `--out`, made if it is not there."""
+    out = Path(name)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"--out {name} cannot be made a folder: {reason}.") from error
+    check_folder("--out", out)
+    if (out / REPORT).exists() or any(rows_of(out, part) for part in PARTS):
+        raise ValueError(f"--out {name} holds an earlier check: name another folder.")
+    return out
+
+
+def _chosen(only: str | None) -> list[str]:
+    """The parts that are asked for, and the first, which tells the others of the machine.
+
+    Raises:
+      ValueError: for a part that does not exist.
+    """
+    names = [*PARTS] if only is None else only.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise ValueError(
+                f"--only has no part {name!r}: {did_you_mean(name, PARTS, 'they are')}"
+            )
+    return [name for name in PARTS if name in names or name == FIRST]
+
+
+def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterator[Task]:
+    """The parts, each with its share of the time that is left when it begins."""
+    shares = {name: PARTS[name][1] for name in parts}
+    for name in parts:
+        share = shares[name] / sum(shares.values())
+        del shares[name]
+        now = time.time()
+        yield Task(out, name, now + share * max(0.0, until - now), small)
+
+
+def _run(task: Task) -> None:
+    """Runs a part as a process, and ends it if it is late."""
+    arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
+    command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
+    with (task.out / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"== {task.part}\n")
+        log.flush()
+        settings = _settings(task.part)
+        process = subprocess.Popen(
+            command, env=settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(task.seconds_left + LATE)
+        except subprocess.TimeoutExpired:
+            task.leave_out(
+                f"the rest of {task.part}", "it was still at work when its time was over"
+            )
+            return
+        finally:
+            _end(process)
+    if code:
+        text = f"its process ended with exit code {code}; {LOG} has what it printed"
+        task.write(verdict="failed", what=task.part, text=text)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a process and all that it has started."""
+    import signal
+
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    else:
+        process.kill()
+    process.wait()
+
+
+def _settings(part: str) -> Mapping[str, str]:
+    """The environment of a part."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICK.get(part, '')}".strip()
+    return {**SETTINGS, **os.environ, **({"XLA_FLAGS": flags} if flags else {})}
+
+
+def _summary(task: Task) -> str:
+    """One line on a part that is done."""
+    from .page import timed_rows
+
+    counts: dict[str, int] = {}
+    for row in [*rows_of(task.out, task.part), *timed_rows(task.out, task.part)]:
+        verdict = row.get("verdict", "measured")
+        counts[verdict] = counts.get(verdict, 0) + 1
+    return f"{task.part}: " + (", ".join(f"{n} {word}" for word, n in counts.items()) or "nothing")

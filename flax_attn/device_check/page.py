@@ -1,0 +1,185 @@
+"""The report: a section in Markdown, made of the files that the parts have left."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import _markdown
+from ..bench import page as bench_page
+from ..bench.result import Results, read
+from ..bench.table import remarks, split, tables
+from .part import PARTS
+from .task import LEFT_OUT, rows_of
+
+Row = dict[str, Any]
+WRONG = ("different", "failed")
+BENCHES = ("flash", "decode")
+MOST = 20  # lines of what is wrong; the files have all
+
+
+def markdown(out: Path) -> str:
+    """The section of one device: whether it is right, fast, and what was left out."""
+    parts = [_heading(out), _right(out), _wrong(out), _fast(out), _memory(out), _left_out(out)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def count_wrong(out: Path) -> int:
+    """How many rows of all parts differ or failed; a contender of a benchmark that is not ours
+    may be wrong without making the check fail."""
+    wrong = sum(row.get("verdict") in WRONG for part in PARTS for row in rows_of(out, part))
+    return wrong + sum(row.status == "wrong" and row.family == "flax_attn" for row in _timed(out))
+
+
+def _timed(out: Path) -> list[Any]:
+    return [row for results in _benches(out) for row in results.rows]
+
+
+def timed_rows(out: Path, part: str) -> list[Row]:
+    """The verdicts of the benchmarks, which have files of their own, if that is the part."""
+    return [{"verdict": row.status} for row in _timed(out)] if part == "speed" else []
+
+
+def _benches(out: Path) -> list[Results]:
+    files = (out / f"{name}.json" for name in BENCHES)
+    return [read(file) for file in files if file.exists()]
+
+
+def _heading(out: Path) -> str:
+    rows = [row for row in rows_of(out, "machine") if "platform" in row]
+    if not rows:
+        return "## A device of which nothing is known\n\nThe first part left no row: see the log."
+    facts = rows[0]
+    results = Results("", "flax-attn check-device", facts)
+    count = f"{facts['devices']} x " if facts["devices"] > 1 else ""
+    free = (
+        f" JAX may use {facts['memory'] / 2**30:.0f} GiB of its memory." if facts["memory"] else ""
+    )
+    return f"## {count}{name_of(facts)}\n\n{bench_page.machine_of(results)}{free}"
+
+
+def name_of(facts: Row) -> str:
+    """The accelerator's name, or the processor's."""
+    return facts["device"] if facts["platform"] != "cpu" else facts["processor"]
+
+
+def _right(out: Path) -> str:
+    """The tables of what was compared."""
+    layers = _counts(rows_of(out, "layers"), ("dtype",))
+    backends = _counts(rows_of(out, "requests"), ("backend", "dtype"))
+    text = ["### Is it right?"]
+    if layers:
+        count = len({row["layer"] for row in rows_of(out, "layers") if "layer" in row})
+        text.append(
+            f"**{count} layers** against what PyTorch gave for them when it was recorded: outputs, "
+            "intermediate values and gradients. Float32 products are IEEE products. *Share* is the "
+            "largest error over what the judge allows, which is a few times PyTorch's own error."
+        )
+        text.append(_table(("dtype",), layers))
+    if backends:
+        count = len({row["request"] for row in rows_of(out, "requests") if "request" in row})
+        text.append(
+            f"**{count} requests** to every backend: masks, scores, sinks, dropout and sizes drawn "
+            "by a seed, outputs and gradients against the plain formula in float64. *Share* is the "
+            "largest error over a few times the error of the plain formula in the same dtype."
+        )
+        served = {row[0] for row, entry in backends.items() if set(entry) - {"share", "refuses"}}
+        shown = {key: entry for key, entry in backends.items() if key[0] in served}
+        text.append(_table(("backend", "dtype"), shown))
+        others = dict.fromkeys(name for name, _ in backends if name not in served)
+        if others:
+            text.append(f"All requests were refused by {' and '.join(others)}, each by name.")
+    return "\n\n".join(text) if len(text) > 1 else ""
+
+
+def _counts(rows: Sequence[Row], by: tuple[str, ...]) -> dict[tuple, Row]:
+    """By these fields, how many rows have each verdict, and the largest share."""
+    counts: dict[tuple, Row] = {}
+    for row in rows:
+        if row.get("verdict") == LEFT_OUT or any(name not in row for name in by):
+            continue
+        key = tuple(row[name] for name in by)
+        entry = counts.setdefault(key, {"share": 0.0})
+        entry[row["verdict"]] = entry.get(row["verdict"], 0) + 1
+        entry["share"] = max(entry["share"], row.get("share", 0.0))
+    return counts
+
+
+def _table(by: Sequence[str], counts: dict[tuple, Row]) -> str:
+    verdicts = ("equal", *WRONG, "refuses")
+    shown = [v for v in verdicts if v == "equal" or any(v in entry for entry in counts.values())]
+    rows = [
+        [*key, *(str(entry.get(v, 0)) for v in shown), f"{entry['share']:.2f}"]
+        for key, entry in sorted(counts.items())
+    ]
+    return _markdown.table([*by, *shown, "share"], rows).rstrip("\n")
+
+
+def _wrong(out: Path) -> str:
+    """A line for each row that differs or failed."""
+    lines = []
+    for part in PARTS:
+        for row in rows_of(out, part):
+            if row.get("verdict") in WRONG:
+                text = " ".join(str(row.get("text", "")).split())[:400]
+                lines.append(f"* {part}: {_subject(row)} {row['verdict']}: {text}")
+    more = [f"* ... and {len(lines) - MOST} more, in the files"] if len(lines) > MOST else []
+    return "\n".join(["**What is wrong**", "", *lines[:MOST], *more]) if lines else ""
+
+
+def _subject(row: Row) -> str:
+    names = ("case", "words", "backend", "dtype", "way", "T", "what")
+    return ", ".join(dict.fromkeys(str(row[name]) for name in names if name in row))
+
+
+def _fast(out: Path) -> str:
+    """The tables of `flax-attn bench`: ratios, then every figure."""
+    parts = []
+    for results in _benches(out):
+        first, details = split(tables(results))
+        parts += [bench_page.table(t) for t in first]
+        parts += _bullets(remarks(results))
+        if details:
+            inner = "\n\n".join(bench_page.table(t) for t in details)
+            parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
+    ratio = "A ratio is a contender's time over that of flax_attn: 2x takes twice as long."
+    return "\n\n".join(["### Is it fast?", ratio, *parts]) if parts else ""
+
+
+def _bullets(sentences: Iterable[str]) -> list[str]:
+    lines = "\n".join(f"* {bench_page.escaped(sentence)}" for sentence in sentences)
+    return [lines] if lines else []
+
+
+def _memory(out: Path) -> str:
+    """Temporary bytes at T and 2T; linear is 2x, quadratic 4x."""
+    rows = [row for row in rows_of(out, "memory") if "temporary" in row]
+    if not rows:
+        return ""
+    cells = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        own = sorted((row for row in rows if row["way"] == way), key=lambda row: row["T"])
+        growth = "-"
+        if len(own) > 1 and own[0]["temporary"] and own[1]["temporary"]:
+            growth = f"{own[1]['temporary'] / own[0]['temporary']:.1f}x"
+        sizes = [_mebibytes(row["temporary"]) for row in own]
+        peaks = [_mebibytes(row["peak"]) for row in own]
+        cells.append([way, " / ".join(sizes), growth, " / ".join(peaks)])
+    lengths = " / ".join(f"{n}" for n in sorted({row["T"] for row in rows}))
+    text = (
+        f"Causal attention of four heads of width {rows[0]['H']} in {rows[0]['dtype']}, both "
+        f"passes, for {lengths} tokens, in MiB: temporary memory of the compiled program, how it "
+        "grows, and the most that the device has held."
+    )
+    table = _markdown.table(["way", "temporary", "growth", "held"], cells)
+    return f"### Memory\n\n{text}\n\n{table}".rstrip("\n")
+
+
+def _mebibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**20:.4g}"
+
+
+def _left_out(out: Path) -> str:
+    """What was not tried, and why."""
+    rows = [row for part in PARTS for row in rows_of(out, part)]
+    lines = [f"* {r['what']}: {r['reason']}" for r in rows if r.get("verdict") == LEFT_OUT]
+    return "\n".join(["### Left out", "", *lines]) if lines else ""

@@ -1,0 +1,73 @@
+"""Part two: what PyTorch gave for every layer when it was recorded, against this device.
+
+In float32 with IEEE products, since a GPU rounds float32 products to ten bits by default, and in
+bfloat16. The judge is that of `flax-attn parity`: an error may be a few times PyTorch's own.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import jax
+
+from ..parity.cases.asked import ask
+from ..parity.cases.collect import Listed
+from ..parity.cases.prove import Job
+from ..parity.cases.strict import strict
+from ..parity.cases.workers import Failure, Workers
+from ..parity.report import Report
+from .facts import processes
+from .task import Task
+
+CASES = "parity_tests"
+DTYPES = ("float32", "bfloat16")
+FEW = 6  # layers of a small check
+
+
+def run(task: Task) -> None:
+    """Writes a row for each case and dtype: one case of every layer first, then the others."""
+    with Workers(processes(task)) as workers:
+        listed = _in_order(ask(CASES, (), workers).cases)
+        chosen = listed[:FEW] if task.small else listed
+        items = [(case, dtype) for case in chosen for dtype in DTYPES]
+        results = workers.map(_replayed, items)
+        pairs = zip(items, results, strict=True)
+        for (case, dtype), result in task.in_time(pairs, len(items), "recorded results"):
+            _write(task, case, dtype, result)
+
+
+def _in_order(listed: Sequence[Listed]) -> list[Listed]:
+    """The first case of each layer, the second of each, and so on."""
+    count: dict[str, int] = {}
+    turns = []
+    for case in listed:
+        turns.append(count.get(case.variant, 0))
+        count[case.variant] = turns[-1] + 1
+    return [case for _, case in sorted(zip(turns, listed, strict=True), key=lambda x: x[0])]
+
+
+def _replayed(item: tuple[Listed, str]) -> Report | None:
+    """The report of a case in one dtype; None if it was never recorded in it."""
+    listed, dtype = item
+    case = Job(listed, live=False, eager=False).case
+    if dtype not in case.dtypes:
+        return None
+    case.dtypes = (dtype,)
+    checks = strict() if case.home.is_own(case.flax_class) else nullcontext()
+    with checks, jax.default_matmul_precision("highest"):
+        return case.report(live=False, eager=False)
+
+
+def _write(task: Task, case: Listed, dtype: str, result: Report | Failure | None) -> None:
+    facts = {"layer": case.variant, "case": case.title, "dtype": dtype}
+    if isinstance(result, Failure):
+        task.write(**facts, verdict="failed", text=result.text)
+    elif result is not None:
+        verdict = "equal" if result.ok else "different"
+        text = {} if result.ok else {"text": str(result)}
+        task.write(**facts, verdict=verdict, share=worst_share(result), **text)
+
+
+def worst_share(report: Report) -> float:
+    """The largest error of a report over what it may be."""
+    verdicts = [row.verdict for row in report.rows if row.verdict.shows and row.verdict.limit]
+    return max((v.error / v.limit for v in verdicts), default=0.0)

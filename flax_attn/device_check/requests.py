@@ -1,0 +1,120 @@
+"""Part three: every backend that accepts a request, against the plain formula in float64.
+
+Outputs and all gradients. The judge allows what it allows a port: a few times the error that the
+plain formula itself makes in the working dtype on this device. Float32 products are IEEE ones.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..attend import attend, explain
+from ..bench.proof import Found, against
+from ..bench.workload import BOTH
+from ..parity.cases.workers import Failure, Last, Workers
+from .drawn import Request, request
+from .facts import processes
+from .task import Task
+
+COUNT, FEW = 60, 8
+INPUTS = ("q", "k", "v", "sinks")
+Row = dict[str, Any]
+
+
+class Item(NamedTuple):
+    """A request by its number; `backends` are those still to be tried, None for all."""
+
+    number: int
+    small: bool
+    backends: tuple[str, ...] | None = None
+
+
+def run(task: Task) -> None:
+    """Writes a row for each request and backend, one that refuses included."""
+    count = FEW if task.small else COUNT
+    with Workers(processes(task)) as workers:
+        results = workers.map(_checked, [Item(i, task.small) for i in range(count)])
+        for i, result in enumerate(task.in_time(results, count, "requests")):
+            rows = _rows(result)
+            while rows and rows[-1].get("untried"):
+                rest = Item(i, task.small, tuple(rows[-1].pop("untried")))
+                rows += _rows(workers.call(_checked, rest))
+            for row in rows:
+                task.write(request=i, **row)
+
+
+def _rows(result: list[Row] | Failure) -> list[Row]:
+    if isinstance(result, Failure):
+        return [{"backend": "-", "verdict": "failed", "text": result.text, "untried": []}]
+    return result
+
+
+def _checked(item: Item) -> list[Row] | Last:
+    """The rows of one request, up to a backend that fails: it may have broken the device."""
+    asked = request(item.number, item.small)
+    arrays = asked.arrays()
+    with jax.enable_x64(True):
+        wide = {name: x.astype(np.float64) for name, x in arrays.items()}
+        truth = _computed(asked, wide, "reference")
+    rows: list[Row] = []
+    with jax.default_matmul_precision("highest"):
+        plain = _computed(asked, arrays, "reference")
+        refusals = _refusals(asked, arrays)
+        backends = [name for name in refusals if item.backends is None or name in item.backends]
+        for at, backend in enumerate(backends):
+            facts = {"words": asked.words, "backend": backend, "dtype": asked.dtype}
+            if refusals[backend] is not None:
+                rows.append({**facts, "verdict": "refuses", "text": refusals[backend]})
+                continue
+            rows.append({**facts, **_judged(asked, arrays, backend, plain, truth)})
+            if rows[-1]["verdict"] == "failed":
+                rows[-1]["untried"] = backends[at + 1 :]
+                return Last(rows)
+    return rows
+
+
+def _refusals(asked: Request, arrays: Found) -> dict[str, str | None]:
+    """By backend, why it does not serve the request, or None."""
+    q, k, v = (jax.ShapeDtypeStruct(arrays[x].shape, asked.dtype) for x in "qkv")
+    verdicts = explain(q, k, v, mask=asked.mask, **_options(asked, arrays))
+    return {verdict.backend: verdict.refusal for verdict in verdicts}
+
+
+def _options(asked: Request, arrays: Any) -> dict[str, Any]:
+    more = {"sinks": jnp.asarray(arrays["sinks"])} if "sinks" in arrays else {}
+    return {"score": asked.score, **asked.options, **more}
+
+
+def _judged(asked: Request, arrays: Found, backend: str, plain: Found, truth: Found) -> Row:
+    try:
+        results = plain if backend == "reference" else _computed(asked, arrays, backend)
+    except Exception as error:  # a kernel that accepts and does not compile may raise anything
+        text = f"{type(error).__name__}: {str(error).strip()[:2000]}"
+        return {"verdict": "failed", "text": text}
+    proof = against(results, plain, truth, asked.dtype, BOTH)
+    verdict = "equal" if proof.ok else "different"
+    text = {} if proof.ok else {"text": proof.wrong}
+    share = proof.error / proof.limit if proof.limit else float(proof.error > 0)
+    return {"verdict": verdict, "share": share, **text}
+
+
+def _computed(asked: Request, arrays: Found, backend: str) -> Found:
+    """The output and the gradients of q, k, v and sinks by one backend."""
+    inputs = {name: jnp.asarray(arrays[name]) for name in INPUTS if name in arrays}
+    out, grads = jax.jit(_both(asked, backend))(inputs, jnp.asarray(arrays["cotangent"]))
+    return {"output": np.asarray(out), **{name: np.asarray(x) for name, x in grads.items()}}
+
+
+def _both(asked: Request, backend: str) -> Callable[[Any, jax.Array], Any]:
+    def attention(inputs: dict[str, jax.Array]) -> jax.Array:
+        q, k, v = (inputs[name] for name in "qkv")
+        return attend(q, k, v, mask=asked.mask, backend=backend, **_options(asked, inputs))
+
+    def both(inputs: dict[str, jax.Array], cotangent: jax.Array) -> Any:
+        out, back = jax.vjp(attention, inputs)
+        return out, back(cotangent)[0]
+
+    return both

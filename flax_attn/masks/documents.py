@@ -1,0 +1,247 @@
+"""Packed documents of given lengths, one after another: each query sees one run of keys.
+
+Kernels take runs. `Segments(ids)` says the same of the same tokens, but ids alone do not tell that
+equal ones stand together.
+"""
+
+from dataclasses import field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Int
+
+from .._arrays import FAR, check_integers, near, numbers_in_lists
+from .._types import frozen
+from .algebra import Mask
+from .answers import segments_of
+
+
+@frozen
+class Documents(Mask):
+    """Packed documents see only themselves: the first `lengths[0]` tokens, the next `lengths[1]`...
+
+    Also called: document mask, sequence packing, varlen attention, `cu_seqlens`.
+
+    Tokens behind the last document are padding: they see nothing, nothing sees them, and their
+    outputs are zero. Beside padding in a layer, lengths count the real tokens of a row.
+
+    Args:
+      lengths: tokens of each document, integers, `*B G`, or `G` for the same in every row. 0 is no
+        document, so rows may hold fewer than G. May be traced.
+      ends, tokens: set by `bind`: where each document ends, and how many tokens there are.
+
+    Raises:
+      TypeError: if `lengths` are not integers.
+      ValueError: for known lengths below 0; in use, if queries and keys are not the same tokens, if
+        known lengths are more tokens than there are, or if the shape does not fit.
+
+    Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+
+    >>> packed = Documents([2, 1])
+    >>> from flax_attn import CAUSAL
+    >>> from flax_attn._types import Sizes
+    >>> bound = (CAUSAL & packed).bind(Sizes((), 1, 4, 4))
+    >>> bound.grid(Sizes((), 1, 4, 4))[0, 0].astype(int)
+    Array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 0, 1, 0],
+           [0, 0, 0, 0]], dtype=int32)
+    """
+
+    lengths: Any
+    ends: Any = field(default=None, kw_only=True)
+    tokens: int | None = field(default=None, kw_only=True)
+
+    AXES: ClassVar = {"lengths": "b.", "ends": "b."}
+    reads = "order"
+
+    def __post_init__(self):
+        if self.ends is not None:
+            return
+        numbers_in_lists(self, "lengths")
+        check_integers("Documents", lengths=self.lengths)
+        if np.ndim(self.lengths) == 0:
+            raise ValueError(
+                "Documents needs a length for each document, shape *B G; got one number. Padding "
+                "alone is Lengths(n)."
+            )
+        if not isinstance(self.lengths, Tracer) and (np.asarray(self.lengths) < 0).any():
+            least = np.asarray(self.lengths).min()
+            raise ValueError(f"Documents needs lengths of 0 or more; got {least}.")
+
+    @classmethod
+    def of(cls, ids: Any) -> "Documents":
+        """The documents of ids that are known and do not decrease along a row, `*B T`.
+
+        Every token belongs to one, so padding with an id of its own sees itself.
+
+        Raises:
+          TypeError: if the ids are not integers.
+          ValueError: if they are traced, or decrease; `Segments(ids)` takes them then.
+
+        >>> Documents.of(np.asarray([[7, 7, 8], [3, 3, 3]])).lengths.tolist()
+        [[2, 1], [3, 0]]
+        """
+        check_integers("Documents.of", ids=ids)
+        if isinstance(ids, Tracer):
+            raise ValueError(
+                "Documents.of needs ids that are known while the program is traced; take "
+                "Documents(lengths), whose lengths may be traced, or Segments(ids)."
+            )
+        ids = np.asarray(ids)
+        if (ids[..., 1:] < ids[..., :-1]).any():
+            raise ValueError(
+                "Documents.of needs ids that do not decrease along a row; Segments(ids) takes any."
+            )
+        starts = np.ones(ids.shape, bool)
+        starts[..., 1:] = ids[..., 1:] != ids[..., :-1]
+        number = starts.cumsum(-1) - 1  # *B T
+        most = int(number.max(initial=-1)) + 1
+        return cls((number[..., None] == np.arange(most)).sum(-2).astype(np.int32))
+
+    def segments(self, length: int | None = None) -> Int[Array, "*B T"]:
+        """The number of each token's document, as `segments=` of recurrences takes them.
+
+        Args:
+          length: tokens in a row; None is as many as the fullest row has, if lengths are known.
+            Padding has the number of documents as its own.
+
+        Raises:
+          ValueError: for None where lengths are traced.
+
+        >>> Documents([2, 1]).segments(4).tolist()
+        [0, 0, 1, 2]
+        """
+        return self._tokens(length)[0]
+
+    def positions(self, length: int | None = None) -> Int[Array, "*B T"]:
+        """The place of each token in its own document, as `positions=` of layers takes them.
+
+        Arguments and errors as of `segments`.
+
+        >>> Documents([2, 1]).positions(4).tolist()
+        [0, 1, 0, 0]
+        """
+        return self._tokens(length)[1]
+
+    def _tokens(self, length: int | None) -> tuple[jax.Array, jax.Array]:
+        """Of each token the number of its document, and its place in that."""
+        if length is None and isinstance(self.lengths, Tracer):
+            raise ValueError(
+                "Documents does not know how many tokens a row has, since its lengths are traced; "
+                "say so: segments(T), positions(T)."
+            )
+        ends = _ends(self.lengths)
+        count = int(np.asarray(ends[..., -1:]).max(initial=0)) if length is None else length
+        tokens = jnp.arange(count, dtype=jnp.int32)
+        number = (tokens[:, None] >= ends[..., None, :]).sum(-1, dtype=jnp.int32)  # *B T
+        return number, tokens - _first(ends[..., None, :], tokens)
+
+    def bind(self, sizes):
+        if self.ends is not None:
+            return self
+        check_same_tokens(self, sizes)
+        ends, batch = _ends(self.lengths), sizes.batch
+        fits = len(ends.shape) <= len(batch) + 1 and all(
+            n in (1, most) for n, most in zip(ends.shape[-2::-1], batch[::-1], strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"Documents.lengths must be {(*batch, 'G')}, for G documents, or broadcast to it; "
+                f"got shape {ends.shape}."
+            )
+        if not isinstance(ends, Tracer) and (most := int(ends.max(initial=0))) > sizes.T:
+            raise ValueError(
+                f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}."
+            )
+        if any(n > 1 for n in ends.shape[:-1]):
+            ends = jnp.broadcast_to(ends, (*batch, ends.shape[-1]))
+        return Documents(self.lengths, ends=ends.reshape(-1, ends.shape[-1]), tokens=sizes.T)
+
+    def __call__(self, b, n, q, k):
+        ends = self._row(b)
+        return (_first(ends, q) <= k) & (k < _end(ends, q))
+
+    def grid(self, sizes):
+        first, end = self.as_runs(jnp.arange(sizes.T, dtype=jnp.int32)[None])  # B|1 T
+        k = jnp.arange(sizes.S, dtype=jnp.int32)
+        return ((first[..., None] <= k) & (k < end[..., None]))[:, None]
+
+    def as_runs(self, q):
+        ends = self.ends[:, None, :]  # B|1 1 G
+        return _first(ends, q), _end(ends, q)
+
+    def as_segments(self):
+        """Ids by which padding is no document either: no key has that of its queries."""
+        if self.tokens is None or self.tokens == FAR:  # asked at positions, of which none is last
+            return None
+        q = jnp.arange(self.tokens, dtype=jnp.int32)
+        ids = (q[:, None] >= self.ends[:, None, :]).sum(-1, dtype=jnp.int32)  # B|1 T
+        is_padding = q >= self.ends[:, -1:]
+        return jnp.where(is_padding, -1, ids), jnp.where(is_padding, -2, ids)
+
+    def key_range(self, b, n, q, sizes):
+        """From the first key of the first query's document to the last of the last one's."""
+        ends = self._row(b)
+        return _first(ends, q[0]), _end(ends, q[1] - 1)
+
+    def seen_range(self, b, n, q, sizes):
+        """The document, if the first and the last query are of one; else it is empty."""
+        ends = self._row(b)
+        return _first(ends, q[1] - 1), _end(ends, q[0])
+
+    def _row(self, b: Any) -> jax.Array:
+        """The ends of batch entry b, in front of which lie the axes of b."""
+        return self.ends[0] if len(self.ends) == 1 else jnp.asarray(self.ends)[b]
+
+
+def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple[Any, Any] | None:
+    """Ids of queries and keys, which are the same tokens `*B T`, by a mask that is not bound.
+
+    None if it is no mask of documents. `order` is the number of each token among the real ones of
+    its row, if some are padding.
+    """
+    if not isinstance(mask, Documents):
+        return segments_of(mask)
+    ids = mask.segments(shape[-1])
+    if order is not None:
+        ids, order = (jnp.broadcast_to(x, shape) for x in (ids, order))
+        ids = jnp.take_along_axis(ids, order, axis=-1)
+    return ids, ids
+
+
+def check_same_tokens(mask: Documents, sizes: Any) -> None:
+    """ValueError unless queries and keys are as many, and so may be the same tokens."""
+    if sizes.T != sizes.S:
+        raise ValueError(
+            f"Documents is for queries and keys that are the same tokens; got T={sizes.T} and "
+            f"S={sizes.S}: say Segments(q_ids=..., kv_ids=...)."
+        )
+
+
+def _ends(lengths: Any) -> Int[Array, "... G"]:
+    """Where each document ends; as many tokens at most as int32 counts."""
+    rows = jnp.clip(near(lengths), 0)
+    if rows.shape[-1] == 0:  # no document at all: all is padding
+        rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)
+    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= FAR  # int32 would wrap
+    return jnp.where(total, FAR, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
+
+
+# Both never fall as q grows. Behind the last document both are the end of all.
+
+
+def _first(ends: Any, q: Any) -> Any:
+    """The first token of the document that q stands in."""
+    q = jnp.asarray(q)[..., None]
+    return jnp.where(ends <= q, ends, 0).max(-1, initial=0)
+
+
+def _end(ends: Any, q: Any) -> Any:
+    """One after its last token."""
+    q = jnp.asarray(q)[..., None]
+    total = ends[..., -1:]
+    return jnp.where(ends > q, ends, total).min(-1, initial=FAR)
