@@ -53,7 +53,7 @@ def passed_over(
     if taps.listening():
         return "somebody listens to the weights"
     if q.shape[-3] * k.shape[-3] <= pairs and not long_cache(q, k, v, copied):
-        return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
+        return f"a simpler way is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
 
@@ -106,7 +106,7 @@ def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
     band = band_of(mask)
     if band is None:
         runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
-        return _alive_by_rows(mask, sizes) if runs is None else _alive_in_runs(runs, sizes)
+        return _alive_by_rows(mask, sizes) if runs is None else _alive_in_runs(mask, runs, sizes)
     rows, keys = (
         None if isinstance(x, np.ndarray) and x.all() else jnp.asarray(x)
         for x in alive_in(band, sizes)
@@ -133,17 +133,23 @@ def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     return jnp.concatenate([whole, last], axis=1), keys
 
 
-def _alive_in_runs(runs: tuple[Any, Any], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
-    """The same where each query sees one run of keys: 1 where runs begin less 1 where they end."""
+def _alive_in_runs(
+    mask: Mask, runs: tuple[Any, Any], sizes: Sizes
+) -> tuple[jax.Array, jax.Array]:
+    """The same where each query sees one run of keys, if any: asked at its first key.
+
+    The keys that are seen are counted: 1 where runs begin, less 1 where they end.
+    """
     first, end = (
         jnp.asarray(most if x is None else jnp.clip(x, 0, sizes.S), jnp.int32)
         for x, most in zip(runs, (0, sizes.S), strict=True)
     )
     first, end = (x + jnp.zeros((1, sizes.T), jnp.int32) for x in (first, end))  # B|1 T
-    rows = first < end
-    steps = jnp.zeros((max(len(first), len(end)), sizes.S + 1), jnp.int32)
-    entry = jnp.arange(len(steps))[:, None]
-    rows, first, end = (jnp.broadcast_to(x, (len(steps), sizes.T)) for x in (rows, first, end))
+    first, end = (jnp.broadcast_to(x, (sizes.B, sizes.T)) for x in (first, end))
+    b, n, q, _ = sizes._replace(N=1).iotas()
+    sees = jnp.asarray(mask(b, n, q, jnp.minimum(first, sizes.S - 1)[:, None, :, None]))
+    rows = (first < end) & jnp.broadcast_to(sees, (sizes.B, 1, sizes.T, 1))[:, 0, :, 0]
+    steps, entry = jnp.zeros((sizes.B, sizes.S + 1), jnp.int32), jnp.arange(sizes.B)[:, None]
     steps = steps.at[entry, first].add(rows.astype(jnp.int32))
     steps = steps.at[entry, end].add(-rows.astype(jnp.int32))
     return rows, jnp.cumsum(steps, axis=1)[:, : sizes.S] > 0

@@ -179,7 +179,8 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
     some = np.zeros((1, 1), np.int32)
     others = [type(part).__name__ for part in parts_of(rules.mask) if runs_of(part, some) is None]
     if others:
-        return f"needs one run of keys for each query; {', '.join(others)} may give several"
+        hint = ": Documents(lengths) gives one" if others == ["Segments"] else ""
+        return f"needs one run of keys for each query; {', '.join(others)} may give several{hint}"
     return None
 
 

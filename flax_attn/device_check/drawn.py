@@ -61,7 +61,7 @@ def request(i: int, small: bool = False, seed: int = 0) -> Request:
     """The i-th request of a seed; the first of them have each mask once, and no score.
 
     >>> print(request(1).words)
-    CAUSAL, bfloat16, B 1, T 640, S 640, N 4, K 4, H 128, h 128
+    CAUSAL, float32, B 1, T 640, S 640, N 4, K 4, H 128, h 128
     """
     drawn = np.random.default_rng((seed, i))
     table = SMALL if small else SIZES

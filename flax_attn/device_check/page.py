@@ -157,12 +157,12 @@ def _memory(out: Path) -> str:
         return ""
     cells = []
     for way in dict.fromkeys(row["way"] for row in rows):
-        own = sorted((row for row in rows if row["way"] == way), key=lambda row: row["T"])
+        measured = sorted((row for row in rows if row["way"] == way), key=lambda row: row["T"])
         growth = "-"
-        if len(own) > 1 and own[0]["temporary"] and own[1]["temporary"]:
-            growth = f"{own[1]['temporary'] / own[0]['temporary']:.1f}x"
-        sizes = [_mebibytes(row["temporary"]) for row in own]
-        peaks = [_mebibytes(row["peak"]) for row in own]
+        if len(measured) > 1 and measured[0]["temporary"] and measured[1]["temporary"]:
+            growth = f"{measured[1]['temporary'] / measured[0]['temporary']:.1f}x"
+        sizes = [_mebibytes(row["temporary"]) for row in measured]
+        peaks = [_mebibytes(row["peak"]) for row in measured]
         cells.append([way, " / ".join(sizes), growth, " / ".join(peaks)])
     lengths = " / ".join(f"{n}" for n in sorted({row["T"] for row in rows}))
     text = (

@@ -318,6 +318,14 @@ class Or(Mask):
         one, two = inner(self.a, b, q, sizes), inner(self.b, b, q, sizes)
         return _longer(one, two)
 
+    def as_runs(self, q):
+        """One run if both begin with the first key and hide no query, as `CAUSAL | Prefix(n)`."""
+        bands = [band_of(part) for part in (self.a, self.b)]
+        if any(band is None or band.lo is not None or band.rows is not None for band in bands):
+            return None
+        ends = [runs_of(part, q)[1] for part in (self.a, self.b)]
+        return None, None if any(x is None for x in ends) else jnp.maximum(*ends)
+
 
 @frozen
 class Not(Mask):

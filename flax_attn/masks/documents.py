@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from .._arrays import FAR, check_integers, near, numbers_in_lists
+from .._arrays import FAR, aligned, check_integers, near, numbers_in_lists
 from .._types import frozen
 from .algebra import Mask
 from .answers import segments_of
@@ -68,7 +68,7 @@ class Documents(Mask):
                 "Documents needs a length for each document, shape *B G; got one number. Padding "
                 "alone is Lengths(n)."
             )
-        if not isinstance(self.lengths, Tracer) and (np.asarray(self.lengths) < 0).any():
+        if _is_known(self.lengths) and (np.asarray(self.lengths) < 0).any():
             least = np.asarray(self.lengths).min()
             raise ValueError(f"Documents needs lengths of 0 or more; got {least}.")
 
@@ -129,22 +129,22 @@ class Documents(Mask):
 
     def _tokens(self, length: int | None) -> tuple[jax.Array, jax.Array]:
         """Of each token the number of its document, and its place in that."""
-        if length is None and isinstance(self.lengths, Tracer):
+        if length is None and not _is_known(self.lengths):
             raise ValueError(
                 "Documents does not know how many tokens a row has, since its lengths are traced; "
                 "say so: segments(T), positions(T)."
             )
-        ends = _ends(self.lengths)
+        ends = _document_ends(self.lengths)
         count = int(np.asarray(ends[..., -1:]).max(initial=0)) if length is None else length
-        tokens = jnp.arange(count, dtype=jnp.int32)
-        number = (tokens[:, None] >= ends[..., None, :]).sum(-1, dtype=jnp.int32)  # *B T
-        return number, tokens - _first(ends[..., None, :], tokens)
+        tokens = jnp.arange(count, dtype=jnp.int32).reshape((1,) * (ends.ndim - 1) + (-1,))
+        ends = ends[..., None, :]
+        return _document_number(ends, tokens), tokens - _first(ends, tokens)  # *B T
 
     def bind(self, sizes):
         if self.ends is not None:
             return self
         check_same_tokens(self, sizes)
-        ends, batch = _ends(self.lengths), sizes.batch
+        ends, batch = _document_ends(self.lengths), sizes.batch
         fits = len(ends.shape) <= len(batch) + 1 and all(
             n in (1, most) for n, most in zip(ends.shape[-2::-1], batch[::-1], strict=False)
         )
@@ -153,7 +153,7 @@ class Documents(Mask):
                 f"Documents.lengths must be {(*batch, 'G')}, for G documents, or broadcast to it; "
                 f"got shape {ends.shape}."
             )
-        if not isinstance(ends, Tracer) and (most := int(ends.max(initial=0))) > sizes.T:
+        if _is_known(ends) and (most := int(ends.max(initial=0))) > sizes.T:
             raise ValueError(
                 f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}."
             )
@@ -167,7 +167,7 @@ class Documents(Mask):
 
     def grid(self, sizes):
         first, end = self.as_runs(jnp.arange(sizes.T, dtype=jnp.int32)[None])  # B|1 T
-        k = jnp.arange(sizes.S, dtype=jnp.int32)
+        k = jnp.arange(sizes.S, dtype=jnp.int32)[None, None]
         return ((first[..., None] <= k) & (k < end[..., None]))[:, None]
 
     def as_runs(self, q):
@@ -178,8 +178,8 @@ class Documents(Mask):
         """Ids by which padding is no document either: no key has that of its queries."""
         if self.tokens is None or self.tokens == FAR:  # asked at positions, of which none is last
             return None
-        q = jnp.arange(self.tokens, dtype=jnp.int32)
-        ids = (q[:, None] >= self.ends[:, None, :]).sum(-1, dtype=jnp.int32)  # B|1 T
+        q = jnp.arange(self.tokens, dtype=jnp.int32)[None]
+        ids = _document_number(self.ends[:, None, :], q)  # B|1 T
         is_padding = q >= self.ends[:, -1:]
         return jnp.where(is_padding, -1, ids), jnp.where(is_padding, -2, ids)
 
@@ -196,6 +196,11 @@ class Documents(Mask):
     def _row(self, b: Any) -> jax.Array:
         """The ends of batch entry b, in front of which lie the axes of b."""
         return self.ends[0] if len(self.ends) == 1 else jnp.asarray(self.ends)[b]
+
+
+def _is_known(x: Any) -> bool:
+    """Whether its numbers can be read while a program is traced."""
+    return not isinstance(x, Tracer | jax.ShapeDtypeStruct)
 
 
 def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple[Any, Any] | None:
@@ -222,7 +227,7 @@ def check_same_tokens(mask: Documents, sizes: Any) -> None:
         )
 
 
-def _ends(lengths: Any) -> Int[Array, "... G"]:
+def _document_ends(lengths: Any) -> Int[Array, "... G"]:
     """Where each document ends; as many tokens at most as int32 counts."""
     rows = jnp.clip(near(lengths), 0)
     if rows.shape[-1] == 0:  # no document at all: all is padding
@@ -236,12 +241,19 @@ def _ends(lengths: Any) -> Int[Array, "... G"]:
 
 def _first(ends: Any, q: Any) -> Any:
     """The first token of the document that q stands in."""
-    q = jnp.asarray(q)[..., None]
+    q = jnp.asarray(q).astype(jnp.int32)[..., None]
+    ends = aligned(jnp.asarray(ends), q)
     return jnp.where(ends <= q, ends, 0).max(-1, initial=0)
 
 
 def _end(ends: Any, q: Any) -> Any:
     """One after its last token."""
-    q = jnp.asarray(q)[..., None]
-    total = ends[..., -1:]
-    return jnp.where(ends > q, ends, total).min(-1, initial=FAR)
+    q = jnp.asarray(q).astype(jnp.int32)[..., None]
+    ends = aligned(jnp.asarray(ends), q)
+    return jnp.where(ends > q, ends, ends[..., -1:]).min(-1, initial=FAR)
+
+
+def _document_number(ends: Any, q: Any) -> Any:
+    """How many documents end before it, of which some may be empty."""
+    q = jnp.asarray(q).astype(jnp.int32)[..., None]
+    return (q >= aligned(jnp.asarray(ends), q)).sum(-1, dtype=jnp.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, Segments, Softcap, Window, attend
+from flax_attn import CAUSAL, Documents, Segments, Softcap, Window, attend
 
 from .programs import both_ways, largest
 from .targets import GPUS, TPUS, compiled, lower
@@ -13,6 +13,7 @@ from .targets import GPUS, TPUS, compiled, lower
 T, N, K, H = 1536, 4, 2, 128
 KERNELS = {"splash": "tpu_custom_call", "cudnn": "__cudnn$fmha"}  # as machine code names them
 MASKS = {"causal": CAUSAL, "window": CAUSAL & Window(511, 0)}
+DOCUMENTS = Documents(np.asarray([500, 0, 700, 300]))
 SEGMENTS = Segments(np.arange(T)[None] // 500)
 
 
@@ -44,6 +45,19 @@ def test_splash_is_chosen_on_a_tpu(target):
 def test_splash_with_its_rules(target):
     how = {"mask": MASKS["window"] & SEGMENTS, "score": Softcap(30.0)}
     check(code_of(target, backend="splash", **how), "splash")
+
+
+@pytest.mark.parametrize("target", ["v5e"], indirect=True)
+def test_packed_documents_on_a_tpu(target):
+    """By their ids; lengths are arguments."""
+    check(code_of(target, backend="auto", mask=CAUSAL & DOCUMENTS), "splash")
+
+
+@pytest.mark.parametrize("target", ["h200"], indirect=True)
+def test_packed_documents_on_a_gpu(target):
+    """In blocks where tokamax is not installed; never with an array of all weights."""
+    code = code_of(target, backend="blockwise", mask=CAUSAL & DOCUMENTS)
+    assert largest(code) < T * T
 
 
 @pytest.mark.parametrize("mask", MASKS)

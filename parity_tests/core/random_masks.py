@@ -264,6 +264,28 @@ def segments(drawn: Random, sizes: Sizes) -> Node:
     )
 
 
+def documents(drawn: Random, sizes: Sizes) -> Node:
+    """Packed documents of given lengths, some of them 0, with padding behind."""
+    if sizes.T != sizes.S:
+        return segments(drawn, sizes)
+    lead, count = _shape_within(drawn, sizes.batch), int(drawn.randint(1, 5))
+
+    def draw(drawn):
+        cuts = np.sort(drawn.randint(0, sizes.T + 1, (*lead, count)), axis=-1)
+        return [np.diff(cuts, prepend=0, axis=-1).astype(np.int32)]
+
+    def seen(xs, at):
+        lengths = np.broadcast_to(xs[0], (*sizes.batch, count)).reshape(-1, count)
+        document = np.full((len(lengths), sizes.T), -1)
+        for row, each in zip(document, lengths, strict=True):
+            ids = np.repeat(np.arange(count), each)
+            row[: len(ids)] = ids
+        mine, others = document[at[0], at[2]], document[at[0], at[3]]
+        return (mine == others) & (mine >= 0)
+
+    return Node(f"Documents({count}{list(lead)})", draw, lambda xs: fa.Documents(xs[0]), seen)
+
+
 def dense(drawn: Random, sizes: Sizes) -> Node:
     """A boolean array of any shape that broadcasts, with a row that sees nothing at times."""
     shape = _shape_within(drawn, (*sizes.batch, sizes.N, sizes.T, sizes.S))
@@ -373,4 +395,16 @@ def _fixed(kind: Callable) -> Callable[[Random, Sizes], Node]:
 STATIC = (full, _fixed(causal), _fixed(causal), _fixed(window), _fixed(window), chunked)
 STATIC += (chunked, _fixed(prefix), _fixed(of_users), _fixed(of_users))
 KINDS = (full, causal, causal, window, window, chunked, prefix, prefix, lengths, lengths)
-KINDS += (segments, segments, dense, dense, function, of_users, of_users, numbered, numbered)
+KINDS += (
+    segments,
+    segments,
+    documents,
+    documents,
+    dense,
+    dense,
+    function,
+    of_users,
+    of_users,
+    numbered,
+    numbered,
+)

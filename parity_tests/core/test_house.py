@@ -46,11 +46,20 @@ errors, _exported < _types, _lazy, _markdown, _devices, _nearest, _progress
 < taps, _checks, _arrays, quantized, _options < places, layouts
 < masks, positions, norms, normalisers, dropout < scores < rules < request, reference
 < backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
-< flax_drop_in, bench, proving, explain_command, record_command, family_table < cli, _pytest
+< flax_drop_in, bench, proving, explain_command, record_command, family_table < device_check
+< cli, _pytest
 """
 LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
 LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
-KNOW_PARITY = ("bench", "family_table", "proving", "record_command", "cli", "_pytest")
+KNOW_PARITY = (
+    "bench",
+    "family_table",
+    "proving",
+    "record_command",
+    "device_check",
+    "cli",
+    "_pytest",
+)
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 # Shape no equation, so are not counted.
@@ -294,7 +303,7 @@ def test_imports_run_one_way(path):
         assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
         allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
         folders = {"layers", "families", "backends", "bench", "masks", "positions", "recurrence"}
-        folders |= {"cache", "sharding"}
+        folders |= {"cache", "sharding", "device_check"}
         allowed |= folders & {part[0]}
         allowed |= {"parity"} if part[0] in KNOW_PARITY else set()
         allowed |= {"weights"} if part[0] in ("bench", "families") else set()

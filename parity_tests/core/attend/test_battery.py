@@ -20,6 +20,7 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
+    Documents,
     Dropout,
     DropoutMask,
     Lengths,
@@ -65,6 +66,7 @@ KNOBS = {
     "prefix of each": (Rules(Prefix(np.asarray([4, 9]))), {}),
     "lengths": (Rules(CAUSAL & Lengths(np.asarray([9, 4]), q=np.asarray([11, 7]))), {}),
     "segments": (Rules(CAUSAL & Segments(q_ids=np.arange(T) // 4, kv_ids=np.arange(S) // 5)), {}),
+    "packed": (Rules(CAUSAL & Documents(np.asarray([[5, 0, 4], [1, 9, 3]]))), {"T": S}),
     "dense": (Rules(Dense(drawn(B, N, T, S))), {}),
     "mask function": (Rules(MaskFn(lambda b, n, q, k: (q + k + n) % 3 > 0)), {}),
     "not": (Rules(~Window(1, 2)), {}),
@@ -187,7 +189,7 @@ def outline(forward, q, k, v, rules):
 CUDNN = ["values as wide"]
 STATIC = [
     *("nothing", "causal", "causal from the end", "queries that see nothing", "window"),
-    *("left window", "chunks", "prefix", "prefix of each", "lengths", "segments", "not"),
+    *("left window", "chunks", "prefix", "prefix of each", "lengths", "segments", "packed", "not"),
     *("softcap", "scale", "scale by an array", "sinks", "one key head", "as many key heads"),
     *("values as wide", "odd widths", "one query", "one key"),
 ]

@@ -14,6 +14,7 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
+    Documents,
     Lengths,
     Segments,
     Window,
@@ -32,6 +33,7 @@ MASKS = {
     "window from the end": Causal("end") & Window(2, 0, "end"),
     "lengths": Lengths(np.asarray([3])),
     "chunks": Chunked(2),
+    "documents": Documents(np.asarray([2, 0, 1])),
 }
 OF_FIVE = {
     "segments": Segments(np.asarray([[7, 7, 8, 8, 8]])),
@@ -49,7 +51,7 @@ def exported(shape, **options):
 
 ROWS = [*product([*MASKS, *OF_FIVE], ["auto", "blockwise"])]
 AT_COMMIT = [("causal", "blockwise"), ("lengths", "auto"), ("segments", "blockwise")]
-AT_COMMIT += [("dense", "auto")]
+AT_COMMIT += [("dense", "auto"), ("documents", "auto")]
 
 
 @pytest.mark.parametrize(("name", "backend"), with_nightly(ROWS, commit=AT_COMMIT))

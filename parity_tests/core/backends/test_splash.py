@@ -14,6 +14,7 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
+    Documents,
     Dropout,
     Lengths,
     MaskFn,
@@ -62,6 +63,10 @@ COMPUTED = {
             sinks=SINKS,
         ),
     ),
+    "packed documents": (
+        (150, 150, 64, 64, 4),
+        Rules(CAUSAL & Documents(np.asarray([[40, 0, 90], [3, 60, 87]])), sinks=SINKS),
+    ),
     "queries that see nothing": (
         (50, 60, 64, 48, 4),
         Rules(Causal(-9) & Prefix(40) | Causal(-20), Softcap(3.0)),
@@ -69,7 +74,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.parametrize("name", with_nightly(COMPUTED, commit=["causal", EVERYTHING]))
+@pytest.mark.parametrize("name", with_nightly(COMPUTED, commit=["packed documents", EVERYTHING]))
 def test_it_is_the_reference(name):
     shape, rules = COMPUTED[name]
     given = arrays(*shape)
@@ -107,7 +112,7 @@ REFUSED = {
     "two segments": (
         jnp.float32,
         dict(mask=Segments(np.arange(9)) & Segments(np.arange(9) // 2)),
-        "takes one Segments; combine their ids",
+        "takes one Segments or Documents; combine their ids",
     ),
     "scattered": (jnp.float32, dict(mask=Causal(-1) & Chunked(3)), "some between"),
 }

@@ -17,6 +17,7 @@ from flax_attn import (
     Cache,
     CrossAttention,
     Dense,
+    Documents,
     Float8,
     GatedDeltaAttention,
     GroupedQueryAttention,
@@ -66,6 +67,7 @@ CACHES = {
 KINDS = {
     "masks": (CAUSAL & Window(3, 0)) | ~Dense(jnp.ones((4, 4), bool)),
     "of rows": Lengths(jnp.asarray([3, 4])) & Segments(jnp.asarray([[0, 0, 1, 1]] * B)),
+    "documents": CAUSAL & Documents(jnp.asarray([[3, 1], [4, 0]])),
     "scores": (Alibi(jnp.ones(4)), Additive(jnp.zeros((4, 4)))),
     "plain values": Rotary(1e6, width=4),
 }

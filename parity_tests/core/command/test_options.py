@@ -21,9 +21,9 @@ from flax_attn.parity.cases.case import has_torch
         (
             ["xyzzy"],
             "flax-attn: there is no command 'xyzzy': the commands are parity, record, explain, "
-            "bench.",
+            "check-device, bench.",
         ),
-        ([], "flax-attn: which command? It takes parity, record, explain, bench."),
+        ([], "flax-attn: which command? It takes parity, record, explain, check-device, bench."),
         (
             ["parity", "--family"],
             "flax-attn parity: there is no option --family: did you mean --families?",

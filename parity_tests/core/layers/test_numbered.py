@@ -17,6 +17,7 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
+    Documents,
     Lengths,
     MaskFn,
     ScoreFn,
@@ -147,7 +148,8 @@ def test_a_packed_document_is_what_it_is_alone(seed):
     if drawn.score == "function":
         drawn = drawn._replace(score="function of positions")
     layer, masked, ids = drawn.build(), drawn.masked(), np.repeat((3, 1, 2), LENGTHS)
-    packed = {"mask": masked.get("mask", CAUSAL) & Segments(ids)}
+    documents = Documents(np.asarray(LENGTHS)) if seed % 2 else Segments(ids)
+    packed = {"mask": masked.get("mask", CAUSAL) & documents}
     found = runner(layer, seed, **packed)(X, positions=drawn.places(LENGTHS))
     run, ends = runner(layer, seed, **masked), np.cumsum((0, *LENGTHS))
     for start, stop in pairwise(ends):
@@ -173,9 +175,11 @@ def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
     packed = runner(layer, 0, mask=Segments(ids) & CAUSAL)
     at = np.arange(3 * T).reshape(3, 1, T)  # as a rotary with three axes is given
     assert judge.exact(packed(X, positions=at), run(X)).ok
+    by_lengths = runner(layer, 0, mask=CAUSAL & Documents([3, 3, 3]))
+    assert judge.exact(by_lengths(X), run(X)).ok
     assert judge.exact(runner(layer, 0, mask=CAUSAL)(X), runner(layer, 0)(X)).ok
     for mask in (FULL, CAUSAL & Window(3, 0), Segments(ids), Causal(1), np.tri(T, dtype=bool)):
-        with refused(ValueError, "takes mask=CAUSAL or mask=CAUSAL & Segments(ids); got "):
+        with refused(ValueError, "takes mask=CAUSAL, CAUSAL & Segments(ids) or CAUSAL & Documents"):
             layer(X, mask=mask)
     with refused(ValueError, "given twice"):
         layer(X, mask=CAUSAL & Segments(ids), segments=ids)

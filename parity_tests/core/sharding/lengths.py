@@ -38,6 +38,7 @@ from flax_attn import (
     Alibi,
     Causal,
     Chunked,
+    Documents,
     Dropout,
     DropoutMask,
     GroupedQueryAttention,
@@ -123,6 +124,12 @@ REQUESTS = {
         {"ids": np.sort(whole(1, 4, B, T)), "kv": whole(3, T, B)},
         {"ids": (1,)},
         {"ids": P("data", "seq"), "kv": P("data")},
+        lengths=(T, T),
+    ),
+    "documents by their lengths": Request(
+        lambda a: {"mask": CAUSAL & Documents(a["lengths"])},
+        {"lengths": np.asarray([[3, 0, 9], [16, 0, 0], [0, 5, 11], [1, 2, 3]])},
+        cut={"lengths": P("data")},
         lengths=(T, T),
     ),
     "a window both ways": Request(

@@ -1,0 +1,264 @@
+"""`flax-attn check-device`: what it leaves if all goes well, if time is over, if a part breaks."""
+
+import json
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flax_attn._progress import Progress
+from flax_attn.backends import BACKENDS
+from flax_attn.bench.result import Results, Row
+from flax_attn.bench.workload import FORWARD, Workload
+from flax_attn.device_check import command, page, replay, requests, speed
+from flax_attn.device_check.drawn import MASKS, SCORES, request
+from flax_attn.device_check.task import Task, file_of, rows_of
+from flax_attn.parity.cases.collect import Listed
+from flax_attn.parity.cases.workers import Failure, Last
+from parity_tests.core.backends.refusal import told
+
+MACHINE = {
+    "platform": "gpu",
+    "device": "NVIDIA H100 80GB HBM3",
+    "processor": "x",
+    "cores": 16,
+    "python": "3.12.3",
+    "versions": {"jax": "0.11.2"},
+    "peak_flops": {"bfloat16": 7e14},
+    "devices": 1,
+    "memory": 2**36,
+    "load": 0.0,
+}
+
+
+def task(out: Path, part: str, seconds: float = 60.0) -> Task:
+    return Task(out, part, time.time() + seconds, small=True)
+
+
+def checked(out: Path, **options) -> int:
+    options = {"minutes": None, "small": True, "only": None, **options, "out": str(out)}
+    console = Console()
+    with Progress("flax-attn check-device", console) as progress:
+        return command.check_device(Namespace(**options), console, progress)
+
+
+# Time.
+
+
+def test_what_there_is_no_time_for_is_told(tmp_path):
+    late = task(tmp_path, "layers", -1.0)
+    assert list(late.in_time([5, 6, 7], 3, "things")) == [5]
+    assert [row["what"] for row in rows_of(tmp_path, "layers")] == ["2 of 3 things"]
+    early = task(tmp_path, "memory")
+    assert list(early.in_time([5, 6, 7], 3, "things")) == [5, 6, 7]
+    assert rows_of(tmp_path, "memory") == []
+
+
+def test_shares_of_parts_that_end_early_go_to_the_others(tmp_path):
+    tasks = command._tasks(["machine", "speed", "memory"], tmp_path, time.time() + 100, False)
+    lengths = [each.seconds_left for each in tasks]
+    assert lengths[0] == min(lengths) and 80 < lengths[1] < 90 and 95 < lengths[2] <= 100
+
+
+def test_a_part_that_is_late_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "LATE", 0.0)
+    begun = time.monotonic()
+    command._run(task(tmp_path, "machine", 0.2))
+    assert time.monotonic() - begun < 5
+    (row,) = rows_of(tmp_path, "machine")
+    assert row["verdict"] == "left out" and "still at work" in row["reason"]
+
+
+def test_a_part_that_breaks_is_told_and_its_log_kept(tmp_path):
+    command._run(task(tmp_path, "nothing of that name"))
+    (row,) = rows_of(tmp_path, "nothing of that name")
+    assert row["verdict"] == "failed" and "exit code 1" in row["text"]
+    assert "KeyError" in (tmp_path / command.LOG).read_text()
+
+
+def test_a_line_that_was_cut_off_is_no_row(tmp_path):
+    file_of(tmp_path, "layers").write_text('{"verdict": "equal"}\n{"verd')
+    assert rows_of(tmp_path, "layers") == [{"verdict": "equal"}]
+
+
+# What is asked.
+
+
+def test_what_is_asked_wrongly_is_refused_before_anything_runs(tmp_path):
+    with told(ValueError, "--minutes takes a number above 0", "-1"):
+        checked(tmp_path / "a", minutes=-1.0)
+    with told(ValueError, "--only has no part 'sped'", "speed"):
+        checked(tmp_path / "b", only="sped")
+    (tmp_path / "file").write_text("")
+    with told(ValueError, "cannot be made a folder"):
+        checked(tmp_path / "file")
+    Task(tmp_path, "memory", 0.0).write(verdict="equal")
+    with told(ValueError, "holds an earlier check", "another folder"):
+        checked(tmp_path)
+
+
+# Right and wrong.
+
+
+def test_requests_of_a_seed_are_the_same_and_of_every_kind():
+    some = [request(i) for i in range(requests.COUNT)]
+    assert [x.words for x in some] == [request(i).words for i in range(requests.COUNT)]
+    assert all(any(name in x.words for x in some) for name in (*MASKS, *SCORES, "sinks", "dropout"))
+    assert {x.dtype for x in some} == {"bfloat16", "float16", "float32"}
+    for i in (0, 7):
+        first, again = request(i).arrays(), request(i).arrays()
+        assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_a_backend_that_is_off_is_called_different(monkeypatch):
+    """And one that is right equal, in the same row of requests."""
+    right = requests._computed
+
+    def off(asked, arrays, backend):
+        results = right(asked, arrays, backend)
+        return {**results, "v": results["v"] * 1.1} if backend == "blockwise" else results
+
+    monkeypatch.setattr(requests, "_computed", off)
+    rows = {row["backend"]: row for row in requests._checked(requests.Item(1, True))}
+    assert rows.keys() == BACKENDS.keys()
+    assert rows["blockwise"]["verdict"] == "different"
+    assert "gradient of v is off" in rows["blockwise"]["text"]
+    assert rows["reference"]["verdict"] == "equal" and rows["cudnn"]["verdict"] == "refuses"
+
+
+def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, monkeypatch):
+    right = requests._computed
+
+    def breaks(asked, arrays, backend):
+        if backend == "blockwise":
+            raise RuntimeError("an illegal memory access")
+        return right(asked, arrays, backend)
+
+    monkeypatch.setattr(requests, "_computed", breaks)
+    result = requests._checked(requests.Item(0, True))
+    assert isinstance(result, Last) and result.result[-1]["untried"] == ["reference"]
+    rest = requests._checked(requests.Item(0, True, ("reference",)))
+    assert [(row["backend"], row["verdict"]) for row in rest] == [("reference", "equal")]
+
+    class Once:
+        """Workers that do the work here."""
+
+        def __init__(self, most):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def call(self, work, item):
+            result = work(item)
+            return result.result if isinstance(result, Last) else result
+
+        def map(self, work, items):
+            return (self.call(work, item) for item in items)
+
+    monkeypatch.setattr(requests, "Workers", Once)
+    monkeypatch.setattr(requests, "FEW", 1)
+    requests.run(task(tmp_path, "requests"))
+    verdicts = {row["backend"]: row["verdict"] for row in rows_of(tmp_path, "requests")}
+    assert verdicts["blockwise"] == "failed" and verdicts["reference"] == "equal"
+    assert verdicts.keys() == BACKENDS.keys()
+
+
+def test_one_case_of_each_layer_comes_first():
+    cases = [Listed("p", "m", i, name, "w", f"{name}{i}") for i, name in enumerate("aabbc")]
+    assert [case.title for case in replay._in_order(cases)] == ["a0", "b2", "c4", "a1", "b3"]
+
+
+def test_a_case_that_was_never_recorded_in_a_dtype_is_no_row(tmp_path):
+    case = Listed("p", "m", 0, "a", "w", "a[0]")
+    for result in (None, Failure("it broke")):
+        replay._write(task(tmp_path, "layers"), case, "bfloat16", result)
+    (row,) = rows_of(tmp_path, "layers")
+    assert (row["verdict"], row["text"], row["layer"]) == ("failed", "it broke", "a")
+
+
+# The page.
+
+
+def write_all(out: Path) -> None:
+    """What a machine may have left."""
+    task(out, "machine").write(**MACHINE)
+    layers = task(out, "layers")
+    layers.write(layer="cross", case="cross[0]", dtype="float32", verdict="equal", share=0.3)
+    layers.write(layer="t5", case="t5[0]", dtype="float32", verdict="equal", share=0.4)
+    layers.leave_out("3 of 5 recorded results")
+    some = task(out, "requests")
+    facts = {"request": 0, "words": "CAUSAL", "dtype": "bfloat16"}
+    some.write(**facts, backend="blockwise", verdict="equal", share=0.1)
+    some.write(**facts, backend="splash", verdict="refuses", text="needs a TPU")
+    memory = task(out, "memory")
+    for n in (1, 2):
+        memory.write(way="auto", T=n, H=8, dtype="float32", temporary=n * 2**20, peak=None)
+    work = Workload(4096, 128, 16, 1, "bfloat16")
+    row = Row(work, FORWARD, "flax_attn", "flax_attn", "cudnn", "timed", seconds=[2e-4])
+    rows = [row, replace(row, contender="torch", family="torch", backend="", seconds=[4e-4])]
+    results = Results("t", "c", MACHINE, rows, complete=True)
+    results.write(speed.results_of(out, speed.FLASH))
+
+
+def test_the_page_tells_all_parts(tmp_path):
+    write_all(tmp_path)
+    text = page.markdown(tmp_path)
+    for part in (
+        "## NVIDIA H100 80GB HBM3",
+        "jax 0.11.2",
+        "64 GiB of its memory",
+        "**2 layers**",
+        "| float32 | 2 | 0.40 |",
+        "| blockwise | bfloat16 | 1 | 0.10 |",
+        "All requests were refused by splash, each by name.",
+        "| 4096 | 1 x 16 | fwd | 200 us |",
+        "| 2x |",
+        "| auto | 1 / 2 | 2.0x | - / - |",
+        "* 3 of 5 recorded results: no time was left",
+    ):
+        assert part in text
+    assert "What is wrong" not in text and page.count_wrong(tmp_path) == 0
+
+
+def test_the_page_tells_what_is_wrong(tmp_path):
+    write_all(tmp_path)
+    facts = {"request": 1, "words": "FULL, T 9", "dtype": "bfloat16", "backend": "tokamax"}
+    task(tmp_path, "requests").write(**facts, verdict="different", share=31.0, text="v is\noff")
+    text = page.markdown(tmp_path)
+    assert "* requests: FULL, T 9, tokamax, bfloat16 different: v is off" in text
+    assert "| tokamax | bfloat16 | 0 | 1 | 31.00 |" in text
+    assert page.count_wrong(tmp_path) == 1
+
+
+def test_a_wrong_contender_counts_if_it_is_ours(tmp_path):
+    write_all(tmp_path)
+    file = speed.results_of(tmp_path, speed.FLASH)
+    for family, wrong in (("torch", 0), ("flax_attn", 1)):
+        document = json.loads(file.read_text())
+        for row in document["rows"]:
+            row["status"] = "wrong" if row["family"] == family else "timed"
+        file.write_text(json.dumps(document))
+        assert page.count_wrong(tmp_path) == wrong
+
+
+def test_a_page_of_nothing_says_so(tmp_path):
+    assert "of which nothing is known" in page.markdown(tmp_path)
+
+
+@pytest.mark.nightly
+def test_all_of_it_in_small(tmp_path):
+    """Nothing differs, every part leaves its file, and the page shows all of them."""
+    assert checked(tmp_path / "check", minutes=4.0) == 0
+    text = (tmp_path / "check" / command.REPORT).read_text()
+    for part in ("### Is it right?", "### Is it fast?", "one step of a whole layer", "### Memory"):
+        assert part in text
+    files = {path.name for path in (tmp_path / "check").iterdir()}
+    assert files >= {"layers.jsonl", "requests.jsonl", "memory.jsonl", "flash.json", "decode.json"}
