@@ -61,8 +61,8 @@ FUNCTIONS = {
     "attend": "attend attention_weights explain use_backend attend_by_weights Dropout DropoutMask "
     "Places Rules",
     "drop-in": "dot_product_attention flax_attention",
-    "masks": "CAUSAL FULL Causal Full Window Band Chunked Prefix Segments Documents Lengths Dense Mask "
-    "MaskFn",
+    "masks": "CAUSAL FULL Causal Full Window Band Chunked Prefix Documents Segments Lengths Dense "
+    "Mask MaskFn",
     "scores": "IDENTITY Additive Alibi Score ScoreFn Softcap T5Bias entmax sigmoid softmax",
     "caches": "Cache PagedCache attend_cached Float8 Int8 Quantized",
     "memories-and-states": "Memory attend_memory State",

@@ -133,9 +133,7 @@ def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     return jnp.concatenate([whole, last], axis=1), keys
 
 
-def _alive_in_runs(
-    mask: Mask, runs: tuple[Any, Any], sizes: Sizes
-) -> tuple[jax.Array, jax.Array]:
+def _alive_in_runs(mask: Mask, runs: tuple[Any, Any], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """The same where each query sees one run of keys, if any: asked at its first key.
 
     The keys that are seen are counted: 1 where runs begin, less 1 where they end.

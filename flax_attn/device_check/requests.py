@@ -46,7 +46,8 @@ def run(task: Task) -> None:
                 task.write(request=i, **row)
 
 
-def _rows(result: list[Row] | Failure) -> list[Row]:
+def _rows(result: Any) -> list[Row]:
+    """The rows of a request, or one that says why there are none."""
     if isinstance(result, Failure):
         return [{"backend": "-", "verdict": "failed", "text": result.text, "untried": []}]
     return result
@@ -78,7 +79,8 @@ def _checked(item: Item) -> list[Row] | Last:
 
 def _refusals(asked: Request, arrays: Found) -> dict[str, str | None]:
     """By backend, why it does not serve the request, or None."""
-    q, k, v = (jax.ShapeDtypeStruct(arrays[x].shape, asked.dtype) for x in "qkv")
+    shape: Any = jax.ShapeDtypeStruct  # in place of an array, where nothing but its shape is asked
+    q, k, v = (shape(arrays[x].shape, asked.dtype) for x in "qkv")
     verdicts = explain(q, k, v, mask=asked.mask, **_options(asked, arrays))
     return {verdict.backend: verdict.refusal for verdict in verdicts}
 

@@ -320,10 +320,12 @@ class Or(Mask):
 
     def as_runs(self, q):
         """One run if both begin with the first key and hide no query, as `CAUSAL | Prefix(n)`."""
-        bands = [band_of(part) for part in (self.a, self.b)]
-        if any(band is None or band.lo is not None or band.rows is not None for band in bands):
-            return None
-        ends = [runs_of(part, q)[1] for part in (self.a, self.b)]
+        ends = []
+        for part in (self.a, self.b):
+            band, runs = band_of(part), runs_of(part, q)
+            if band is None or runs is None or band.lo is not None or band.rows is not None:
+                return None
+            ends.append(runs[1])
         return None, None if any(x is None for x in ends) else jnp.maximum(*ends)
 
 

@@ -42,7 +42,6 @@ from flax_attn import (
     Dropout,
     DropoutMask,
     GroupedQueryAttention,
-    Lengths,
     MaskFn,
     Prefix,
     Rotary,
@@ -120,16 +119,10 @@ REQUESTS = {
         lengths=(T, T),
     ),
     "documents": Request(
-        lambda a: {"mask": CAUSAL & Segments(a["ids"]) & Lengths(a["kv"])},
-        {"ids": np.sort(whole(1, 4, B, T)), "kv": whole(3, T, B)},
+        lambda a: {"mask": CAUSAL & Segments(a["ids"]) & Documents(a["lengths"])},
+        {"ids": np.sort(whole(1, 3, B, T)), "lengths": whole(2, 8, B, 2)},
         {"ids": (1,)},
-        {"ids": P("data", "seq"), "kv": P("data")},
-        lengths=(T, T),
-    ),
-    "documents by their lengths": Request(
-        lambda a: {"mask": CAUSAL & Documents(a["lengths"])},
-        {"lengths": np.asarray([[3, 0, 9], [16, 0, 0], [0, 5, 11], [1, 2, 3]])},
-        cut={"lengths": P("data")},
+        {"ids": P("data", "seq"), "lengths": P("data")},
         lengths=(T, T),
     ),
     "a window both ways": Request(
