@@ -19,6 +19,7 @@ from flax_attn import (
     Causal,
     Chunked,
     Dense,
+    Documents,
     Dropout,
     Lengths,
     Prefix,
@@ -38,7 +39,7 @@ IS_THERE = importlib.util.find_spec("tokamax") is not None
 where_installed = pytest.mark.skipif(not IS_THERE, reason="tokamax is not installed")
 
 
-def arrays(dtype=jnp.bfloat16, H=H, h=h):
+def arrays(dtype=jnp.bfloat16, H=H, h=h, T=T):
     shapes = (B, T, N, H), (B, S, K, H), (B, S, K, h)
     return [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
 
@@ -63,7 +64,8 @@ REFUSED = {
         dict(mask=Segments(q_ids=np.arange(T), kv_ids=np.arange(S))),
         "Segments may give several",
     ),
-    "or": ({}, dict(mask=CAUSAL | Prefix(3)), "Or may give several"),
+    "or": ({}, dict(mask=Window(2, 0) | Prefix(3)), "Or may give several"),
+    "bias of one query": (dict(T=1), dict(score=Additive(np.ones(S))), "two queries or more"),
 }
 
 
@@ -105,6 +107,7 @@ COMPUTED = {
     "window": Rules(Window(3, 2, offset=1)),
     "chunks and lengths": Rules(Chunked(4) & LENGTHS, sinks=BIAS[:, 0, 0]),
     "prefix": Rules(Prefix(np.asarray([3, 9])) & CAUSAL),
+    "prefix or causal": Rules(CAUSAL | Prefix(np.asarray([3, 9]))),
     "a bias that hides all": Rules(score=Additive(BIAS.at[1, 4].set(-jnp.inf))),
 }
 
@@ -136,6 +139,14 @@ def test_it_is_the_reference(name, wanted):
     bound = rules.bind(sizes_of(*given[:2]), H)
     assert tokamax.unable(*given, bound) is None
     check_precision(lambda *x: tokamax.forward(*x, kernel=kernel), *given, rules, wanted)
+
+
+@where_installed
+def test_packed_documents():
+    """Of the same tokens, with padding in one row and none in the other."""
+    q, k, v = arrays(jnp.float32, T=S)
+    rules = Rules(CAUSAL & Documents(np.asarray([[4, 0, 6], [5, 8, 0]])))
+    check_precision(lambda *x: tokamax.forward(*x, kernel=played()), q, k, v, rules, (True, True))
 
 
 @where_installed
