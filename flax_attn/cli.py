@@ -235,13 +235,14 @@ def _add_check_device(commands: Any) -> None:
         "layer, in float32 and bfloat16; every backend against the plain formula on 60 requests; "
         "attention from 1k to 32k tokens, and steps of decoding, beside jax.nn and torch; memory "
         "at T and 2T tokens. Each part leaves its file in the folder as soon as it is done. Needs "
-        "no network and no torch. Ends with 1 if something differs.",
+        "no network and no torch. What does not fit into the time is listed in the report. Ends "
+        "with 0 if all that was tried is equal, 1 if something differs, 2 if nothing is proven.",
     )
     check.add_argument(
         "--out", required=True, metavar="FOLDER", help="where the files and report.md go"
     )
     check.add_argument(
-        "--minutes", type=float, metavar="N", help="stop by then; default: 8, with --small 2"
+        "--minutes", type=float, metavar="N", help="about how long; default: 8, with --small 2"
     )
     check.add_argument(
         "--only",

@@ -23,6 +23,7 @@ MINUTES = {False: 8.0, True: 2.0}  # by whether it is small
 RESERVED = 5.0  # seconds for the page
 LATE = 5.0  # seconds that a part may be late before it is ended
 FIRST = "machine"
+WORDS = {"refuses": "not served"}
 REPORT, LOG = "report.md", "check-device.log"
 # Several processes share one GPU, so none may take all of its memory at once.
 SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -32,6 +33,8 @@ QUICK = {"layers": "--xla_gpu_autotune_level=0", "requests": "--xla_gpu_autotune
 
 def check_device(options: argparse.Namespace, console: "Console", progress: "Progress") -> int:
     """Runs every part; 0 if all that was tried is equal, 1 if something differs or failed.
+
+    2 if the time was over before anything was proven.
 
     Raises:
       ValueError: for a time of no length, or a folder that cannot be written or is in use.
@@ -51,7 +54,18 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
         progress.advance()
     text, wrong = _write_page(out)
     console.out(f"\n{text}\nwrote {out}: to share these results, send the folder", highlight=False)
+    if not wrong and not proven(out):
+        console.out("nothing was proven: give it more time by --minutes", highlight=False)
+        return 2
     return 1 if wrong else 0
+
+
+def proven(out: Path) -> int:
+    """How many rows say that something is equal, or was timed after a proof."""
+    from .page import timed_rows
+
+    rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
+    return sum(row.get("verdict") in ("equal", "timed") for row in rows)
 
 
 def _write_page(out: Path) -> tuple[str, int]:
@@ -72,8 +86,8 @@ def _folder(name: str) -> Path:
         reason = (error.strerror or str(error)).lower()
         raise ValueError(f"--out {name} cannot be made a folder: {reason}.") from error
     check_folder("--out", out)
-    if (out / REPORT).exists() or any(rows_of(out, part) for part in PARTS):
-        raise ValueError(f"--out {name} holds an earlier check: name another folder.")
+    if any(out.iterdir()):
+        raise ValueError(f"--out {name} is not empty: name a new folder.")
     return out
 
 
@@ -105,6 +119,8 @@ def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterat
 def _run(task: Task) -> None:
     """Runs a part as a process, and ends it if it is late."""
     arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
+    from .page import timed_rows
+
     command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
     with (task.out / LOG).open("a", encoding="utf-8") as log:
         log.write(f"== {task.part}\n")
@@ -116,9 +132,9 @@ def _run(task: Task) -> None:
         try:
             code = process.wait(task.seconds_left + LATE)
         except subprocess.TimeoutExpired:
-            task.leave_out(
-                f"the rest of {task.part}", "it was still at work when its time was over"
-            )
+            begun = rows_of(task.out, task.part) or timed_rows(task.out, task.part)
+            what = f"the rest of {task.part}" if begun else f"{task.part}, all of it"
+            task.leave_out(what, "it was still at work when its time was over")
             return
         finally:
             _end(process)
@@ -153,6 +169,6 @@ def _summary(task: Task) -> str:
 
     counts: dict[str, int] = {}
     for row in [*rows_of(task.out, task.part), *timed_rows(task.out, task.part)]:
-        verdict = row.get("verdict", "measured")
+        verdict = WORDS.get(row.get("verdict", "measured"), row.get("verdict", "measured"))
         counts[verdict] = counts.get(verdict, 0) + 1
     return f"{task.part}: " + (", ".join(f"{n} {word}" for word, n in counts.items()) or "nothing")

@@ -47,7 +47,7 @@ def _benches(out: Path) -> list[Results]:
 def _heading(out: Path) -> str:
     rows = [row for row in rows_of(out, "machine") if "platform" in row]
     if not rows:
-        return "## A device of which nothing is known\n\nThe first part left no row: see the log."
+        return "## A device of which nothing is known\n\nThe first part broke, or had no time."
     facts = rows[0]
     results = Results("", "flax-attn check-device", facts)
     count = f"{facts['devices']} x " if facts["devices"] > 1 else ""
@@ -72,7 +72,7 @@ def _right(out: Path) -> str:
         text.append(
             f"**{count} layers** against what PyTorch gave for them when it was recorded: outputs, "
             "intermediate values and gradients. Float32 products are IEEE products. *Share* is the "
-            "largest error over what the judge allows, which is a few times PyTorch's own error."
+            "largest error divided by its limit, a few times PyTorch's own error: below 1 passes."
         )
         text.append(_table(("dtype",), layers))
     if backends:
@@ -80,14 +80,15 @@ def _right(out: Path) -> str:
         text.append(
             f"**{count} requests** to every backend: masks, scores, sinks, dropout and sizes drawn "
             "by a seed, outputs and gradients against the plain formula in float64. *Share* is the "
-            "largest error over a few times the error of the plain formula in the same dtype."
+            "largest error divided by its limit, a few times the error of the plain formula in the "
+            "same dtype: below 1 passes. What a backend refuses, another one serves."
         )
         served = {row[0] for row, entry in backends.items() if set(entry) - {"share", "refuses"}}
         shown = {key: entry for key, entry in backends.items() if key[0] in served}
         text.append(_table(("backend", "dtype"), shown))
         others = dict.fromkeys(name for name, _ in backends if name not in served)
         if others:
-            text.append(f"All requests were refused by {' and '.join(others)}, each by name.")
+            text.append(f"Not for this device or its packages: {', '.join(others)}.")
     return "\n\n".join(text) if len(text) > 1 else ""
 
 
@@ -106,7 +107,8 @@ def _counts(rows: Sequence[Row], by: tuple[str, ...]) -> dict[tuple, Row]:
 
 def _table(by: Sequence[str], counts: dict[tuple, Row]) -> str:
     verdicts = ("equal", *WRONG, "refuses")
-    shown = [v for v in verdicts if v == "equal" or any(v in entry for entry in counts.values())]
+    always = ("equal", "different")
+    shown = [v for v in verdicts if v in always or any(v in entry for entry in counts.values())]
     rows = [
         [*key, *(str(entry.get(v, 0)) for v in shown), f"{entry['share']:.2f}"]
         for key, entry in sorted(counts.items())
@@ -123,7 +125,11 @@ def _wrong(out: Path) -> str:
                 text = " ".join(str(row.get("text", "")).split())[:400]
                 lines.append(f"* {part}: {_subject(row)} {row['verdict']}: {text}")
     more = [f"* ... and {len(lines) - MOST} more, in the files"] if len(lines) > MOST else []
-    return "\n".join(["**What is wrong**", "", *lines[:MOST], *more]) if lines else ""
+    advice = (
+        "Each of these is a fault of this library or of a kernel that it calls: please open an "
+        "issue with this folder. Until it is mended, `backend=` or `use_backend` names another."
+    )
+    return "\n".join(["**What is wrong**", "", advice, "", *lines[:MOST], *more]) if lines else ""
 
 
 def _subject(row: Row) -> str:
@@ -141,7 +147,12 @@ def _fast(out: Path) -> str:
         if details:
             inner = "\n\n".join(bench_page.table(t) for t in details)
             parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
-    ratio = "A ratio is a contender's time over that of flax_attn: 2x takes twice as long."
+    ratio = (
+        "A ratio is a contender's time over that of flax_attn: 2x takes twice as long. *Of peak* "
+        "is the share of the rate that a large matrix product reaches here, *of limit* and *of "
+        "bandwidth* that of what the vendor publishes, and *limit / time* compares with the time "
+        "that it takes to read the cache once."
+    )
     return "\n\n".join(["### Is it fast?", ratio, *parts]) if parts else ""
 
 
@@ -170,7 +181,7 @@ def _memory(out: Path) -> str:
         f"passes, for {lengths} tokens, in MiB: temporary memory of the compiled program, how it "
         "grows, and the most that the device has held."
     )
-    table = _markdown.table(["way", "temporary", "growth", "held"], cells)
+    table = _markdown.table(["backend", "temporary", "growth", "most held"], cells)
     return f"### Memory\n\n{text}\n\n{table}".rstrip("\n")
 
 

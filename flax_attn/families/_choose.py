@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ._aliases import ALIASES, DEFAULTS, FIXED
-from ._config import Config, Family, check_whole
+from ._config import USUAL, Config, Family, check_whole
 from ._parts import Parts
+from ._paths import PATHS
 from ._published import KNOWN
+from ._quantized import check_unquantized
 from ._slips import meant
 from ._table import FAMILIES
 from ._unread import read_by_any, warn_of_unread
@@ -63,8 +65,8 @@ def attention(
       ValueError: for an unknown model_type, an index beyond the model or of a layer without
         attention, a part, heads that do not
         divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
-        value is not served or that has two values under two names, a config with a text_config or a
-        quantization_config.
+        value is not served or that has two values under two names, a config with a text_config, or
+        one whose quantization_config does not leave the attention alone.
       TypeError: if the config is no dict.
 
     Source: the modelling code of transformers 5.23.
@@ -82,7 +84,8 @@ def attention(
             f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
         )
     layer = family.attention(read, index, house)
-    warn_of_unread(config, config["model_type"], family, _READ_BY_ANY)
+    check_unquantized(config, layer, family.rules(read, index), places_of(family, read, index))
+    warn_of_unread(config, config["model_type"], family, _READ_BY_ANY, layer)
     return layer
 
 
@@ -100,6 +103,13 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     return family, family.derived(Config(fields, known, family.names))
 
 
+def places_of(family: Family, config: Config, index: int) -> tuple[str, ...]:
+    """Where the whole model has the attention of a layer: one place, or several alike."""
+    places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
+    places = (places,) if isinstance(places, str) else places
+    return tuple(place.replace("{}", str(index)) for place in places)
+
+
 def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What `part` may be for a config; `()` for a model that has one attention in each layer.
 
@@ -107,7 +117,7 @@ def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
       config: as of `attention`, of which only the model_type is read.
 
     Raises:
-      ValueError: for an unknown model_type, a config with a text_config or a quantization_config.
+      ValueError: for an unknown model_type, or a config with a text_config.
       TypeError: if the config is no dict.
 
     >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})

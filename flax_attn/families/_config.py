@@ -1,5 +1,8 @@
 """A published config as the families read it: fields, defaults, and one sentence where it fails."""
 
+import functools
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -9,9 +12,11 @@ from flax import nnx
 from .._checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
+LIBRARY = __file__.rpartition("families")[0]
 Names = Mapping[str, tuple[str, ...]]
 # Kinds of layers as older files call them.
 RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
+USUAL = "layers.{}.self_attn"  # where most models have the attention of a layer
 NONE: Names = MappingProxyType({})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -186,22 +191,21 @@ class Family(NamedTuple):
 
 
 def check_whole(config: Mapping[str, Any]) -> None:
-    """ValueError for a config of several models or of quantised weights.
-
-    BitNet's files say how its layers compute, and hold plain weights.
-    """
+    """ValueError for a config of several models."""
     if "text_config" in config:
         raise ValueError(
             "The config has a text_config, so it is of a model with several parts; hand in "
             'config["text_config"] itself, or config["vision_config"] where it is of a family.'
         )
-    quantised = config.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-    if quantised is not None and not config.get("model_type") == method == "bitnet":
-        raise ValueError(
-            "The config has a quantization_config, and quantised weights are not served; "
-            "dequantise the checkpoint and leave the field out."
-        )
+
+
+@functools.cache  # which makes it once
+def warn_once(sentence: str) -> None:
+    """A warning for the line that calls `families`, once for each sentence."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, stacklevel=level)
 
 
 def above_zero(name: str, x: Any) -> float:

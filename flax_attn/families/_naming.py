@@ -8,13 +8,12 @@ from flax import nnx
 
 from .._checks import check_choice
 from ..weights.rule import Rule
-from ._choose import entry_of, family_of
-from ._config import Config, Family
+from ._choose import entry_of, family_of, places_of
+from ._config import USUAL, Config, Family
 from ._paths import PATHS
+from ._quantized import check_unquantized
 from ._table import FAMILIES
 from ._whole import Named, leaves_some, of_all
-
-USUAL = "layers.{}.self_attn"  # where most models have the attention of a layer
 
 
 def rules(
@@ -74,7 +73,15 @@ def rules(
             f"its attention: leave out the index; got {index!r} and prefix={prefix!r}, to={to!r}."
         )
     family, read = family_of(config, part)
-    return _of_layer(family, read, read.index(index), source)
+    _check_unquantized(config, family, read, read.index(index))
+    return _of_layer(family, read, index, source)
+
+
+def _check_unquantized(config: Mapping[str, Any], family: Family, read: Config, index: int) -> None:
+    """ValueError for a layer whose weights are quantised."""
+    if config.get("quantization_config") is not None:
+        layer, each = _shapes(family, read, index), family.rules(read, index)
+        check_unquantized(config, layer, each, places_of(family, read, index))
 
 
 def _of_layer(family: Family, config: Config, index: int, source: str) -> tuple[Rule, ...]:
@@ -107,6 +114,7 @@ def _layers(
         for index in range(read.count("num_hidden_layers")):
             if family.lacks(read, index):
                 continue
+            _check_unquantized(config, family, read, index)
             for named in _named(family, read, index, source, where):
                 if source == "transformers" and named.source != named.target:
                     if named not in others:

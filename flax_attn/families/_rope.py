@@ -26,13 +26,14 @@ from ..positions import (
     Yarn,
 )
 from ..positions.scaling import exponents
-from ._config import Config, above_zero
+from ._config import Config, above_zero, warn_once
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
 IN_TURNS = (TURNS, "interleaved")  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
 PLAIN = ("rope_theta", SHARE, SECTIONS, *IN_TURNS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
+IGNORED = {"attn_factor"}  # what other programs read of a rotary, and transformers does not
 
 
 def rotary(
@@ -100,11 +101,7 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
       ValueError: for what transformers ignores here, and unless rope_parameters are by kind.
     """
     new, full = config.entry("rope_parameters"), kind == "full_attention"
-    if new is not None and not {*new} <= {*KINDS}:
-        raise ValueError(
-            f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
-            f"{', '.join(KINDS)}; got {', '.join(new)}."
-        )
+    new = None if new is None else _by_kind(config, new)
     new, old = (new or {}).get(kind), config.entry("rope_scaling") if full else None
     if old and "type" in old and "rope_type" not in old:
         raise ValueError(
@@ -133,13 +130,34 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
                 f"{name} is not served: transformers ignores it in this model_type; say it in "
                 f"rope_parameters, which have a dict for each of {', '.join(KINDS)}."
             )
-    new = config["rope_parameters"]
-    if not isinstance(new, Mapping) or kind not in new or not {*new} <= {*KINDS}:
-        raise ValueError(
-            f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
-            f"{', '.join(KINDS)}; got {new!r}."
-        )
+    new = _by_kind(config, config["rope_parameters"])
+    if kind not in new:
+        raise ValueError(_no_kinds(config, new))
     return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
+
+
+def _by_kind(config: Config, new: Any) -> dict[str, Any]:
+    """The dicts of `rope_parameters` by kind, without what stands beside them.
+
+    transformers reads nothing there. It is told of unless a kind has the same.
+    """
+    if not isinstance(new, Mapping) or not {*new} <= {*KINDS, *KEYS} or not {*new} & {*KINDS}:
+        raise ValueError(_no_kinds(config, new))
+    kinds = {kind: rope for kind, rope in new.items() if kind in KINDS}
+    for key, value in new.items():
+        if key not in kinds and all((rope or {}).get(key) != value for rope in kinds.values()):
+            warn_once(
+                f"rope_parameters have {key}={value!r} beside {', '.join(kinds)}, where "
+                "transformers does not read it: the rotary is built without it."
+            )
+    return kinds
+
+
+def _no_kinds(config: Config, new: Any) -> str:
+    return (
+        f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
+        f"{', '.join(KINDS)}; got {new!r}."
+    )
 
 
 def parameters(
@@ -193,6 +211,11 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
     if not isinstance(rope, Mapping):
         raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
     fields = {key: value for key, value in rope.items() if value is not None}
+    for key in IGNORED & fields.keys():
+        warn_once(
+            f"{name} has {key}={fields.pop(key)!r}, which transformers does not read: the rotary "
+            "is built without it. attention_factor is what multiplies cos and sin."
+        )
     unknown = sorted(fields.keys() - {*known, "type"})
     if unknown:
         raise ValueError(
@@ -298,14 +321,18 @@ def _llama3(rope: Rope, config: Config) -> Scaling:
 
 
 def _yarn(rope: Rope, config: Config) -> Scaling:
+    """An attention_factor goes before the two mscales, of which one alone, or 0, says nothing."""
+    pair = rope.get("mscale") or None, rope.get("mscale_all_dim") or None
+    attention_factor = rope.get("attention_factor")
+    if None in pair or attention_factor is not None:
+        pair = None, None
     return Yarn(
         _factor(rope, config),
         original(rope, config),
         rope.get("beta_fast") or 32.0,
         rope.get("beta_slow") or 1.0,
-        rope.get("mscale") or None,
-        rope.get("mscale_all_dim") or None,
-        rope.get("attention_factor"),
+        *pair,
+        attention_factor,
         rope.get("truncate", True),
     )
 

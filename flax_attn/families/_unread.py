@@ -1,11 +1,12 @@
 """Fields of a config that say something of its attention, and that its family does not read."""
 
-import functools
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ._config import Family
+from flax import nnx
+
+from ._as_built import is_as_built
+from ._config import Family, warn_once
 from ._parts import Parts
 from ._published import CLASS_FIELDS
 from ._slips import meant
@@ -91,20 +92,23 @@ def unread(
 
 
 def warn_of_unread(
-    config: Mapping[str, Any], name: str, family: Family, by_any: Mapping[str, Reading]
+    config: Mapping[str, Any],
+    name: str,
+    family: Family,
+    by_any: Mapping[str, Reading],
+    layer: nnx.Module,
 ) -> None:
-    """Warns, once for each sentence, of `unread` fields where `families.attention` is called."""
-    fields = unread(config, name, family, by_any)
+    """Warns, once for each sentence, of `unread` fields that say other than what was built."""
+    fields = {
+        field: slip
+        for field, slip in unread(config, name, family, by_any).items()
+        if slip or not is_as_built(field, config[field], layer)
+    }
     if fields:
         words = [
             f"{field}={config[field]!r}" + (f" (did you mean {slip}?)" if slip else "")
             for field, slip in fields.items()
         ]
-        _warn(
+        warn_once(
             f"model_type {name!r} does not read {', '.join(words)}; its attention is built without."
         )
-
-
-@functools.cache  # which makes it once
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=4)

@@ -21,34 +21,37 @@ from .answers import segments_of
 
 @frozen
 class Documents(Mask):
-    """Packed documents see only themselves: the first `lengths[0]` tokens, the next `lengths[1]`...
+    """Packed documents: every token sees its own document alone.
 
-    Also called: document mask, sequence packing, varlen attention, `cu_seqlens`.
+    Also called: document mask, sequence packing, varlen attention.
 
-    Tokens behind the last document are padding: they see nothing, nothing sees them, and their
-    outputs are zero. Beside padding in a layer, lengths count the real tokens of a row.
+    A row holds documents one after another: the first `lengths[0]` tokens are one, the next
+    `lengths[1]` another. It is not causal: a decoder takes `CAUSAL & Documents(lengths)`. Tokens
+    behind the last document are padding: they see nothing, nothing sees them, and their outputs are
+    zero. In a layer that is given `valid=` too, lengths count its real tokens alone.
 
     Args:
-      lengths: tokens of each document, integers, `*B G`, or `G` for the same in every row. 0 is no
-        document, so rows may hold fewer than G. May be traced.
-      ends, tokens: set by `bind`: where each document ends, and how many tokens there are.
+      lengths: how many tokens each document has, integers, shape (batch, most documents in a row),
+        shorter rows filled with 0; a flat array is for every row. They are counts, neither ids, of
+        which `Documents.of(ids)` makes them, nor `cu_seqlens`, whose differences they are. They may
+        be traced; then nobody can check them, and what goes beyond the tokens is cut off.
+      ends, tokens: internal, set where the mask is used.
 
     Raises:
       TypeError: if `lengths` are not integers.
-      ValueError: for known lengths below 0; in use, if queries and keys are not the same tokens, if
-        known lengths are more tokens than there are, or if the shape does not fit.
+      ValueError: for rows of other lengths in a list, for known lengths below 0 or that look like
+        ids; in use, if queries and keys are not the same tokens, if known lengths are more tokens
+        than there are, or if the shape does not fit.
 
     Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
 
-    >>> packed = Documents([2, 1])
-    >>> from flax_attn import CAUSAL
-    >>> from flax_attn._types import Sizes
-    >>> bound = (CAUSAL & packed).bind(Sizes((), 1, 4, 4))
-    >>> bound.grid(Sizes((), 1, 4, 4))[0, 0].astype(int)
-    Array([[1, 0, 0, 0],
-           [1, 1, 0, 0],
-           [0, 0, 1, 0],
-           [0, 0, 0, 0]], dtype=int32)
+    >>> from flax_attn import CAUSAL, attend
+    >>> x = jnp.ones((1, 4, 2, 8))
+    >>> packed = Documents([[2, 1]])  # two tokens, one token, and one of padding
+    >>> attend(x, x, x, mask=CAUSAL & packed)[0, :, 0, 0].tolist()
+    [1.0, 1.0, 1.0, 0.0]
+    >>> packed.positions(4).tolist()
+    [[0, 1, 0, 0]]
     """
 
     lengths: Any
@@ -61,7 +64,12 @@ class Documents(Mask):
     def __post_init__(self):
         if self.ends is not None:
             return
-        numbers_in_lists(self, "lengths")
+        try:
+            numbers_in_lists(self, "lengths")
+        except ValueError as error:
+            raise ValueError(
+                "Documents needs as many lengths in every row: fill shorter rows with 0."
+            ) from error
         check_integers("Documents", lengths=self.lengths)
         if np.ndim(self.lengths) == 0:
             raise ValueError(
@@ -94,7 +102,9 @@ class Documents(Mask):
         ids = np.asarray(ids)
         if (ids[..., 1:] < ids[..., :-1]).any():
             raise ValueError(
-                "Documents.of needs ids that do not decrease along a row; Segments(ids) takes any."
+                "Documents.of needs ids that do not decrease along a row. If the last ones are "
+                "padding, give Documents(lengths), which needs no id for it; Segments(ids) takes "
+                "any order."
             )
         starts = np.ones(ids.shape, bool)
         starts[..., 1:] = ids[..., 1:] != ids[..., :-1]
@@ -103,7 +113,7 @@ class Documents(Mask):
         return cls((number[..., None] == np.arange(most)).sum(-2).astype(np.int32))
 
     def segments(self, length: int | None = None) -> Int[Array, "*B T"]:
-        """The number of each token's document, as `segments=` of recurrences takes them.
+        """The number of each token's document, to be given to recurrent layers as `segments=`.
 
         Args:
           length: tokens in a row; None is as many as the fullest row has, if lengths are known.
@@ -118,9 +128,13 @@ class Documents(Mask):
         return self._tokens(length)[0]
 
     def positions(self, length: int | None = None) -> Int[Array, "*B T"]:
-        """The place of each token in its own document, as `positions=` of layers takes them.
+        """The place of each token in its own document, to be given to layers as `positions=`.
 
-        Arguments and errors as of `segments`.
+        Args:
+          length: tokens in a row; None as of `segments`.
+
+        Raises:
+          ValueError: for None where lengths are traced.
 
         >>> Documents([2, 1]).positions(4).tolist()
         [0, 1, 0, 0]
@@ -150,12 +164,18 @@ class Documents(Mask):
         )
         if not fits:
             raise ValueError(
-                f"Documents.lengths must be {(*batch, 'G')}, for G documents, or broadcast to it; "
-                f"got shape {ends.shape}."
+                f"Documents.lengths must have shape ({', '.join(map(str, (*batch, 'G')))}), for at "
+                f"most G documents in a row, or broadcast to it; got {ends.shape}."
             )
         if _is_known(ends) and (most := int(ends.max(initial=0))) > sizes.T:
             raise ValueError(
-                f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}."
+                f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}. Of "
+                "cumulative lengths (cu_seqlens) give the differences, np.diff(cu_seqlens)."
+            )
+        if _is_known(self.lengths) and _look_like_ids(np.asarray(self.lengths), sizes.T):
+            raise ValueError(
+                "Documents.lengths are as many as tokens and begin with 0, as ids do; "
+                "Documents.of(ids) makes lengths of ids."
             )
         if any(n > 1 for n in ends.shape[:-1]):
             ends = jnp.broadcast_to(ends, (*batch, ends.shape[-1]))
@@ -201,6 +221,12 @@ class Documents(Mask):
 def _is_known(x: Any) -> bool:
     """Whether its numbers can be read while a program is traced."""
     return not isinstance(x, Tracer | jax.ShapeDtypeStruct)
+
+
+def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
+    """Whether there is a number for each token, from 0 on."""
+    many = isinstance(tokens, int) and lengths.shape[-1] == tokens > 1
+    return many and bool(((lengths[..., 0] == 0) & (lengths[..., -1] > 0)).any())
 
 
 def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple[Any, Any] | None:

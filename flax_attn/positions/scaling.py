@@ -134,7 +134,7 @@ class Llama3Scaling(Scaling):
 
     A pair that turns less than `low_freq_factor` times within `original_length` is long, one that
     turns more than `high_freq_factor` times short; between them the share kept grows linearly with
-    the number of turns.
+    the number of turns. With equal factors, as in Llama 4 Scout, there are none between.
 
     Args:
       factor: by which the rates of long wavelengths are divided.
@@ -142,7 +142,7 @@ class Llama3Scaling(Scaling):
       low_freq_factor, high_freq_factor: numbers of turns.
 
     Raises:
-      ValueError: if a number is not above zero, or high_freq_factor not above low_freq_factor.
+      ValueError: if a number is not above zero, or high_freq_factor below low_freq_factor.
 
     Source: the code of Llama 3.1 (Grattafiori et al., "The Llama 3 Herd of Models", 2024).
 
@@ -158,16 +158,17 @@ class Llama3Scaling(Scaling):
     def __post_init__(self):
         _check_above_zero(self, "factor", "low_freq_factor", "high_freq_factor")
         _check_counts(self, "original_length")
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
-                "high_freq_factor must be above low_freq_factor; got "
+                "high_freq_factor must be at least low_freq_factor; got "
                 f"high_freq_factor={self.high_freq_factor}, low_freq_factor={self.low_freq_factor}."
             )
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         rates = plain_rates(base, width)
         turns = self.original_length * rates / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        between = self.high_freq_factor - self.low_freq_factor
+        kept = (turns - self.low_freq_factor) / between if between else turns > self.low_freq_factor
         return rates * (np.clip(kept, 0, 1) * (1 - 1 / self.factor) + 1 / self.factor)
 
 

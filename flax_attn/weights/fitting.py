@@ -49,6 +49,7 @@ def fit(
     rules: Sequence[Rule],
     read: Callable[[str], np.ndarray],
     cast: Cast,
+    partial: bool = False,
 ) -> list[Move | Stack]:
     """What goes where: every tensor used once, every Param filled once, shapes and dtypes right.
 
@@ -59,11 +60,13 @@ def fit(
       rules: what names and types do not say.
       read: reads a tensor, to compare those that `Rule.tied` names.
       cast: which dtypes of a tensor may become which of a Param.
+      partial: whether Params may be filled by nothing.
 
     Raises:
       CheckpointError: with every problem at once, and the rules that may be meant.
     """
-    draft = Draft(_sources(entries, module, rules, read), module, rules)
+    sources = _sources(entries, module, rules, read)
+    draft = Draft(sources, module, rules, partial=partial)
     few = len(draft.unplaced) + len(draft.unfilled) <= 200
     can_be_said = few and all(map(_PLAIN.fullmatch, entries))
     proposed = propose(draft) if draft.problems and can_be_said else []
@@ -74,6 +77,8 @@ def fit(
     more = len(problems) - _TOLD
     lines += [f"  - and {more} problems more"] * (more > 0)
     hint = "".join(["\nyou may mean:"] * bool(proposed) + [f"\n  {rule}" for rule in proposed])
+    if draft.unplaced and not proposed and can_be_said:
+        hint += f"\nwhat is no weight of the layer is left out by {Rule.skip(draft.unplaced[0])}"
     raise CheckpointError(path, None, "\n".join(lines), hint)
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Sharding
 
 from ..errors import CheckpointError
+from .buffers import without_buffers
 from .checkpoint import Checkpoint, Given
 from .dtypes import overflows
 from .fitting import CASTS, Cast, fit, under
@@ -37,12 +38,15 @@ def load(
     allow_nonfinite: bool = False,
     max_bytes: int | None = None,
     manifest: bool | None = None,
-) -> None:
+    partial: bool = False,
+) -> list[str] | None:
     """Fills a layer with the tensors of a checkpoint: `layer.kernel = weight.T`, ...
 
     This needs neither torch nor pickle. Every tensor below the prefix is used once, and every Param
     is filled once. The layer changes only after headers, mapping and data were checked. Only the
-    layer's own tensors are read, so loading one layer of a large file is cheap.
+    layer's own tensors are read, so loading one layer of a large file is cheap. Buffers that models
+    of transformers write into files, such as `rotary_emb.inv_freq` and GPT-2's `attn.bias`, are no
+    weights and are left out.
 
     A checkpoint has names, shapes and dtypes, but no module types: the `weight` of an `nnx.Linear`
     is read as torch's `[out, in]`. If it is `[in, out]`, as in GPT-2's files, add a rule:
@@ -72,6 +76,11 @@ def load(
       max_bytes: the limit for all of the layer's tensors in memory; None for no limit.
       manifest: True requires the manifest that `save` writes, False ignores it, None checks it
         if it exists.
+      partial: whether a Param that the file does not have keeps its value, as those of an adapter
+        that you added; every tensor of the file must still have a place.
+
+    Returns:
+      With `partial`, the paths of the Params that were kept; else None.
 
     Raises:
       CheckpointError: if the checkpoint has a fault or does not fit the layer.
@@ -92,11 +101,12 @@ def load(
     >>> bool((one.kernel[...] == other.kernel[...]).all())
     True
     """
-    how = _How(tuple(rules), sharding, cast, max_bytes)
+    how = _How(tuple(rules), sharding, cast, max_bytes, partial)
     _check_arguments(layer, how)
     checkpoint = Checkpoint(path, manifest, allow_nonfinite)
     moves = _moves(checkpoint, prefix, layer, how)
     _fill(layer, checkpoint, moves, [prefix], False, how)
+    return _kept(layer, moves) if partial else None
 
 
 def load_stacked(
@@ -174,6 +184,7 @@ class _How:
     sharding: Shardings
     cast: Cast
     max_bytes: int | None
+    partial: bool = False
 
 
 def _check_arguments(layer: Any, how: _How) -> None:
@@ -211,13 +222,25 @@ def _moves(
 ) -> list[Move | Stack]:
     """What goes where, each checked against the checkpoint's headers."""
     entries = under(checkpoint.path, checkpoint.entries, prefix)
+    entries = without_buffers(entries, prefix, module, how.rules)
     read = _reader(checkpoint, prefix)
-    moves = fit(checkpoint.path, entries, module, how.rules, read, how.cast)
+    moves = fit(checkpoint.path, entries, module, how.rules, read, how.cast, how.partial)
     total = times * sum(entries[name].nbytes for move in moves for name in move.sources)
     if how.max_bytes is not None and total > how.max_bytes:
         why = f"The layer's tensors have {total} bytes, more than max_bytes={how.max_bytes}."
         raise CheckpointError(checkpoint.path, None, why)
     return moves
+
+
+def _kept(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[str]:
+    """The paths of Params and statistics that no tensor has filled."""
+    state = flax_state(layer)
+    filled = {id(state[target]) for move in moves for target in move.targets}
+    return [
+        path
+        for path, x in state.items()
+        if id(x) not in filled and isinstance(x, nnx.Param | nnx.BatchStat)
+    ]
 
 
 def _reader(checkpoint: Checkpoint, prefix: str):

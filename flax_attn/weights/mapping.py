@@ -34,6 +34,8 @@ from .rule import Rule
 class Draft:
     """A mapping in the making.
 
+    With `partial`, Params may be filled by nothing, and rules may find no tensor.
+
     Attributes:
       moves, constants, skipped, tied: of the plan, if there are no problems.
       problems: sentences.
@@ -48,9 +50,11 @@ class Draft:
         rules: Sequence[Rule] = (),
         near: bool = True,
         parts: Sequence[str] | None = None,
+        partial: bool = False,
     ):
         self.sources = {source.name: source for source in sources}
         self.module, self.rules, self.near = module, tuple(rules), near
+        self.partial = partial
         self.parts = parts
         self.state = flax_state(module)
         self.problems: list[str] = []
@@ -77,12 +81,13 @@ class Draft:
     def also(self, rule: Rule) -> "Draft":
         """The same with one more rule, its sentences without nearest names."""
         rules = [*self.rules, rule]
-        return Draft(list(self.sources.values()), self.module, rules, False, self.parts)
+        sources = list(self.sources.values())
+        return Draft(sources, self.module, rules, False, self.parts, self.partial)
 
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
         groups = rule.groups(names)
-        if not groups and not self._names_taps(rule):
+        if not groups and not self.partial and not self._names_taps(rule):
             self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
         for sources, targets in groups:
             missing = [name for name in sources if name not in self.sources]
@@ -281,7 +286,8 @@ class Draft:
             if id(x) not in fillers and isinstance(x, nnx.Param | nnx.BatchStat)
         }
         missed = [path for param, path in unfilled.items() if param not in self.misfits]
-        self.problems += [self._unfilled(path) for path in reversed(missed)]
+        if not self.partial:
+            self.problems += [self._unfilled(path) for path in reversed(missed)]
         return list(reversed(unfilled.values()))
 
     def _unfilled(self, path: str) -> str:

@@ -96,9 +96,13 @@ def test_what_is_asked_wrongly_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "file").write_text("")
     with told(ValueError, "cannot be made a folder"):
         checked(tmp_path / "file")
-    Task(tmp_path, "memory", 0.0).write(verdict="equal")
-    with told(ValueError, "holds an earlier check", "another folder"):
+    with told(ValueError, "is not empty", "a new folder"):
         checked(tmp_path)
+
+
+def test_a_check_that_had_no_time_is_no_success(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_run", lambda task: task.leave_out(task.part))
+    assert checked(tmp_path / "check") == 2
 
 
 # Right and wrong.
@@ -216,9 +220,9 @@ def test_the_page_tells_all_parts(tmp_path):
         "jax 0.11.2",
         "64 GiB of its memory",
         "**2 layers**",
-        "| float32 | 2 | 0.40 |",
-        "| blockwise | bfloat16 | 1 | 0.10 |",
-        "All requests were refused by splash, each by name.",
+        "| float32 | 2 | 0 | 0.40 |",
+        "| blockwise | bfloat16 | 1 | 0 | 0.10 |",
+        "Not for this device or its packages: splash.",
         "| 4096 | 1 x 16 | fwd | 200 us |",
         "| 2x |",
         "| auto | 1 / 2 | 2.0x | - / - |",

@@ -15,7 +15,7 @@ from typing import Any
 
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import family_of
-from flax_attn.families._naming import USUAL
+from flax_attn.families._config import USUAL
 from flax_attn.families._table import TYPES
 from parity_tests.families import witness
 from parity_tests.families.configs import CONFIGS, Small

@@ -10,7 +10,7 @@ from flax_attn import families
 from flax_attn.families import _unread
 from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import _READ_BY_ANY
-from flax_attn.families._config import Config, Family
+from flax_attn.families._config import Config, Family, warn_once
 from flax_attn.families._published import CLASS_FIELDS, KNOWN
 from flax_attn.families._table import FAMILIES
 from parity_tests.core.drawing import float64 as float64
@@ -38,7 +38,7 @@ def part_of(name):
 
 def said(given, **how):
     """All warnings of a config, whatever was warned of before."""
-    _unread._warn.cache_clear()
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -51,7 +51,11 @@ WORTH_SAYING = {
     "softcap": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0"),
     "norms": ({"use_qk_norm": True}, "use_qk_norm=True"),
     "window": ({"sliding_window": 4096}, "sliding_window=4096"),
-    "off where others are on": ({"qkv_bias": False}, "qkv_bias=False"),
+    "a bias": ({"qkv_bias": True}, "qkv_bias=True"),
+    "part of the heads": ({"rotary_dim": 4}, "rotary_dim=4"),
+    "a share of the heads": ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
+    "pairs beside each other": ({"rope_interleave": True}, "rope_interleave=True"),
+    "keys of one head": ({"multi_query": True}, "multi_query=True"),
     "a letter": (
         {"hidden_sise": 48, "hidden_size": None},
         "hidden_sise=48 .did you mean hidden_si",
@@ -83,7 +87,44 @@ SILENT = {
     "a name of no slip": {"heads": 7, "logit_scale": 2.0, "_name_or_path": "x", "quant": 4},
     "a slip of a field that is there": {"hidden_sizee": [1]},
     "the same by another name": {"num_heads": 6},
+    "what is built": {
+        **{"qkv_bias": False, "rotary_dim": 8, "rotary_pct": 1.0, "rope_interleave": False},
+        **{"multi_query": False, "num_kv_heads": 6},
+    },
 }
+
+
+BUILT = {
+    "qwen3": {"use_qk_norm": True, "rotary_pct": 1},
+    "deepseek_v2": {"rope_interleave": True},
+    "phi": {"rotary_dim": 4, "partial_rotary_factor": 0.5},
+}
+NOT_BUILT = {
+    "deepseek_v2": {"rope_interleave": False},
+    "phi": {"rotary_dim": 8, "partial_rotary_factor": 0.5},
+    "nemotron_h": {"rope_theta": 10000.0},
+}
+
+
+SIZES = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+
+
+def sizes_of(name):
+    special = {
+        "deepseek_v2": {"num_key_value_heads": 6},
+        "nemotron_h": {"hybrid_override_pattern": "*M", "num_hidden_layers": 2},
+    }
+    return {**SIZES, **special.get(name, {})}
+
+
+@each("name", BUILT)
+def test_what_a_family_always_has_is_silent(name):
+    assert not said({"model_type": name, **sizes_of(name), **BUILT[name]})
+
+
+@each("name", NOT_BUILT)
+def test_what_a_family_never_has_is_told(name):
+    assert len(said({"model_type": name, **sizes_of(name), **NOT_BUILT[name]})) == 1
 
 
 @each("name", SILENT)

@@ -401,7 +401,7 @@ POSITIVE = "must be above zero; got"
         (lambda: DynamicScaling(2.0, 0), "original_length of DynamicScaling must be a whole"),
         (lambda: DynamicScaling(-2.0, 8), f"factor of DynamicScaling {POSITIVE} -2.0"),
         (lambda: DynamicScaling(2.0, 8, 2.5), "length of DynamicScaling .* 1; got 2.5"),
-        (lambda: Llama3Scaling(8.0, 8, 4.0, 4.0), "high_freq_factor must be above low_freq"),
+        (lambda: Llama3Scaling(8.0, 8, 4.0, 3.0), "high_freq_factor must be at least low_freq"),
         (lambda: Llama3Scaling(8.0, None), "original_length of Llama3Scaling .* got None"),
         (lambda: Yarn(4.0, 64, 1.0, 1.0), "beta_fast must be above beta_slow; got beta_fast=1.0"),
         (lambda: Yarn(4.0, 64, mscale=0.7), "mscale and mscale_all_dim together"),

@@ -1,0 +1,78 @@
+"""Checkpoints whose weights are quantised, but for the attention: gpt-oss, Laguna."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+
+from ..weights.rule import Rule
+
+# Under which fields the methods list the modules that keep their weights.
+FIELDS = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
+# What stands before a layer's name in the files of whole models.
+PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+BITNET = "bitnet"  # its files say how its layers compute, and hold plain weights
+
+
+def check_unquantized(
+    config: Mapping[str, Any], layer: nnx.Module, rules: Sequence[Rule], places: Sequence[str]
+) -> None:
+    """ValueError if a config says that the weights of this layer are quantised.
+
+    Args:
+      config: of the model.
+      layer: the attention, or its shapes.
+      rules: of its weights, from the names in files.
+      places: where the model has it, as "layers.3.self_attn".
+    """
+    quantized = config.get("quantization_config")
+    if quantized is None:
+        return
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+    if config.get("model_type") == method == BITNET:
+        return
+    left_alone = [x for field in FIELDS for x in _listed(quantized, field)]
+    names = {f"{place}.{name}" for place in places for name in _linears(layer, rules)}
+    converted = sorted(name for name in names if not _is_left_alone(name, left_alone))
+    if converted:
+        raise ValueError(
+            "The config has a quantization_config, and quantised weights of attention are not "
+            f"served: of {converted[0]}, say, which none of {', '.join(FIELDS[:2])} leaves out. "
+            "Dequantise the checkpoint and leave the field out."
+        )
+
+
+def _listed(quantized: Any, field: str) -> Sequence[str]:
+    values = quantized.get(field) if isinstance(quantized, Mapping) else None
+    return values if isinstance(values, list | tuple) else ()
+
+
+def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
+    """The modules with a matrix of weights, as the file calls them."""
+    renamed = [rule.names.split(" -> ") for rule in rules if rule.kind == "move"]
+    yield from (old.rpartition(".")[0] for old, _ in renamed if old.endswith(".weight"))
+    targets = [new for _, new in renamed]
+    for path, module in nnx.iter_modules(layer):
+        name = ".".join(map(str, path))
+        if isinstance(module, nnx.Linear) and not any(name in target for target in targets):
+            yield name
+
+
+def _is_left_alone(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a list of modules names one, under any prefix: in full, by its start, or its end.
+
+    A pattern is a regular expression, as transformers has it, whole ones with "re:" in front, as
+    compressed-tensors has them.
+    """
+    for pattern in patterns:
+        expression = pattern.removeprefix("re:")
+        if name.endswith(f".{expression}"):
+            return True
+        try:
+            bounded = re.compile(rf"(?:{expression})(?:(?<=\.)|(?=\.|$))")
+        except re.error:
+            continue
+        if any(bounded.match(prefix + name) for prefix in PREFIXES):
+            return True
+    return False

@@ -1,0 +1,65 @@
+"""Tensors of a checkpoint that are no weights: tables and masks that a layer makes itself.
+
+From `_keys_to_ignore_on_load_unexpected` of the classes in transformers 5.23, the buffers that they
+register, and those that older versions wrote into files.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from flax import nnx
+
+from .entry import Entry
+from .known_layers import flax_path, flax_state
+from .rule import Rule
+
+Shape = tuple[int, ...]
+
+
+def _is_square(shape: Shape) -> bool:
+    return len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
+
+
+def _is_any(shape: Shape) -> bool:
+    return True
+
+
+# The end of a name, and of which shape it is a buffer.
+BUFFERS: Mapping[str, Callable[[Shape], bool]] = {
+    r"inv_freq|original_inv_freq": lambda shape: len(shape) == 1,
+    r"(cos|sin)_cached": lambda shape: len(shape) in (2, 4),
+    r"bias|causal_mask": _is_square,  # the causal mask of GPT-2 and those after it
+    r"masked_bias": lambda shape: shape in ((), (1,)),
+    r"embed_positions": lambda shape: len(shape) == 2,  # sines and cosines of GPT-J
+    r"relative_position_index": _is_any,  # of Swin's windows
+    r"EncDecAttention\.relative_attention_bias\.weight": _is_any,  # T5 has one, and never reads it
+}
+
+
+def without_buffers(
+    entries: Mapping[str, Entry], prefix: str, module: nnx.Module, rules: Sequence[Rule]
+) -> dict[str, Entry]:
+    """The tensors without those that are known to be no weights.
+
+    Args:
+      entries: the layer's tensors, named without the prefix.
+      prefix: that of their names.
+      module: the layer: a name that one of its Params has is never left out.
+      rules: neither is one that a rule leaves out, or carries to such a Param.
+    """
+    state, names = flax_state(module), list(entries)
+    weights = {name for name in names if flax_path(module, name) in state}
+    for rule in rules:
+        for sources, targets in rule.groups(names):
+            if rule.kind != "move" or any(flax_path(module, x) in state for x in targets):
+                weights |= {*sources}
+
+    def is_buffer(name: str, shape: Shape) -> bool:
+        if name in weights:
+            return False
+        full = f"{prefix}.{name}" if prefix else name
+        return any(
+            re.search(rf"(^|\.)({end})$", full) and fits(shape) for end, fits in BUFFERS.items()
+        )
+
+    return {name: x for name, x in entries.items() if not is_buffer(name, x.shape)}
