@@ -169,6 +169,7 @@ def _summary(task: Task) -> str:
 
     counts: dict[str, int] = {}
     for row in [*rows_of(task.out, task.part), *timed_rows(task.out, task.part)]:
-        verdict = WORDS.get(row.get("verdict", "measured"), row.get("verdict", "measured"))
+        verdict = str(row.get("verdict", "measured"))
+        verdict = WORDS.get(verdict, verdict)
         counts[verdict] = counts.get(verdict, 0) + 1
     return f"{task.part}: " + (", ".join(f"{n} {word}" for word, n in counts.items()) or "nothing")

@@ -15,7 +15,7 @@ def _has_bias(layer: nnx.Module) -> Any:
     return None if projection is None else getattr(projection, "bias", None) is not None
 
 
-def _width(layer: nnx.Module) -> Any:
+def _rotated_width(layer: nnx.Module) -> Any:
     """How many components of a head the rotary turns; None without a rotary."""
     rotary = getattr(layer, "rotary", None)
     if rotary is None:
@@ -24,7 +24,7 @@ def _width(layer: nnx.Module) -> Any:
 
 
 def _share(layer: nnx.Module) -> Any:
-    width, head_dim = _width(layer), getattr(layer, "head_dim", None)
+    width, head_dim = _rotated_width(layer), getattr(layer, "head_dim", None)
     return width / head_dim if width and head_dim else None
 
 
@@ -53,7 +53,7 @@ BUILT: Mapping[str, Callable[[nnx.Module], Any]] = {
     **dict.fromkeys(("rotary_pct", "partial_rotary_factor"), _share),
     **dict.fromkeys(("rotary_emb_base", "rope_theta"), _base),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), _key_heads),
-    "rotary_dim": _width,
+    "rotary_dim": _rotated_width,
     "rope_interleave": _is_interleaved,
     "multi_query": _is_multi_query,
 }

@@ -154,9 +154,10 @@ def _by_kind(config: Config, new: Any) -> dict[str, Any]:
 
 
 def _no_kinds(config: Config, new: Any) -> str:
+    keys = ", ".join(map(str, new)) if isinstance(new, Mapping) else repr(new)
     return (
         f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
-        f"{', '.join(KINDS)}; got {new!r}."
+        f"{', '.join(KINDS)}; got {keys}."
     )
 
 
