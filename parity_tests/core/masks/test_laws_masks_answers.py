@@ -133,7 +133,8 @@ def test_masks_that_are_one_run_a_query():
         assert all(end is None for end in part)
     (end,) = (Lengths(np.asarray([1, 2], np.int8)).as_runs(Q) or (None, None))[1:]
     assert end.dtype == jnp.int32 and end.shape == (2, 1)
-    several = ~CAUSAL, Window(0, 0) | Prefix(1), CAUSAL | Lengths(KV, q=QL), Dense(np.ones((T, S), bool)), MaskFn(lambda *at: True)
+    several = ~CAUSAL, Window(0, 0) | Prefix(1), CAUSAL | Lengths(KV, q=QL)
+    several += Dense(np.ones((T, S), bool)), MaskFn(lambda *at: True)
     for mask in (*several, several[0] & Chunked(2), Chunked(2) & several[1]):
         assert mask.bind(SIZES).as_runs(Q) is None
 
