@@ -10,3 +10,5 @@ from ._choose import attention as attention
 from ._choose import parts as parts
 from ._naming import rules as rules
 from ._table import TYPES as TYPES
+
+__all__ = ["ALIASES", "TYPES", "attention", "parts", "rules"]

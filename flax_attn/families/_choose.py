@@ -1,5 +1,6 @@
 """From the `model_type` of a config to its family."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,17 +8,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ._aliases import ALIASES, DEFAULTS, FIXED
-from ._config import USUAL, Config, Family, check_whole
+from ._config import USUAL, Config, Family
 from ._parts import Parts
 from ._paths import PATHS
 from ._published import KNOWN
 from ._quantized import check_unquantized
+from ._reading import contents, has_text, typed, whole
 from ._slips import meant
 from ._table import FAMILIES
 from ._unread import read_by_any, warn_of_unread
 
+SERVED = {*FAMILIES, *ALIASES}
 _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names in an error
+NEWER = (
+    " It may be newer than transformers 5.23, or its author's own: if its attention is that of a "
+    'type that is served, name that one, {**config, "model_type": "llama"}.'
+)
 # Of model types that people ask for, why there is none.
 WHY_NOT = {
     "deepseek_v4": "its keys are compressed over the tokens, for which there is no layer here",
@@ -26,7 +33,7 @@ WHY_NOT = {
 
 
 def attention(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | str | os.PathLike[str],
     index: int,
     *,
     part: str | None = None,
@@ -53,10 +60,13 @@ def attention(
     memory `*B S hidden_size`.
 
     Args:
-      config: the contents of a config.json, or `to_dict()` of a config in transformers.
+      config: the contents of a config.json, `to_dict()` of a config in transformers, or the path of
+        such a file or of its folder. Where its model_type is missing or unknown, its
+        `architectures` say which it is.
       index: which layer of the model, from 0.
-      part: one of `parts(config)`: "encoder", "decoder" or "cross", or where both stand in every
-        layer "attention" or "recurrent"; None for a model without parts.
+      part: one of `parts(config)`: "encoder", "decoder" or "cross"; where both stand in every
+        layer "attention" or "recurrent"; of a whole model for texts, images and sound "text",
+        "vision" or "audio". None for a model without parts.
       rngs: source of the random start and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -65,9 +75,10 @@ def attention(
       ValueError: for an unknown model_type, an index beyond the model or of a layer without
         attention, a part, heads that do not
         divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
-        value is not served or that has two values under two names, a config with a text_config, or
-        one whose quantization_config does not leave the attention alone.
-      TypeError: if the config is no dict.
+        value is not served or that has two values under two names, a whole model without a part, or
+        a quantization_config that does not leave the attention alone; for a file that cannot be
+        read.
+      TypeError: if the config is neither a dict nor a path.
 
     Source: the modelling code of transformers 5.23.
 
@@ -77,6 +88,7 @@ def attention(
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
+    config, part = resolved(config, part)
     family, read = family_of(config, part)
     house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
     if what := family.lacks(read, read.index(index)):
@@ -93,8 +105,7 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     """The family of a config's model_type, or of one of its parts, and the config as it reads it.
 
     Raises:
-      ValueError: for a model_type that is not served, a part, a config of several models.
-      TypeError: if the config is no dict.
+      ValueError: for a model_type that is not served, or a part.
     """
     entry, name = entry_of(config), config["model_type"]
     family = _of_part(name, entry, part)
@@ -110,31 +121,72 @@ def places_of(family: Family, config: Config, index: int) -> tuple[str, ...]:
     return tuple(place.replace("{}", str(index)) for place in places)
 
 
-def parts(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `part` may be for a config; `()` for a model that has one attention in each layer.
-
-    Args:
-      config: as of `attention`, of which only the model_type is read.
+def resolved(config: Any, part: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """The config of one model of a type that is served, if there is one, and the part of that.
 
     Raises:
-      ValueError: for an unknown model_type, or a config with a text_config.
-      TypeError: if the config is no dict.
+      ValueError: for a whole model of which no part, or none that there is, is asked for.
+      TypeError: as of `attention`.
+    """
+    fields = contents(config)
+    configs = whole(fields, SERVED)
+    wanted, _, rest = (part or "").partition(".")
+    is_plain = fields.get("model_type") in SERVED and not has_text(fields)
+    if not configs or (is_plain and wanted not in configs):
+        return typed(fields, SERVED), part
+    if wanted not in configs:
+        raise ValueError(_several(fields.get("model_type"), configs, part))
+    return typed(configs[wanted], SERVED), rest or None
+
+
+def _several(name: Any, configs: Mapping[str, Mapping[str, Any]], part: str | None) -> str:
+    """What is said of a whole model of which no part, or none that there is, is asked for."""
+    types = [f"{x} ({each['model_type']})" for x, each in configs.items()]
+    among = [repr(x) for x, each in configs.items() if each["model_type"] in SERVED]
+    of = f"model_type {name!r} is of a model of several parts: {', '.join(types)}; "
+    if not among:
+        return f"{of}the attention of none of them is served."
+    return f"{of}say part={' or '.join(among)}; got part={part!r}."
+
+
+def parts(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, int]:
+    """What `part` may be for a config, and how many layers each has; empty for a model without.
+
+    Of a whole model, those whose attention is served: "text", "vision", "audio", or "text.decoder"
+    where that has parts too.
+
+    Args:
+      config: as of `attention`.
+
+    Raises:
+      ValueError: for an unknown model_type.
+      TypeError: as of `attention`.
 
     >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})
-    (('encoder', 'decoder', 'cross'), ())
+    ({'encoder': 12, 'decoder': 12, 'cross': 12}, {})
     """
-    entry = entry_of(config)
-    return () if isinstance(entry, Family) else tuple(entry)
+    fields = contents(config)
+    configs = whole(fields, SERVED)
+    if not configs:
+        fields = typed(fields, SERVED)
+        entry = entry_of(fields)
+        names = () if isinstance(entry, Family) else tuple(entry)
+        return {name: _depth(fields, name) for name in names}
+    counts: dict[str, int] = {}
+    for name, each in configs.items():
+        if each["model_type"] in SERVED:
+            inner = parts(each)
+            counts |= {f"{name}.{x}": n for x, n in inner.items()}
+            counts |= {} if inner else {name: _depth(each, None)}
+    return counts
+
+
+def _depth(config: Mapping[str, Any], part: str | None) -> int:
+    return family_of(config, part)[1].count("num_hidden_layers")
 
 
 def entry_of(config: Mapping[str, Any]) -> Family | Parts:
     """The family of a config's model_type, or those of its parts; errors as of `family_of`."""
-    if not isinstance(config, Mapping):
-        raise TypeError(
-            "config must be a dict, the contents of a config.json or to_dict() of a config; got "
-            f"{type(config).__name__}."
-        )
-    check_whole(config)
     name = config.get("model_type")
     families = {**{family: family for family in FAMILIES}, **ALIASES}
     if not isinstance(name, str) or name not in families:
@@ -151,7 +203,7 @@ def _not_served(name: Any, names: list[str]) -> str:
     return (
         f"model_type must be one of {', '.join(names[:_MOST])} or {len(names) - _MOST} others, "
         f"which `flax-attn parity --families` lists; got {name!r}."
-        + (f" Did you mean {slip!r}?" if slip else "")
+        + (f" Did you mean {slip!r}?" if slip else NEWER)
     )
 
 

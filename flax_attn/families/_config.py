@@ -190,15 +190,6 @@ class Family(NamedTuple):
     derived: Callable[[Config], Config] = lambda config: config
 
 
-def check_whole(config: Mapping[str, Any]) -> None:
-    """ValueError for a config of several models."""
-    if "text_config" in config:
-        raise ValueError(
-            "The config has a text_config, so it is of a model with several parts; hand in "
-            'config["text_config"] itself, or config["vision_config"] where it is of a family.'
-        )
-
-
 @functools.cache  # which makes it once
 def warn_once(sentence: str) -> None:
     """A warning for the line that calls `families`, once for each sentence."""

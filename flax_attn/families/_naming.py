@@ -1,5 +1,6 @@
 """From a config to the rules of its weights, of one layer or of all."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from flax import nnx
 
 from .._checks import check_choice
 from ..weights.rule import Rule
-from ._choose import entry_of, family_of, places_of
+from ._choose import entry_of, family_of, places_of, resolved
 from ._config import USUAL, Config, Family
 from ._paths import PATHS
 from ._quantized import check_unquantized
@@ -17,7 +18,7 @@ from ._whole import Named, leaves_some, of_all
 
 
 def rules(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | str | os.PathLike[str],
     index: int | None = None,
     *,
     part: str | None = None,
@@ -52,7 +53,7 @@ def rules(
       ValueError: as of `attention`, for another source, for a model_type of which the names in
         GGUF files are not known here, for prefix or to with an index, and for a `to` without {} or
         for several parts at once.
-      TypeError: if the config is no dict.
+      TypeError: as of `attention`.
 
     >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
     >>> print(*rules({"model_type": "phi3", **sizes}, 0))
@@ -65,6 +66,7 @@ def rules(
     Rule("attn_q.weight -> q_proj.kernel", "(n h r) i -> i (n r h)", n=3, r=2)
     """
     check_choice("source", source, "transformers", "gguf")
+    config, part = resolved(config, part)
     if index is None:
         return of_all(_layers(config, part, source, (f"{prefix}." if prefix else "", to)))
     if prefix or to is not None:

@@ -7,11 +7,14 @@ from typing import Any
 from flax import nnx
 
 from ..weights.rule import Rule
+from ._reading import OF_IMAGES
 
 # Under which fields the methods list the modules that keep their weights.
 FIELDS = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
-# What stands before a layer's name in the files of whole models.
-PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+# What stands before a layer's name in the files of whole models: of texts, and of images.
+TEXTS = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+IMAGES = ("", "visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.")
+IMAGES += ("model.vision_model.", "vision_tower.vision_model.")
 BITNET = "bitnet"  # its files say how its layers compute, and hold plain weights
 
 
@@ -34,7 +37,8 @@ def check_unquantized(
         return
     left_alone = [x for field in FIELDS for x in _listed(quantized, field)]
     names = {f"{place}.{name}" for place in places for name in _linears(layer, rules)}
-    converted = sorted(name for name in names if not _is_left_alone(name, left_alone))
+    prefixes = IMAGES if any(x in config for x in OF_IMAGES) else TEXTS
+    converted = sorted(name for name in names if not _is_left_alone(name, left_alone, prefixes))
     if converted:
         raise ValueError(
             "The config has a quantization_config, and quantised weights of attention are not "
@@ -59,7 +63,7 @@ def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
             yield name
 
 
-def _is_left_alone(name: str, patterns: Sequence[str]) -> bool:
+def _is_left_alone(name: str, patterns: Sequence[str], prefixes: Sequence[str]) -> bool:
     """Whether a list of modules names one, under any prefix: in full, by its start, or its end.
 
     A pattern is a regular expression, as transformers has it, whole ones with "re:" in front, as
@@ -73,6 +77,6 @@ def _is_left_alone(name: str, patterns: Sequence[str]) -> bool:
             bounded = re.compile(rf"(?:{expression})(?:(?<=\.)|(?=\.|$))")
         except re.error:
             continue
-        if any(bounded.match(prefix + name) for prefix in PREFIXES):
+        if any(bounded.match(prefix + name) for prefix in prefixes):
             return True
     return False

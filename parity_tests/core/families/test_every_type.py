@@ -1,7 +1,5 @@
 """Every model type of transformers, with the config that its class makes: a layer, or a reason."""
 
-import re
-
 import pytest
 from flax import nnx
 
@@ -35,5 +33,8 @@ def test_a_type_has_a_layer_or_a_reason(name, transformers):
     if name in families.TYPES:
         assert FAULTY[name] in sentence if name in FAULTY else sentence == ""
     else:
+        if sentence == "":  # of a whole model, a part of which was built
+            return
         assert len(sentence.splitlines()) == 1 and sentence.endswith(".")
-        assert name in sentence or re.search("text_config|quantization_config", sentence)
+        is_of_a_part = "is not served" in sentence or any(x in sentence for x in FAULTY.values())
+        assert name in sentence or is_of_a_part

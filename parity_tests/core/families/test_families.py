@@ -199,9 +199,19 @@ WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
     "a type of transformers": (llama(model_type="swin2sr"), "'swin2sr' is known to transformers, "),
-    "a type to come": (llama(model_type="qwen9"), "must be one of .* others, .* got 'qwen9'.$"),
+    "a type to come": (
+        llama(model_type="qwen9"),
+        "must be one of .* others, .* got 'qwen9'. It may be newer",
+    ),
     "no model_type": ({"hidden_size": 8}, "model_type must be one of .* others, .*; got None"),
-    "several parts": (llama(text_config={}), 'hand in config."text_config". itself'),
+    "several parts": (
+        llama(text_config={"model_type": "glm"}, vision_config={"model_type": "x"}),
+        "'llama' is of a model of several parts: text .glm., vision .x.; say part='text'; got",
+    ),
+    "parts of which none is served": (
+        {"model_type": "x", "text_config": {"model_type": "y"}},
+        "'x' is of a model of several parts: text .y.; the attention of none of them is served",
+    ),
     "quantised": (llama(quantization_config={"bits": 4}), "has a quantization_config"),
     "quantised in another way": (
         other("bitnet", quantization_config={"quant_method": "awq"}),
@@ -379,7 +389,9 @@ def test_what_is_not_served_is_named(name):
 
 
 def test_what_is_asked_for_is_checked():
-    with pytest.raises(TypeError, match=r"config must be a dict, .* got str"):
+    with pytest.raises(TypeError, match=r"config must be a dict, .* got int"):
+        built(3)
+    with pytest.raises(ValueError, match="llama cannot be read: No such file"):
         built("llama")
     with pytest.raises(ValueError, match="from 0 to 31, since num_hidden_layers=32; got 32"):
         built(LLAMA, 32)

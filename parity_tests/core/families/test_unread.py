@@ -32,7 +32,7 @@ def built(given, index=0, **how):
 
 
 def part_of(name):
-    parts = families.parts({"model_type": name})
+    parts = [*families.parts({"model_type": name})]
     return {"part": parts[0]} if parts else {}
 
 

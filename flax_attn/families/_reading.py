@@ -1,0 +1,160 @@
+"""What is handed in as a config: its contents or the path of a file, and whole models' parts.
+
+A whole model's file has a config for its text, one for images, one for sound. Their `model_type` is
+often that of the whole, or is left out; its class is then told by the whole's name, or by the
+`architectures` of the file.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ._config import warn_once
+
+NAME = "config.json"
+# Under which fields the files of whole models have the configs of their parts.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text_config", "llm_config", "language_config"),
+    "vision": ("vision_config",),
+    "audio": ("audio_config",),
+}
+# What a part's type is called beside that of the whole.
+ENDS = {"text": ("_text", "_text_model"), "vision": ("_vision", "_vision_model", "_vit")}
+ENDS["audio"] = ("_audio", "_encoder", "_audio_encoder")
+# How classes are called beside their model_type.
+CLASSES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "EncoderModel", "ForMaskedLM")
+CLASSES += ("ForImageClassification", "ForSequenceClassification", "PreTrainedModel", "Model")
+# Of an image model's config: what no text model has.
+OF_IMAGES = ("patch_size", "depth", "image_size", "spatial_merge_size")
+
+
+def contents(config: Any) -> Mapping[str, Any]:
+    """The fields of a config, read if it is the path of a file or of its folder.
+
+    `{"__float__": "Infinity"}`, as transformers writes it, becomes a number.
+
+    Raises:
+      ValueError: for a file that is not there or holds no JSON object.
+      TypeError: for anything else.
+    """
+    if isinstance(config, str | os.PathLike):
+        config = _from_file(Path(config))
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            "config must be a dict, the contents of a config.json or to_dict() of a config, or the "
+            f"path of such a file or of its folder; got {type(config).__name__}."
+        )
+    return {name: _plain(value) for name, value in config.items()}
+
+
+def _from_file(path: Path) -> Any:
+    file = path / NAME if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{file} cannot be read: {error.strerror}. It must be a config.json or the folder of "
+            "one; nothing is downloaded."
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} holds {type(fields).__name__} in place of a config's fields.")
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    """A value without transformers' way to write what JSON has no number for."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def whole(config: Mapping[str, Any], served: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The configs of the parts of a whole model, by "text", "vision" and "audio"; else nothing.
+
+    Old files have no config of the text: its fields are the whole's own.
+
+    Args:
+      config: its contents.
+      served: the model types that there are.
+    """
+    configs: dict[str, dict[str, Any]] = {}
+    for part, fields in PARTS.items():
+        for field in fields:
+            if isinstance(config.get(field), Mapping):
+                configs[part] = {**config[field]}
+    if not configs:
+        return {}
+    fields = {field for names in PARTS.values() for field in names}
+    if "text" not in configs and "num_attention_heads" in config:
+        rest = {name: x for name, x in config.items() if name not in fields}
+        configs = {"text": rest, **configs}
+    for part, each in configs.items():
+        each["model_type"] = type_of_part(each, part, config.get("model_type"), served)
+        quantized = config.get("quantization_config")
+        if quantized is not None:
+            each.setdefault("quantization_config", quantized)
+    return configs
+
+
+def has_text(config: Mapping[str, Any]) -> bool:
+    """Whether a file has a config of its own for the text."""
+    return any(isinstance(config.get(field), Mapping) for field in PARTS["text"])
+
+
+def type_of_part(
+    config: Mapping[str, Any], part: str, of: Any, served: Collection[str]
+) -> str | None:
+    """The model_type of a part: its own, that with the part behind it, or that of the whole."""
+    mine = config.get("model_type")
+    candidates = [mine, *_with_ends(mine, part), *_with_ends(of, part)]
+    candidates += [_by_classes(config.get("architectures"), served)]
+    return next((x for x in candidates if x in served), mine)
+
+
+def typed(config: Mapping[str, Any], served: Collection[str]) -> Mapping[str, Any]:
+    """A config with a model_type that is served, if its fields or its `architectures` say which.
+
+    A warning tells of one that is known by its classes alone.
+    """
+    name = config.get("model_type")
+    if name in served:
+        return config
+    part = "vision" if any(x in config for x in OF_IMAGES) else "text"
+    is_one = part == "vision" or "num_attention_heads" in config
+    for candidate in _with_ends(name, part) if is_one else ():
+        if candidate in served:
+            return {**config, "model_type": candidate}
+    known = _by_classes(config.get("architectures"), served)
+    if known is None:
+        return config
+    if name is not None:
+        warn_once(
+            f"model_type {name!r} is not known here; its architectures say "
+            f"{config['architectures'][0]}, so it is read as {known!r}."
+        )
+    return {**config, "model_type": known}
+
+
+def _with_ends(name: Any, part: str) -> Iterable[str]:
+    return [name + end for end in ENDS[part]] if isinstance(name, str) else []
+
+
+def _by_classes(architectures: Any, served: Collection[str]) -> str | None:
+    """The model_type whose classes are called so."""
+    names = architectures if isinstance(architectures, list | tuple) else ()
+    by_letters = {_letters(name): name for name in served}
+    for name in (x for x in names if isinstance(x, str)):
+        for end in CLASSES:
+            if name.endswith(end) and _letters(name.removesuffix(end)) in by_letters:
+                return by_letters[_letters(name.removesuffix(end))]
+    return None
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()

@@ -1,0 +1,70 @@
+"""A quantization_config is refused, unless it leaves the attention of the layer alone."""
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from parity_tests.core.backends.refusal import told
+
+TEXT = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+TEXT |= {"num_hidden_layers": 2}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def of(model_type="gpt_oss", index=0, **quantized):
+    config = {**TEXT, "model_type": model_type, "quantization_config": quantized}
+    if model_type == "phi3":
+        del config["head_dim"]
+    families.rules(config, index)
+    return nnx.eval_shape(lambda: families.attention(config, index, rngs=nnx.Rngs(0)))
+
+
+# As publishers write it: gpt-oss, compressed-tensors in full and by expression, bitsandbytes, ...
+LEFT_ALONE = {
+    "by stars": {"modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    "by an expression": {"ignore": ["lm_head", "re:.*self_attn.*"]},
+    "one by one": {
+        "ignore": [f"model.layers.{i}.self_attn.{x}" for i in (0, 1) for x in PROJECTIONS]
+    },
+    "by their ends": {"llm_int8_skip_modules": [*PROJECTIONS]},
+    "of a whole model": {"modules_to_not_convert": ["language_model.model.layers"]},
+    "all of the model": {"exclude_modules": ["model"]},
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_leaves_the_attention_alone_is_built(name, index):
+    assert of(index=index, **LEFT_ALONE[name])
+
+
+def test_fused_projections_are_meant_by_their_own_names():
+    assert of("phi3", ignore=["qkv_proj", "o_proj"])
+    with told(ValueError, "layers.0.self_attn.qkv_proj"):
+        of("phi3", ignore=[*PROJECTIONS])
+
+
+QUANTIZED = {
+    "nothing is left out": {"quant_method": "gptq", "bits": 4},
+    "others are": {"modules_to_not_convert": ["lm_head", "model.layers.*.mlp.router"]},
+    "one projection is": {"ignore": ["re:.*q_proj"]},
+    "another layer is": {"ignore": ["model.layers.1.self_attn"]},
+    "no expression": {"ignore": ["re:(", "lm_head"]},
+    "no list": {"modules_to_not_convert": None, "ignore": "lm_head"},
+    "a name that begins alike": {"modules_to_not_convert": ["model.layers.0.self_attn.q"]},
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_what_does_not_is_refused_by_a_name(name):
+    with told(ValueError, "has a quantization_config", "layers.0.self_attn", "Dequantise"):
+        of(**QUANTIZED[name])
+
+
+def test_the_rules_of_a_whole_model_ask_every_layer():
+    config = {**TEXT, "model_type": "llama"}
+    config["quantization_config"] = {"ignore": ["model.layers.0.self_attn"]}
+    with told(ValueError, "layers.1.self_attn"):
+        families.rules(config)
+    config["quantization_config"]["ignore"].append("model.layers.1.self_attn")
+    assert families.rules(config) == ()

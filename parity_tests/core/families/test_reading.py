@@ -1,0 +1,159 @@
+"""Configs as they come: paths, whole models, names that are missing or are another's."""
+
+import json
+import warnings
+
+import pytest
+from flax import nnx
+
+from flax_attn import families
+from flax_attn.families._config import warn_once
+from parity_tests.core.backends.refusal import told
+from parity_tests.tables import each
+
+TEXT = {
+    **{"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    "num_hidden_layers": 2,
+}
+TWO = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+TWO |= {"num_hidden_layers": 2, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+SECTIONS = {"mrope_section": [2, 1, 1], "rope_type": "default", "rope_theta": 1e4}
+THREE = {**TEXT, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}}
+IMAGES = {"depth": 3, "hidden_size": 32, "num_heads": 4, "patch_size": 2}
+OLD = {"depth": 3, "embed_dim": 32, "hidden_size": 24, "num_heads": 4, "patch_size": 2}
+SIGLIP = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 5, "patch_size": 2}
+# Whole models by their parts: each part as it is written, and the type that it is of.
+WHOLES = {
+    "qwen2_vl": {"text": (TWO, "qwen2_vl_text"), "vision": (OLD, "qwen2_vl_vision")},
+    "qwen2_5_vl": {
+        "text": (TWO, "qwen2_5_vl_text"),
+        "vision": (IMAGES, "qwen2_5_vl_vision"),
+    },
+    "qwen3_vl": {"text": (THREE, "qwen3_vl_text"), "vision": (IMAGES, "qwen3_vl_vision")},
+    "qwen3_vl_moe": {
+        "text": (THREE, "qwen3_vl_moe_text"),
+        "vision": (IMAGES, "qwen3_vl_moe_vision"),
+    },
+    "qwen3_5": {"text": (TEXT, "qwen3_5_text"), "vision": (IMAGES, "qwen3_5_vision")},
+    "qwen3_5_moe": {"text": (TEXT, "qwen3_5_moe_text"), "vision": (IMAGES, "qwen3_5_moe_vision")},
+    "gemma3": {"text": (TEXT, "gemma3_text"), "vision": (SIGLIP, "siglip_vision_model")},
+    "llava": {"text": (TEXT, "mistral"), "vision": (SIGLIP, "clip_vision_model")},
+}
+NAMED_APART = ("gemma3", "llava")  # whose parts have types of their own in the file
+
+
+def layer_of(config, index=0, **options):
+    """What is built, without its numbers: its structure and shapes."""
+    built = nnx.eval_shape(lambda: families.attention(config, index, rngs=nnx.Rngs(0), **options))
+    graph, state = nnx.split(built)
+    return graph, [(path, x.shape) for path, x in nnx.to_flat_state(state)]
+
+
+def written(name, *, text=True, types="whole"):
+    """A whole model's file: with a text_config or flat, its parts' types named, missing or not."""
+    fields = {"model_type": name, "architectures": ["SomethingForConditionalGeneration"]}
+    for part, (config, kind) in WHOLES[name].items():
+        named = {"own": kind, "whole": kind if name in NAMED_APART else name}.get(types)
+        config = config if named is None else {**config, "model_type": named}
+        flat = part == "text" and not text
+        fields |= {**config, "model_type": name} if flat else {f"{part}_config": config}
+    return fields
+
+
+WAYS = [{"types": "own"}, {"types": "whole"}, {"types": "missing"}]
+WAYS += [{"types": "whole", "text": False}]
+
+
+@each("name", WHOLES)
+def test_parts_are_told_from_a_whole(name):
+    for way in WAYS:
+        if name in NAMED_APART and (way["types"] == "missing" or not way.get("text", True)):
+            continue
+        config = written(name, **way)
+        parts = families.parts(config)
+        assert [*parts] == ["text", "vision"], (way, parts)
+        for part, (fields, kind) in WHOLES[name].items():
+            alone = {**fields, "model_type": kind}
+            assert layer_of(config, part=part) == layer_of(alone), (part, way)
+            assert parts[part] == fields.get("num_hidden_layers", fields.get("depth"))
+            assert families.rules(config, 0, part=part) == families.rules(alone, 0)
+
+
+@each("name", [name for name in WHOLES if name not in NAMED_APART])
+def test_a_part_by_itself_may_have_the_name_of_the_whole(name):
+    for fields, kind in WHOLES[name].values():
+        right = layer_of({**fields, "model_type": kind})
+        assert layer_of({**fields, "model_type": name}) == right
+
+
+def test_which_part_is_asked_for_must_be_said():
+    config = written("qwen3_vl")
+    for part in (None, "sound"):
+        with told(ValueError, "say part='text' or 'vision'", f"got part={part!r}"):
+            layer_of(config, part=part)
+
+
+def test_a_whole_that_is_quantised_is_so_in_its_parts():
+    config = {**written("qwen3_vl"), "quantization_config": {"quant_method": "fp8"}}
+    with told(ValueError, "quantised weights of attention", "layers.0.self_attn"):
+        layer_of(config, part="text")
+    config["quantization_config"]["modules_to_not_convert"] = ["visual"]
+    assert layer_of(config, part="vision")
+    with told(ValueError, "quantised weights of attention"):
+        layer_of(config, part="text")
+
+
+LLAMA = {**TEXT, "model_type": "llama"}
+
+
+def test_a_file_or_its_folder_is_read(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    for path in (file, str(file), tmp_path, str(tmp_path)):
+        assert layer_of(path) == layer_of(LLAMA)
+        assert families.rules(path, 0) == () and families.parts(path) == {}
+    with told(ValueError, "nowhere", "cannot be read: No such file"):
+        layer_of(tmp_path / "nowhere")
+    file.write_text("{")
+    with told(ValueError, "is not JSON"):
+        layer_of(file)
+    file.write_text("[1]")
+    with told(ValueError, "holds list in place of a config's fields"):
+        layer_of(tmp_path)
+    with told(TypeError, "must be a dict", "path of such a file"):
+        layer_of(3)
+
+
+MAMBA2 = {
+    **{"model_type": "mamba2", "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6},
+    **{"n_groups": 2, "num_hidden_layers": 2},
+}
+
+
+@pytest.mark.parametrize("text", ['{"__float__": "Infinity"}', "Infinity"])
+def test_an_infinite_number_is_read_as_either_library_writes_it(text, tmp_path):
+    file = tmp_path / "config.json"
+    fields = json.dumps({**MAMBA2, "time_step_limit": [0.0, "X"]}).replace('"X"', text)
+    file.write_text(fields)
+    assert layer_of(file) == layer_of(MAMBA2)
+
+
+def test_architectures_say_what_a_model_type_does_not():
+    warn_once.cache_clear()
+    missing = {**TEXT, "architectures": ["LlamaForCausalLM"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert layer_of(missing) == layer_of(LLAMA)
+    newer = {**missing, "model_type": "llama_of_tomorrow"}
+    with pytest.warns(UserWarning, match="is not known here; its architectures say Llama"):
+        assert layer_of(newer) == layer_of(LLAMA)
+    for name in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"):
+        config = {"architectures": [name], "num_hidden_layers": 1}
+        assert layer_of(config)
+
+
+def test_a_type_that_nobody_knows_is_answered_by_a_way_on():
+    with told(ValueError, "got 'tomorrow'", "newer than transformers 5.23", '_type": "llama"'):
+        layer_of({**TEXT, "model_type": "tomorrow", "architectures": ["TomorrowForCausalLM"]})
+    with told(ValueError, "got 'lamma'", "Did you mean 'llama'?"):
+        layer_of({**TEXT, "model_type": "lamma"})
