@@ -55,9 +55,10 @@ def test_packed_documents_on_a_tpu(target):
 
 @pytest.mark.parametrize("target", ["h200"], indirect=True)
 def test_packed_documents_on_a_gpu(target):
-    """In blocks where tokamax is not installed; never with an array of all weights."""
-    code = code_of(target, backend="blockwise", mask=CAUSAL & DOCUMENTS)
-    assert largest(code) < T * T
+    """In blocks where tokamax is not installed; no array is larger than without documents."""
+    masks = (CAUSAL & DOCUMENTS, CAUSAL)
+    packed, plain = (code_of(target, backend="blockwise", mask=mask) for mask in masks)
+    assert largest(packed) <= largest(plain)
 
 
 @pytest.mark.parametrize("mask", MASKS)
