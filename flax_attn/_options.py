@@ -4,11 +4,14 @@ import argparse
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ._nearest import did_you_mean
 
+# What no command can do without; their distributions are called alike.
+REQUIRED = ("einops", "flax", "jax", "jaxtyping", "numpy", "optax", "rich")
 CHOICE = re.compile(r"argument command: invalid choice: '([^']*)'")
 
 
@@ -47,6 +50,12 @@ class Parser(argparse.ArgumentParser):
 
     def _options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
+
+
+def missing() -> str:
+    """One sentence on required packages that are not installed, or ""."""
+    names = " ".join(name for name in REQUIRED if find_spec(name) is None)
+    return f"flax-attn needs packages that are not installed: pip install {names}" if names else ""
 
 
 def check_file(option: str, name: str) -> None:

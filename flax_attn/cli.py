@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._options import Parser, check_file
+from ._options import Parser, check_file, missing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     options = _parser(argv).parse_args(argv)
+    if missing():
+        print(missing(), file=sys.stderr)
+        return 2
     from rich.console import Console
 
     from .errors import ParityError

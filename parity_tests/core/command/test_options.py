@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from flax_attn import cli
+from flax_attn import _options, cli
 from flax_attn._nearest import did_you_mean, listed
 from flax_attn.parity.cases.case import has_torch
 
@@ -49,6 +51,17 @@ def test_an_unknown_word_is_answered_by_the_nearest(arguments, said, capsys):
         status = end.code
     assert status == 2
     assert capsys.readouterr() == ("", f"{said}\n")
+
+
+def test_packages_that_are_missing_are_named_before_anything_else(monkeypatch, capsys):
+    text = (Path(cli.__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+    wanted = tomllib.loads(text)["project"]["dependencies"]
+    assert [re.split("[<>=]", name)[0] for name in wanted] == [*_options.REQUIRED]
+    monkeypatch.setattr(
+        _options, "find_spec", lambda name: None if name in ("einops", "rich") else 1
+    )
+    assert cli.main(["check-device", "--out", "nowhere"]) == 2
+    assert capsys.readouterr().err.endswith("not installed: pip install einops rich\n")
 
 
 OUTPUTS = {  # every option that names what is written, and its command
