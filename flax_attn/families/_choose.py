@@ -27,6 +27,11 @@ NEWER = (
 )
 # Of model types that people ask for, why there is none.
 WHY_NOT = {
+    "beit": "its bias by the distance of patches has rows of its own for the class token",
+    "detr": "positions are added to its queries and keys in every layer, and not to its values",
+    "sam2_vision_model": "its queries are pooled within windows, for which there is no layer here",
+    "wavlm": "its bias by distance is gated by the hidden states, and no layer here has that",
+    "zamba2": "its attention is shared by layers that each adapt it, and reads embeddings too",
     "deepseek_v4": "its keys are compressed over the tokens, for which there is no layer here",
     "rwkv": "its tokens are mixed by a recurrence of its own, and no layer here has it",
 }

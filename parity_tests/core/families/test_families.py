@@ -199,6 +199,7 @@ WRONG = {
     "a typing error": (llama(model_type="llma"), "Did you mean 'llama'?"),
     "two letters": (llama(model_type="lamma"), "got 'lamma'. Did you mean 'llama'?"),
     "a type of transformers": (llama(model_type="swin2sr"), "'swin2sr' is known to transformers, "),
+    "a type with a reason": (llama(model_type="zamba2"), "is not served: its attention is shared"),
     "a type to come": (
         llama(model_type="qwen9"),
         "must be one of .* others, .* got 'qwen9'. It may be newer",
