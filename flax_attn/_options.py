@@ -93,6 +93,21 @@ def check_folder(option: str, folder: Path, name: str = "") -> None:
         raise _unwritable(option, name or str(folder), error) from error
 
 
+def made_folder(option: str, name: str) -> Path:
+    """A folder, made if it is not there.
+
+    Raises:
+      ValueError: if it cannot be made.
+    """
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{option} {name} cannot be made a folder: {reason}.") from error
+    return folder
+
+
 def _unwritable(option: str, name: str, error: OSError) -> ValueError:
     reason = (error.strerror or str(error)).lower()
     return ValueError(f"{option} {name} cannot be written: {reason}.")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from .._nearest import did_you_mean
-from .._options import check_file
+from .._options import check_file, made_folder
 from .._progress import Progress
 from . import decode, functions, layers, linear, page, plot, published, scale, twins
 from .contender import FAMILIES, Contender
@@ -156,12 +156,7 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
 
 def _in_folder(name: str) -> dict[str, Path]:
     """The files of `--out`, whose folder is made."""
-    out = Path(name)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"--out {name} cannot be made a folder: {reason}.") from error
+    out = made_folder("--out", name)
     files = {"json": out / "bench.json", "markdown": out / "bench.md"}
     if plot.absent() is None:
         files["png"] = out / "bench.png"

@@ -14,15 +14,20 @@ HEADING = "# Benchmarks\n\nRatios first: a contender's time over that of flax_at
 
 def markdown(results: Results, more: list[Table] | None = None) -> str:
     """The section of one run: machine, ratios, remarks, figures."""
+    parts = [f"## {results.title}", machine_of(results), *body(results, more)]
+    return "\n\n".join(parts) + "\n"
+
+
+def body(results: Results, more: list[Table] | None = None) -> list[str]:
+    """Its parts below the machine: ratios, remarks, figures."""
     ratios, details = split(tables(results))
-    parts = [f"## {results.title}", machine_of(results)]
-    parts += [table(t) for t in [*(more or []), *ratios]]
-    bullets = [f"* {escaped(sentence)}" for sentence in remarks(results)]
+    parts = [_table(t) for t in [*(more or []), *ratios]]
+    bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
     parts += ["\n".join(bullets)] if bullets else []
     if details:
-        inner = "\n\n".join(table(t) for t in details)
+        inner = "\n\n".join(_table(t) for t in details)
         parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def machine_of(results: Results) -> str:
@@ -53,14 +58,12 @@ def _name_of_device(machine: Mapping[str, Any]) -> str:
     return re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["processor"]).strip()
 
 
-def table(of: Table) -> str:
-    """A table in Markdown, below its title."""
-    header, *rows = ([*map(escaped, cells)] for cells in [of.header, *of.rows])
-    return f"**{of.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
+def _table(table: Table) -> str:
+    header, *rows = ([*map(_escaped, cells)] for cells in [table.header, *table.rows])
+    return f"**{table.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
 
 
-def escaped(text: str) -> str:
-    """Text as a cell or a line of Markdown shows it."""
+def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

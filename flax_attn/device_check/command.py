@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._nearest import did_you_mean
-from .._options import check_folder
+from .._options import check_folder, made_folder
 from .part import PARTS
 from .task import Task, rows_of
 
@@ -78,13 +78,8 @@ def _write_page(out: Path) -> tuple[str, int]:
 
 
 def _folder(name: str) -> Path:
-    """The folder of `--out`, made if it is not there."""
-    out = Path(name)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"--out {name} cannot be made a folder: {reason}.") from error
+    """The folder of `--out`, made if it is not there; ValueError if it holds something."""
+    out = made_folder("--out", name)
     check_folder("--out", out)
     if any(out.iterdir()):
         raise ValueError(f"--out {name} is not empty: name a new folder.")
@@ -118,9 +113,9 @@ def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterat
 
 def _run(task: Task) -> None:
     """Runs a part as a process, and ends it if it is late."""
-    arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
-    from .page import timed_rows
+    from .page import timed_rows  # which brings JAX, as in the functions below
 
+    arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
     command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
     with (task.out / LOG).open("a", encoding="utf-8") as log:
         log.write(f"== {task.part}\n")

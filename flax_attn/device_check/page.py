@@ -1,13 +1,12 @@
 """The report: a section in Markdown, made of the files that the parts have left."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import _markdown
 from ..bench import page as bench_page
 from ..bench.result import Results, read
-from ..bench.table import remarks, split, tables
 from .part import PARTS
 from .task import LEFT_OUT, rows_of
 
@@ -24,8 +23,7 @@ def markdown(out: Path) -> str:
 
 
 def count_wrong(out: Path) -> int:
-    """How many rows of all parts differ or failed; a contender of a benchmark that is not ours
-    may be wrong without making the check fail."""
+    """How many rows of all parts differ or failed; of a benchmark those of this library alone."""
     wrong = sum(row.get("verdict") in WRONG for part in PARTS for row in rows_of(out, part))
     return wrong + sum(row.status == "wrong" and row.family == "flax_attn" for row in _timed(out))
 
@@ -139,14 +137,7 @@ def _subject(row: Row) -> str:
 
 def _fast(out: Path) -> str:
     """The tables of `flax-attn bench`: ratios, then every figure."""
-    parts = []
-    for results in _benches(out):
-        first, details = split(tables(results))
-        parts += [bench_page.table(t) for t in first]
-        parts += _bullets(remarks(results))
-        if details:
-            inner = "\n\n".join(bench_page.table(t) for t in details)
-            parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
+    parts = [part for results in _benches(out) for part in bench_page.body(results)]
     ratio = (
         "A ratio is a contender's time over that of flax_attn: 2x takes twice as long. *Of peak* "
         "is the share of the rate that a large matrix product reaches here, *of limit* and *of "
@@ -154,11 +145,6 @@ def _fast(out: Path) -> str:
         "that it takes to read the cache once."
     )
     return "\n\n".join(["### Is it fast?", ratio, *parts]) if parts else ""
-
-
-def _bullets(sentences: Iterable[str]) -> list[str]:
-    lines = "\n".join(f"* {bench_page.escaped(sentence)}" for sentence in sentences)
-    return [lines] if lines else []
 
 
 def _memory(out: Path) -> str:

@@ -31,7 +31,7 @@ def run(task: Task) -> None:
         items = [(case, dtype) for case in chosen for dtype in DTYPES]
         results = workers.map(_replayed, items)
         pairs = zip(items, results, strict=True)
-        for (case, dtype), result in task.in_time(pairs, len(items), "recorded results"):
+        for (case, dtype), result in task.in_time(pairs, len(items), "pairs of a case and a dtype"):
             _write(task, case, dtype, result)
 
 

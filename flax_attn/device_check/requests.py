@@ -38,19 +38,23 @@ def run(task: Task) -> None:
     with Workers(processes(task)) as workers:
         results = workers.map(_checked, [Item(i, task.small) for i in range(count)])
         for i, result in enumerate(task.in_time(results, count, "requests")):
-            rows = _rows(result)
-            while rows and rows[-1].get("untried"):
-                rest = Item(i, task.small, tuple(rows[-1].pop("untried")))
-                rows += _rows(workers.call(_checked, rest))
-            for row in rows:
+            for row in _with_the_rest(_rows(result), i, task.small):
                 task.write(request=i, **row)
 
 
 def _rows(result: Any) -> list[Row]:
     """The rows of a request, or one that says why there are none."""
     if isinstance(result, Failure):
-        return [{"backend": "-", "verdict": "failed", "text": result.text, "untried": []}]
+        return [{"backend": "-", "verdict": "failed", "text": result.text}]
     return result
+
+
+def _with_the_rest(rows: list[Row], number: int, small: bool) -> list[Row]:
+    """The rows, and those of backends behind one that failed: from a process of their own each."""
+    while untried := rows[-1].pop("untried", None) if rows else None:
+        with Workers() as workers:  # those of the other requests are at work meanwhile
+            rows += _rows(workers.call(_checked, Item(number, small, tuple(untried))))
+    return rows
 
 
 def _checked(item: Item) -> list[Row] | Last:

@@ -14,6 +14,7 @@ from ..bench.result import Results
 from ..bench.settings import Settings
 from ..bench.table import unfinished
 from ..bench.workload import BOTH, FORWARD, Workload
+from .facts import known
 from .task import Task
 
 NUMBERS = 2**23  # of q, at most: all gradients are judged, and a processor takes its time for that
@@ -77,8 +78,8 @@ def _decode(small: bool) -> list[Run]:
 def _race(
     task: Task, name: str, title: str, contenders: list[Contender], works: Sequence[Run]
 ) -> None:
-    dtypes = tuple(dict.fromkeys(w.dtype for w, _ in works))
-    results = Results(title, "flax-attn check-device", machine(dtypes))
+    facts = known(task)
+    results = Results(title, "flax-attn check-device", facts if "device" in facts else machine(()))
     settings = replace(SETTINGS, sets=1) if name == DECODE else SETTINGS
     race = Race(contenders, settings)
 

@@ -101,7 +101,8 @@ def attention(
             f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
         )
     layer = family.attention(read, index, house)
-    check_unquantized(config, layer, family.rules(read, index), places_of(family, read, index))
+    if config.get("quantization_config") is not None:
+        check_unquantized(config, layer, family.rules(read, index), places_of(family, read, index))
     warn_of_unread(config, config["model_type"], family, _READ_BY_ANY, layer)
     return layer
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from flax import nnx
 
-from ..weights.rule import Rule
+from ..weights.rule import Rule, spread
 from ._reading import OF_IMAGES
 
 # Under which fields the methods list the modules that keep their weights.
@@ -54,13 +55,32 @@ def _listed(quantized: Any, field: str) -> Sequence[str]:
 
 def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
     """The modules with a matrix of weights, as the file calls them."""
-    renamed = [rule.names.split(" -> ") for rule in rules if rule.kind == "move"]
-    yield from (old.rpartition(".")[0] for old, _ in renamed if old.endswith(".weight"))
-    targets = [new for _, new in renamed]
-    for path, module in nnx.iter_modules(layer):
-        name = ".".join(map(str, path))
-        if isinstance(module, nnx.Linear) and not any(name in target for target in targets):
-            yield name
+    linears = [
+        ".".join(map(str, path))
+        for path, module in nnx.iter_modules(layer)
+        if isinstance(module, nnx.Linear | nnx.LinearGeneral)
+    ]
+    renamed = set()
+    for rule in rules:
+        if rule.kind != "move":
+            continue
+        sources, targets = map(spread, rule.sides)
+        together = rule.layout is not None  # all sources make all targets
+        for source, target in (
+            product(sources, targets) if together else zip(sources, targets, strict=True)
+        ):
+            source, target = _module_of(source), _module_of(target)
+            for name in linears:
+                if name == target or name.startswith(f"{target}."):
+                    renamed.add(name)
+                    yield source + name.removeprefix(target)
+    yield from (name for name in linears if name not in renamed)
+
+
+def _module_of(name: str) -> str:
+    """The module that a name of a rule is of, or that is in it."""
+    owner, _, leaf = name.rpartition(".")
+    return owner if leaf in ("weight", "bias", "kernel") else name
 
 
 def _is_left_alone(name: str, patterns: Sequence[str], prefixes: Sequence[str]) -> bool:

@@ -18,6 +18,8 @@ from .._types import frozen
 from .algebra import Mask
 from .answers import segments_of
 
+FEW = 9  # tokens
+
 
 @frozen
 class Documents(Mask):
@@ -224,9 +226,12 @@ def _is_known(x: Any) -> bool:
 
 
 def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
-    """Whether there is a number for each token, from 0 on."""
-    many = isinstance(tokens, int) and lengths.shape[-1] == tokens > 1
-    return many and bool(((lengths[..., 0] == 0) & (lengths[..., -1] > 0)).any())
+    """Whether they number documents from 0 on, one for each token; of few tokens nobody can say."""
+    if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < FEW:
+        return False
+    steps = np.diff(lengths, axis=-1)
+    rises = ((steps == 0) | (steps == 1)).all() and (lengths[..., -1] > 0).all()
+    return bool((lengths[..., 0] == 0).all() and rises)
 
 
 def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple[Any, Any] | None:

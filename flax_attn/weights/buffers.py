@@ -47,6 +47,10 @@ def without_buffers(
       module: the layer: a name that one of its Params has is never left out.
       rules: neither is one that a rule leaves out, or carries to such a Param.
     """
+    full = f"{prefix}." if prefix else ""
+    buffers = {name for name, x in entries.items() if _may_be_buffer(full + name, x.shape)}
+    if not buffers:
+        return dict(entries)
     state, names = flax_state(module), list(entries)
     weights = {name for name in names if flax_path(module, name) in state}
     for rule in rules:
@@ -54,12 +58,9 @@ def without_buffers(
             if rule.kind != "move" or any(flax_path(module, x) in state for x in targets):
                 weights |= {*sources}
 
-    def is_buffer(name: str, shape: Shape) -> bool:
-        if name in weights:
-            return False
-        full = f"{prefix}.{name}" if prefix else name
-        return any(
-            re.search(rf"(^|\.)({end})$", full) and fits(shape) for end, fits in BUFFERS.items()
-        )
+    left_out = buffers - weights
+    return {name: x for name, x in entries.items() if name not in left_out}
 
-    return {name: x for name, x in entries.items() if not is_buffer(name, x.shape)}
+
+def _may_be_buffer(name: str, shape: Shape) -> bool:
+    return any(re.search(rf"(^|\.)({end})$", name) and fits(shape) for end, fits in BUFFERS.items())

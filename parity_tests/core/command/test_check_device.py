@@ -18,7 +18,7 @@ from flax_attn.device_check import command, page, replay, requests, speed
 from flax_attn.device_check.drawn import MASKS, SCORES, request
 from flax_attn.device_check.task import Task, file_of, rows_of
 from flax_attn.parity.cases.collect import Listed
-from flax_attn.parity.cases.workers import Failure, Last
+from flax_attn.parity.cases.workers import Failure, Last, Workers
 from parity_tests.core.backends.refusal import told
 
 MACHINE = {
@@ -134,6 +134,31 @@ def test_a_backend_that_is_off_is_called_different(monkeypatch):
     assert rows["reference"]["verdict"] == "equal" and rows["cudnn"]["verdict"] == "refuses"
 
 
+class Once:
+    """Workers that do the work here."""
+
+    def __init__(self, most=1):
+        self.at_work = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def call(self, work, item):
+        assert not self.at_work  # else it would take what others are waiting for
+        result = work(item)
+        return result.result if isinstance(result, Last) else result
+
+    def map(self, work, items):
+        for item in items:
+            result = self.call(work, item)
+            self.at_work = True
+            yield result
+            self.at_work = False
+
+
 def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, monkeypatch):
     right = requests._computed
 
@@ -148,31 +173,19 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
     rest = requests._checked(requests.Item(0, True, ("reference",)))
     assert [(row["backend"], row["verdict"]) for row in rest] == [("reference", "equal")]
 
-    class Once:
-        """Workers that do the work here."""
-
-        def __init__(self, most):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def call(self, work, item):
-            result = work(item)
-            return result.result if isinstance(result, Last) else result
-
-        def map(self, work, items):
-            return (self.call(work, item) for item in items)
-
     monkeypatch.setattr(requests, "Workers", Once)
     monkeypatch.setattr(requests, "FEW", 1)
     requests.run(task(tmp_path, "requests"))
     verdicts = {row["backend"]: row["verdict"] for row in rows_of(tmp_path, "requests")}
     assert verdicts["blockwise"] == "failed" and verdicts["reference"] == "equal"
     assert verdicts.keys() == BACKENDS.keys()
+    assert not any("untried" in row for row in rows_of(tmp_path, "requests"))
+
+
+def test_a_process_that_says_so_works_no_more():
+    with Workers() as workers:
+        assert workers.call(Last, 5) == 5 and workers._idle == []
+        assert workers.call(abs, -2) == 2 and len(workers._idle) == 1
 
 
 def test_one_case_of_each_layer_comes_first():

@@ -5,6 +5,9 @@ from flax import nnx
 
 from flax_attn import families
 from parity_tests.core.backends.refusal import told
+from parity_tests.families.configs import CONFIGS
+from parity_tests.families.parts import PARTS
+from parity_tests.tables import with_nightly
 
 TEXT = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 TEXT |= {"num_hidden_layers": 2}
@@ -59,6 +62,18 @@ QUANTIZED = {
 def test_what_does_not_is_refused_by_a_name(name):
     with told(ValueError, "has a quantization_config", "layers.0.self_attn", "Dequantise"):
         of(**QUANTIZED[name])
+
+
+SMALL = [*CONFIGS, *PARTS]
+
+
+@pytest.mark.parametrize("at", with_nightly(range(len(SMALL)), commit=40))
+def test_no_type_is_built_of_quantised_weights(at):
+    small = SMALL[at]
+    part = getattr(small, "part", None)
+    config = {**small.spelt("new"), "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    with told(ValueError, "has a quantization_config"):
+        nnx.eval_shape(lambda: families.attention(config, small.index, part=part, rngs=nnx.Rngs(0)))
 
 
 def test_the_rules_of_a_whole_model_ask_every_layer():
