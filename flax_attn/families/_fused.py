@@ -2,7 +2,8 @@
 
 import re
 
-from ..weights.rule import Rule, Size
+from ..weights.layout import Size
+from ..weights.rule import Rule
 
 PARTS = "{q_proj,k_proj,v_proj}"
 
@@ -23,3 +24,19 @@ def fused(name: str, layout: str, *, bias: bool, **sizes: Size) -> tuple[Rule, .
     weight = Rule(f"{name}.weight -> {PARTS}.kernel", layout, **sizes)
     plain = re.sub(r"\bi +", "", f"{layout} ").strip()
     return (weight, Rule(f"{name}.bias -> {PARTS}.bias", plain, **sizes)) if bias else (weight,)
+
+
+def convolutions(*channels: int) -> tuple[Rule, ...]:
+    """The rules of a convolution of queries, keys and values that files have as three.
+
+    transformers writes three of equal size, whatever the channels are.
+
+    Args:
+      channels: of each.
+
+    >>> print(*convolutions(8, 8, 12), sep="; ")
+    Rule.optional("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)", o=(8, 8, 12));
+    Rule.optional("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)")
+    """
+    names, layout = "{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)"
+    return (Rule.optional(names, layout, o=channels), Rule.optional(names, layout))

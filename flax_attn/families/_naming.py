@@ -1,7 +1,8 @@
 """From a config to the rules of its weights, of one layer or of all."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from ._choose import entry_of, family_of, places_of, resolved
 from ._config import USUAL, Config, Family
 from ._paths import PATHS
 from ._quantized import check_unquantized
+from ._saved import SAVED, place_in_file
 from ._table import FAMILIES
 from ._whole import Named, leaves_some, of_all
 
@@ -88,12 +90,30 @@ def _check_unquantized(config: Mapping[str, Any], family: Family, read: Config, 
 
 def _of_layer(family: Family, config: Config, index: int, source: str) -> tuple[Rule, ...]:
     if source == "transformers":
-        return family.rules(config, index)
+        return _spelt(*(each for _, each in _spellings(family, config, index)))
     if family.gguf is None:
         known = ", ".join(name for name, other in FAMILIES.items() if getattr(other, "gguf", None))
         name = config.entry("model_type")
         raise ValueError(f'source="gguf" is known for {known}; got a config of {name}.')
     return family.gguf(config, index)
+
+
+def _spellings(
+    family: Family, config: Config, index: int
+) -> list[tuple[Callable[[str], str], tuple[Rule, ...]]]:
+    """How torch may have a layer: from the place in memory to that in question, and the rules."""
+    in_memory = (str, family.rules(config, index))
+    saved = SAVED.get(str(config.entry("model_type")))
+    if saved is None:
+        return [in_memory]
+    return [(partial(place_in_file, saved), saved.rules(config, index)), in_memory]
+
+
+def _spelt(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules of one spelling, or of several of which a model has one."""
+    if len(spellings) == 1:
+        return spellings[0]
+    return tuple(rule.made_optional() for rules in spellings for rule in rules)
 
 
 def _layers(
@@ -120,7 +140,8 @@ def _layers(
             for named in _named(family, read, index, source, where):
                 if source == "transformers" and named.source != named.target:
                     if named not in others:
-                        others[named] = leaves_some(_shapes(family, read, index), named.rules)
+                        shapes = _shapes(family, read, index)
+                        others[named] = named.optional or leaves_some(shapes, named.rules)
                     named = named._replace(rest=others[named])
                 yield index, named
 
@@ -129,10 +150,13 @@ def _named(
     family: Family, config: Config, index: int, source: str, where: tuple[str, str | None]
 ) -> list[Named]:
     """The attentions of a layer: one, or several alike."""
-    each, (prefix, to) = _of_layer(family, config, index, source), where
-    moved = tuple(rule for rule in each if rule.kind == "move")
+    prefix, to = where
     if source == "gguf":
-        return [Named("blk.{}", prefix + (to or USUAL), moved)]
+        return [
+            Named(
+                "blk.{}", prefix + (to or USUAL), _moved(_of_layer(family, config, index, source))
+            )
+        ]
     places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
     places = (places,) if isinstance(places, str) else places
     if to is not None and len(places) > 1:
@@ -140,7 +164,20 @@ def _named(
             f"to={to!r} is one place, and a layer of this model_type has attentions at "
             f"{' and '.join(places)}; leave it out."
         )
-    return [Named(prefix + here, prefix + (to or here), moved) for here in places]
+    spellings = _spellings(family, config, index)
+    every = list[Named]()
+    for here in places:
+        by_place: dict[str, tuple[Rule, ...]] = {}  # which is often the same in both spellings
+        for place, each in spellings:
+            by_place[place(here)] = (*by_place.get(place(here), ()), *_moved(each))
+        target, several = prefix + (to or here), len(spellings) > 1
+        every += [Named(prefix + x, target, each, False, several) for x, each in by_place.items()]
+    return every
+
+
+def _moved(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Those of weights that go somewhere."""
+    return tuple(rule for rule in rules if rule.kind == "move")
 
 
 def _shapes(family: Family, config: Config, index: int) -> nnx.Module:

@@ -17,12 +17,21 @@ class Named(NamedTuple):
       target: where Flax has it.
       rules: of its weights, by their names in there.
       rest: whether it has others, which are moved as they are.
+      optional: whether it may be elsewhere, so that its rules may match nothing.
     """
 
     source: str
     target: str
     rules: tuple[Rule, ...]
     rest: bool = False
+    optional: bool = False
+
+    def all_rules(self, number: int | str) -> list[Rule]:
+        """Its rules by their names in the whole model, where it has this number."""
+        source, target = (place.format(number) for place in (self.source, self.target))
+        named = [rule.inside(source, target) for rule in self.rules]
+        named += [Rule(f"{source} -> {target}")] if self.rest else []
+        return [rule.made_optional() for rule in named] if self.optional else named
 
 
 def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
@@ -44,9 +53,7 @@ def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
         numbered = {"{}" in place for place in places}  # both, unless a stage counts its blocks
         is_one = len(numbered) == 1 and all(layer == first for layer in alike.values())
         for number, layer in [("*", first)] if is_one else alike.items():
-            source, target = (place.format(number) for place in (layer.source, layer.target))
-            result += [rule.inside(source, target) for rule in layer.rules]
-            result += [Rule(f"{source} -> {target}")] if layer.rest else []
+            result += layer.all_rules(number)
     return tuple(result)
 
 

@@ -9,6 +9,7 @@ from .._checks import check_choice
 from ..layers import KimiDeltaAttention
 from ..weights.rule import Rule
 from ._config import Config, Family
+from ._fused import convolutions
 from ._latent import latent
 
 DEFAULTS = {
@@ -57,10 +58,27 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     )
 
 
+def saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """In files the decay has no module of its own, and the convolutions are three."""
+    if not _is_kimi_delta(config, index):
+        return ()
+    wide = _delta_config(config)
+    each = wide.count("linear_num_heads") * wide.count("linear_head_dim")
+    return (
+        *convolutions(each, each, each),
+        Rule.optional("A_log -> A_log", "1 1 n 1 -> n"),
+    )
+
+
+def _delta_config(config: Config) -> Config:
+    """The config with the sizes that stand in the dict of the delta rule."""
+    inside = config["linear_attn_config"] or {}
+    return config.replaced(**{name: inside[key] for key, name in INSIDE.items() if key in inside})
+
+
 def _delta(config: Config, house: Mapping[str, Any]) -> KimiDeltaAttention:
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
-    inside = config["linear_attn_config"] or {}
-    config = config.replaced(**{name: inside[key] for key, name in INSIDE.items() if key in inside})
+    config = _delta_config(config)
     width = config.count("linear_head_dim")
     return KimiDeltaAttention(
         config.count("hidden_size"),

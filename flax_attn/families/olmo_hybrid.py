@@ -9,6 +9,7 @@ from ..weights.rule import Rule
 from . import qwen3_next
 from ._config import Config, Family
 from ._decoder import by_kind, decoder_fields
+from ._fused import convolutions
 from ._rope import rotary
 from .olmo2 import normed
 
@@ -38,6 +39,17 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """The delta rule's norm is no class of torch."""
     return (Rule("o_norm.weight -> o_norm.scale"),) if _is_gated_delta(config, index) else ()
+
+
+def saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
+    """In files the convolutions of the delta rule are three."""
+    if not _is_gated_delta(config, index):
+        return ()
+    sizes = _filled(config)
+    heads = (sizes.count("linear_num_key_heads"), sizes.count("linear_num_value_heads"))
+    key = heads[0] * sizes.count("linear_key_head_dim")
+    value = heads[1] * sizes.count("linear_value_head_dim")
+    return convolutions(key, key, value)
 
 
 def _turns(config: Config) -> bool:

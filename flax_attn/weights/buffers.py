@@ -31,6 +31,7 @@ BUFFERS: Mapping[str, Callable[[Shape], bool]] = {
     r"bias|causal_mask": _is_square,  # the causal mask of GPT-2 and those after it
     r"masked_bias": lambda shape: shape in ((), (1,)),
     r"embed_positions": lambda shape: len(shape) == 2,  # sines and cosines of GPT-J
+    r"slope_rate|(query|key|diagonal)_decay": lambda shape: len(shape) in (3, 4),  # MiniMax's
     r"relative_position_index": _is_any,  # of Swin's windows
     r"EncDecAttention\.relative_attention_bias\.weight": _is_any,  # T5 has one, and never reads it
 }

@@ -12,7 +12,7 @@ from flax import nnx
 
 from .described import head_counts
 from .known_layers import held_at
-from .rule import Size, axis_groups, sizes_of
+from .layout import Size, axis_groups, sizes_of
 
 # Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
 # h heads have k rows each, k may be unequal parts; or g groups of heads hold h heads of each part.

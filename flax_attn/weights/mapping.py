@@ -27,6 +27,7 @@ from .known_layers import (
     refusal,
     unstacked,
 )
+from .layout import sizes_of
 from .move import Misfit, Move, Stack
 from .rule import Rule
 
@@ -87,7 +88,7 @@ class Draft:
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
         groups = rule.groups(names)
-        if not groups and not self.partial and not self._names_taps(rule):
+        if not (groups or rule.may_miss or self.partial or self._names_taps(rule)):
             self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
         for sources, targets in groups:
             missing = [name for name in sources if name not in self.sources]
@@ -99,6 +100,8 @@ class Draft:
                 continue
             if self._stays(rule, sources[0], targets[0]):
                 continue
+            if rule.may_miss and not self._fits(rule, sources, targets):
+                continue
             self.done.update(sources)
             if rule.kind == "skip":
                 self.skipped += sources
@@ -108,6 +111,15 @@ class Draft:
                 paths = [unstacked(self.module, flax_path(self.module, x)) for x in targets]
                 move = Move(sources, tuple(x for x, _ in paths), rule.layout, dict(rule.sizes))
                 self._add(move, paths[0][1])
+
+    def _fits(self, rule: Rule, sources: Sequence[str], targets: Sequence[str]) -> bool:
+        """Whether tensors of these shapes can have a rule's layout."""
+        shapes = [self.sources[name].shape for name in sources]
+        try:
+            _ = rule.layout and sizes_of(rule.layout, shapes, len(targets), dict(rule.sizes))
+        except ValueError:
+            return False
+        return True
 
     def _names_taps(self, rule: Rule) -> bool:
         """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""

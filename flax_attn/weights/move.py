@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .rule import Size, backwards, lay_out, sizes_of
+from .layout import Size, backwards, lay_out, sizes_of
 
 Shape = tuple[int, ...]
 

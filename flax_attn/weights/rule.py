@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, cast
 
 import numpy as np
-from einops import rearrange
 
 from ..errors import ParityError
+from .layout import Size, axes_of
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _TOKEN = re.compile(r"[()]|~?(?:\.\.\.|[^\W\d_]\w*|\b1\b)")
-Size = int | tuple[int, ...]  # of an axis, or of each part of an axis whose parts are unequal
 
 
 @dataclass(frozen=True, init=False)
@@ -64,6 +64,7 @@ class Rule:
     sizes: tuple[tuple[str, Size], ...]
     kind: Literal["move", "skip", "tied"]
     shift: float = 0.0
+    may_miss: bool = False
 
     def __init__(self, names: str, layout: str | None = None, **sizes: int | Sequence[int]):
         known = {k: _plain(v) for k, v in sizes.items()}
@@ -94,6 +95,19 @@ class Rule:
         return cls._of(names, "skip")
 
     @classmethod
+    def optional(
+        cls, names: str, layout: str | None = None, **sizes: int | Sequence[int]
+    ) -> "Rule":
+        """The same as `Rule(...)`, but for one of several ways in which files have a tensor.
+
+        It may match nothing, and tensors whose shapes its layout does not fit are left to others.
+
+        >>> print(Rule.optional("attention.query -> q_proj"))
+        Rule.optional("attention.query -> q_proj")
+        """
+        return cls(names, layout, **sizes).made_optional()
+
+    @classmethod
     def tied(cls, names: str) -> "Rule":
         """`"second -> first"`: two names of one torch tensor, which Flax holds once."""
         if names.count("->") != 1 or not all(side.strip() for side in names.split("->")):
@@ -121,6 +135,7 @@ class Rule:
             object.__setattr__(self, key, value)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
         object.__setattr__(self, "shift", 0.0)
+        object.__setattr__(self, "may_miss", False)
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -145,6 +160,12 @@ class Rule:
                 groups[fill] = tuple(_filled_name(side, wild) + (rest or "") for side in targets)
         return list(groups.items())
 
+    def made_optional(self) -> "Rule":
+        """The same, but it may match nothing."""
+        rule = copy(self)
+        object.__setattr__(rule, "may_miss", True)
+        return rule
+
     def inside(self, source: str, target: str) -> "Rule":
         """The same of a module that torch has at `source` and Flax at `target`.
 
@@ -154,9 +175,8 @@ class Rule:
         first, second = self.sides
         ends = (source, target if self.kind == "move" else source)
         sides = [f"{end}.{side}" for end, side in zip(ends, (first, second), strict=True) if side]
-        moved = object.__new__(type(self))
-        moved._set(" -> ".join(sides), self.layout, dict(self.sizes), self.kind)
-        object.__setattr__(moved, "shift", self.shift)
+        moved = copy(self)
+        object.__setattr__(moved, "names", " -> ".join(sides))
         return moved
 
     def __str__(self) -> str:
@@ -164,9 +184,8 @@ class Rule:
             return f'Rule.shifted("{self.names}", by={self.shift})'
         extra = "".join(f", {k}={v}" for k, v in self.sizes)
         layout = "" if self.layout is None else f', "{self.layout}"'
-        return (
-            f'Rule{"" if self.kind == "move" else "." + self.kind}("{self.names}"{layout}{extra})'
-        )
+        kind = "optional" if self.may_miss else self.kind
+        return f'Rule{"" if kind == "move" else "." + kind}("{self.names}"{layout}{extra})'
 
 
 def spread(names: str) -> list[str]:
@@ -198,7 +217,7 @@ def check_layout(layout: str | None, names: str, sizes: Mapping[str, Size]) -> N
             raise ParityError(f"Sizes belong to a layout, which {names!r} lacks; got {sizes}.")
         return
     sides = layout.split("->")
-    orders = [_axes(side) for side in sides]
+    orders = [axes_of(side) for side in sides]
     if any(_unreadable(side) for side in sides) or re.search(r"\([^)]*\.\.\.", layout):
         raise ParityError(f'A layout reads "a (b c) ... -> ... c (a b)"; got {layout!r}.')
     if any(len(axes) != len(set(axes)) for axes in orders) or {*orders[0]} != {*orders[1]}:
@@ -256,185 +275,6 @@ def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
             f"Unequal parts lie in one bracket, the braces' axis right before theirs: "
             f"({braces[0]} {axis}) has a place for {listing}, {layout!r} has none."
         )
-
-
-def lay_out(
-    arrays: list[np.ndarray], layout: str, parts: int, sizes: Mapping[str, Size]
-) -> list[np.ndarray]:
-    """Stacks `arrays` (if several), rearranges, and splits into `parts` (if several)."""
-    if any(isinstance(size, tuple) for size in sizes.values()):
-        return _lay_out_parts(arrays, layout, parts, sizes)
-    whole = arrays[0] if len(arrays) == 1 else np.stack(arrays)
-    left, right = (side.strip() for side in expand(layout, whole.ndim).split("->"))
-    mirrored = _mirrored(left) ^ _mirrored(right)
-    left, right = left.replace("~", ""), right.replace("~", "")
-    axes = _axes(left)
-    used = {k: v for k, v in sizes.items() if k in axes}
-    if mirrored:
-        whole = rearrange(whole, f"{left} -> {' '.join(axes)}", **used)
-        whole = np.flip(whole, tuple(i for i, axis in enumerate(axes) if axis in mirrored))
-        turned = rearrange(whole, f"{' '.join(axes)} -> {right}")
-    else:
-        turned = rearrange(whole, f"{left} -> {right}", **used)
-    if parts > 1 and len(turned) != parts:
-        raise ValueError(f"{layout!r} gives {len(turned)} arrays for {parts} names")
-    return [turned] if parts == 1 else list(turned)
-
-
-def _lay_out_parts(
-    arrays: list[np.ndarray], layout: str, parts: int, sizes: Mapping[str, Size]
-) -> list[np.ndarray]:
-    """`lay_out` where the parts are unequal along one axis: each is laid out by itself."""
-    axis, each, inner = _parts(layout, len(arrays), sizes)
-    left, right = layout.split("->")
-    if len(arrays) == 1:
-        where, before, after = _bracket(left, axis, arrays[0].ndim, sizes)
-        opened = _at(arrays[0], where, before, sum(part[axis] for part in each), after)
-        cuts = np.split(opened, np.cumsum([part[axis] for part in each])[:-1], where + 1)
-        arrays = [_merged(cut, where) for cut in cuts]
-    laid = [lay_out([x], inner, 1, part)[0] for x, part in zip(arrays, each, strict=True)]
-    if parts > 1:
-        return laid
-    where, before, after = _bracket(right, axis, laid[0].ndim, sizes)
-    opened = [_at(x, where, before, part[axis], after) for x, part in zip(laid, each, strict=True)]
-    return [_merged(np.concatenate(opened, where + 1), where)]
-
-
-def _parts(
-    layout: str, arrays: int, sizes: Mapping[str, Size]
-) -> tuple[str, list[dict[str, int]], str]:
-    """The axis of unequal parts, the sizes of every part, and the layout of one part alone."""
-    axis, each = next((k, v) for k, v in sizes.items() if isinstance(v, tuple))
-    braces = layout.split("->")[0 if arrays > 1 else 1].split()[0]
-    others = {k: v for k, v in sizes.items() if isinstance(v, int) and k != braces}
-    inner = re.sub(rf"(?<![\w~]){braces}(?!\w)\s*", "", layout)
-    return axis, [{**others, axis: size} for size in each], inner
-
-
-def _at(x: np.ndarray, where: int, *sizes: int) -> np.ndarray:
-    """`x` with one axis opened into several."""
-    return x.reshape(*x.shape[:where], *sizes, *x.shape[where + 1 :])
-
-
-def _merged(x: np.ndarray, where: int) -> np.ndarray:
-    """`x` with three axes made one."""
-    one = int(np.prod(x.shape[where : where + 3], dtype=int))
-    return x.reshape(*x.shape[:where], one, *x.shape[where + 3 :])
-
-
-def _bracket(side: str, axis: str, rank: int, sizes: Mapping[str, Size]) -> tuple[int, int, int]:
-    """Which axis of an array holds the unequal parts; how many lie before and after them there."""
-    groups = [_axes(group) for group in axis_groups(expand(side, rank))]
-    where = next(i for i, names in enumerate(groups) if axis in names)
-    at = groups[where].index(axis)
-    before, after = groups[where][: at - 1], groups[where][at + 1 :]
-    return where, _product(before, sizes), _product(after, sizes)
-
-
-def _product(names: list[str], sizes: Mapping[str, Size]) -> int:
-    return int(np.prod([sizes[name] for name in names], dtype=int))
-
-
-def backwards(layout: str) -> str:
-    """The layout that undoes `layout`."""
-    left, _, right = layout.partition("->")
-    return f"{right.strip()} -> {left.strip()}"
-
-
-def expand(layout: str, rank: int) -> str:
-    """`layout` with `...` spelt out for an array of `rank` axes.
-
-    >>> expand("i o ... -> ~... i o", 4)
-    'i o etc0 etc1 -> ~etc0 ~etc1 i o'
-    """
-    count = rank - (len(axis_groups(layout.partition("->")[0])) - 1)
-    if "..." not in layout or count < 0:
-        return layout
-    extra = [f"etc{i}" for i in range(count)]
-    layout = layout.replace("~...", " ".join(f"~{axis}" for axis in extra))
-    return layout.replace("...", " ".join(extra))
-
-
-def sizes_of(
-    layout: str, shapes: Sequence[tuple[int, ...]], parts: int, fixed: Mapping[str, Size]
-) -> dict[str, Size]:
-    """The size of every axis of a layout, from the shapes of the arrays that it is applied to.
-
-    Args:
-      layout: of a rule.
-      shapes: of one array, or of all arrays of the braces.
-      parts: how many arrays it becomes.
-      fixed: sizes that are known.
-
-    Raises:
-      ValueError: with the sizes there are, if they do not fit.
-
-    >>> sizes_of("(n o) i -> n i o", [(40, 18)], 3, {"o": (24, 8, 8)})
-    {'o': (24, 8, 8), 'i': 18}
-    """
-    ragged = {k: v for k, v in fixed.items() if isinstance(v, tuple)}
-    plain = {k: v for k, v in fixed.items() if isinstance(v, int)}
-    if not ragged:
-        if len({*shapes}) > 1:
-            listing = " ".join(str(list(shape)) for shape in shapes)
-            raise ValueError(
-                f"{layout!r} takes parts of one shape, these are {listing}: give the axis that "
-                "differs the size of each part, as in o=(24, 8, 8)"
-            )
-        whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
-        return {**axis_sizes(layout, whole, parts, plain)}
-    axis, each, inner = _parts(layout, len(shapes), fixed)
-    if len(shapes) == 1:
-        each = [{**each[0], axis: sum(ragged[axis])}]
-    known: dict[str, int] = {}
-    for shape, part in zip(shapes, each, strict=True):
-        try:
-            known |= axis_sizes(inner, shape, 1, {**known, **part})
-        except ValueError:
-            raise ValueError(_misfit(layout, shapes, fixed)) from None
-    return {**known, **ragged}
-
-
-def _misfit(layout: str, shapes: Sequence[tuple[int, ...]], fixed: Mapping[str, Size]) -> str:
-    listing = ", ".join(
-        f"{k}={v}" + (f" ({sum(v)} in all)" if isinstance(v, tuple) and len(shapes) == 1 else "")
-        for k, v in fixed.items()
-    )
-    return f"{layout!r} with {listing} does not fit {' '.join(str(list(x)) for x in shapes)}"
-
-
-def axis_sizes(
-    layout: str, shape: tuple[int, ...], parts: int, fixed: dict[str, int]
-) -> dict[str, int]:
-    """The size of every axis of a layout, from the shape of what it is applied to."""
-    left, _, right = (side.strip() for side in expand(layout, len(shape)).partition("->"))
-    known = dict(fixed)
-    if parts > 1:
-        known.setdefault(right.split()[0], parts)
-    groups = [_axes(group) for group in axis_groups(left)]
-    if len(groups) != len(shape):
-        raise ValueError(f"{layout!r} names {len(groups)} axes, the array has shape {shape}")
-    for names, size in zip(groups, shape, strict=True):
-        free = [name for name in names if name not in known]
-        rest = int(np.prod([known[name] for name in names if name in known]))
-        if len(free) > 1 or rest == 0 or size % rest or (not free and rest != size):
-            raise ValueError(f"{layout!r} does not fit shape {shape} with {known}")
-        known.update({name: size // rest for name in free})
-    return known
-
-
-def axis_groups(side: str) -> list[str]:
-    """`"(n o) i"` as `["(n o)", "i"]`."""
-    return re.findall(r"\([^)]*\)|\S+", side)
-
-
-def _axes(side: str) -> list[str]:
-    """The names of a side's axes in order; `...` counts as one, 1 as none."""
-    return [name for name in re.findall(r"\w+|\.\.\.", side) if name != "1"]
-
-
-def _mirrored(side: str) -> set[str]:
-    return set(re.findall(r"~(\w+)", side))
 
 
 def _unreadable(side: str) -> bool:

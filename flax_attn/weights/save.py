@@ -13,10 +13,11 @@ from .dtypes import NAMES
 from .entry import Entry
 from .fitting import fit
 from .known_layers import flax_state, held_at, roles_of
+from .layout import backwards, sizes_of
 from .manifest import manifest_path, write_manifest
 from .move import Move
 from .replacing import replacing
-from .rule import Rule, backwards, sizes_of
+from .rule import Rule
 from .safetensors import write_file
 from .shards import INDEX
 from .strict_json import check_name

@@ -15,9 +15,10 @@ from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
 from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, held_at, place
+from .layout import Size, axis_sizes, backwards
 from .mapping import Draft
 from .parametrized import not_removed
-from .rule import Rule, Size, axis_sizes, backwards
+from .rule import Rule
 
 MOST = 12  # proposals; more would not be read
 SURE = 2.0  # more than any likeness of names

@@ -31,23 +31,29 @@ def theirs(given: dict[str, Any], small: Small | Part) -> tuple[Any, np.ndarray 
 
     try:
         config = config_of(given, small)
-        layer, call = _of_transformers(config, small)
+        layer, call = of_transformers(config, small)
         layer = layer.double().eval()
         with torch.no_grad():
             for path, tensor in layer.named_parameters():
                 tensor.copy_(torch.tensor(normal(0, path, tuple(tensor.shape)) / 4))
-            with lifted():
-                read = parts.of_part(config, small.part) if isinstance(small, Part) else config
-                given = _of_place(config, small) or _inputs(
-                    small, read.hidden_size, getattr(read, "num_attention_heads", 0)
-                )
-                y = call(layer, **{name: torch.tensor(value) for name, value in given.items()})
+        return layer, output_of_torch(config, small, layer, call)
     except Exception as refused:  # by whatever class: it is told
         return refused, None
-    return layer, y.numpy()
 
 
-def _of_transformers(config: Any, small: Small | Part) -> tuple[Any, Any]:
+def output_of_torch(config: Any, small: Small | Part, layer: Any, call: Any) -> np.ndarray:
+    """The output of a module of transformers for the inputs that both sides are given."""
+    import torch
+
+    read = parts.of_part(config, small.part) if isinstance(small, Part) else config
+    given = _of_place(config, small) or _inputs(
+        small, read.hidden_size, getattr(read, "num_attention_heads", 0)
+    )
+    with torch.no_grad(), lifted():
+        return call(layer, **{name: torch.tensor(x) for name, x in given.items()}).numpy()
+
+
+def of_transformers(config: Any, small: Small | Part) -> tuple[Any, Any]:
     """The layer, and how it is called."""
     if isinstance(small, Part):
         layer = parts.attention(parts.model_of(config, small.model_type), small)
@@ -77,7 +83,12 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
         rules = families.rules(given, small.index, part=part)
     except ValueError as refused:
         return refused
-    port(layer, mine, rules).eval()
+    return output_of_flax(given, small, port(layer, mine, rules))
+
+
+def output_of_flax(given: dict[str, Any], small: Small | Part, mine: Any) -> np.ndarray:
+    """The output of a layer in float64 for the inputs that both sides are given."""
+    mine.eval()
     if isinstance(small, Small) and (other := witness.PLACES[small.model_type].called):
         inputs = _of_place(_config_or_first(given, small), small)
         return np.asarray(other.flax(mine, **{k: jnp.asarray(x) for k, x in inputs.items()}))

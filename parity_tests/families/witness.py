@@ -68,7 +68,8 @@ def handed(
     import torch
 
     place, kept, places = PLACES[name], [], count()
-    width = getattr(config, place.width)  # of the embedded tokens, whose values are not looked at
+    # Of the embedded tokens, whose values are not looked at.
+    width = getattr(config, "embedding_size", None) or getattr(config, place.width)
     embedded = x.new_zeros(*x.shape[:-1], width)
     with torch.no_grad():
         with ExitStack() as patched:

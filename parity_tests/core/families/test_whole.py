@@ -81,7 +81,7 @@ def test_one_load_fills_every_attention(name, transformers):
         config = witness.config_of(small.spelt("new"), name)
         model, given = model_of(config, name), config.to_dict()
         layers = _layers(given, None, "transformers", ("", None))
-        paths = [(i, named.source.format(i)) for i, named in layers]
+        paths = list(dict.fromkeys((i, named.target.format(i)) for i, named in layers))
         for i, path in paths:
             assert type(model.get_submodule(path)) is type(witness.attention(config, name, i))
         for to in (None,) if name in NOWHERE_ELSE else (None, "blocks.{}.attn"):

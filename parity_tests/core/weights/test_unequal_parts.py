@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flax_attn.parity import ParityError, Rule, judge, plan, port
+from flax_attn.weights.layout import sizes_of
 from flax_attn.weights.move import Move
-from flax_attn.weights.rule import sizes_of
 
 IN, HEADS, GROUPS, WIDTH = 18, 6, 2, 4
 QKV = "qkv.weight -> {q,k,v}.kernel"

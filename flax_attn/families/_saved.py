@@ -1,0 +1,84 @@
+"""Model types whose files name the attention otherwise than the modules of transformers do.
+
+transformers renames on saving and on loading, so that old files stay readable. The rules here are
+those of the files; each may match nothing, since a model in memory has the other names.
+
+Source: `conversion_mapping.py` of transformers 5.23.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..weights.rule import Rule
+from . import kimi_linear, olmo_hybrid
+from ._config import Config
+
+Rules = Callable[[Config, int], tuple[Rule, ...]]
+
+
+class Saved(NamedTuple):
+    """How files have the attention of a model type.
+
+    Attributes:
+      rules: of the names in there, from a config and the index of a layer.
+      place: where, * for each number; "" for the place that it has in memory.
+    """
+
+    rules: Rules
+    place: str = ""
+
+
+def _always(*rules: Rule) -> Rules:
+    return lambda config, index: rules
+
+
+_ROLES = "{query,key,value} -> {q,k,v}_proj"
+_VIT = _always(Rule.optional(f"attention.{_ROLES}"), Rule.optional("output.dense -> o_proj"))
+_SWIN = _always(
+    Rule.optional(f"self.{_ROLES}"),
+    Rule.optional("output.dense -> o_proj"),
+    Rule.optional("self.relative_position_bias_table -> relative_position_bias_table"),
+)
+_SEGFORMER = _always(
+    Rule.optional("self.{query,key,value} -> {query,key,value}"),
+    Rule.optional("output.dense -> dense"),
+    Rule.optional("self.sr -> sequence_reduction"),
+    Rule.optional("self.layer_norm -> layer_norm"),
+)
+_TIPS = _always(
+    Rule.optional("qkv.weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", n=3),
+    Rule.optional("qkv.bias -> {q,k,v}_proj.bias", "(n o) -> n o", n=3),
+    Rule.optional("proj -> o_proj"),
+)
+_NOMIC = _always(
+    Rule.optional("Wqkv.weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", n=3),
+    Rule.optional("Wqkv.bias -> {q,k,v}_proj.bias", "(n o) -> n o", n=3),
+    Rule.optional("out_proj -> o_proj"),
+)
+_IN_ENCODER = "encoder.layer.*.attention"
+_LIKE_VIT = ("audio-spectrogram-transformer", "deit", "ijepa", "pixio")
+_LIKE_VIT += ("vit", "vit_mae", "vit_msn", "vivit")
+SAVED = {
+    **dict.fromkeys(_LIKE_VIT, Saved(_VIT, _IN_ENCODER)),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers", "rf_detr_dinov2"), Saved(_VIT)),
+    "dinov3_vit": Saved(_always(), "layer.*.attention"),
+    "kimi_linear": Saved(kimi_linear.saved_rules),
+    "nomic_bert": Saved(_NOMIC, "encoder.layers.*.attn"),
+    "olmo_hybrid": Saved(olmo_hybrid.saved_rules),
+    "segformer": Saved(_SEGFORMER, "encoder.block.*.*.attention"),
+    "swin": Saved(_SWIN),
+    "tipsv2_vision_model": Saved(_TIPS, "blocks.*.attn"),
+}
+
+
+def place_in_file(saved: Saved, place: str) -> str:
+    """Where files have the attention that memory has at a place; its numbers are {} or digits.
+
+    >>> place_in_file(SAVED["segformer"], "stages.1.blocks.2.attention")
+    'encoder.block.1.2.attention'
+    """
+    result = saved.place or place
+    for number in re.findall(r"(?<=\.)(?:\d+|{})(?=\.)", place):
+        result = result.replace("*", number, 1)
+    return result
