@@ -7,10 +7,12 @@ ALIASES: dict[str, str] = {
     "arcee": "llama",
     "aria_text": "llama",
     "audio-spectrogram-transformer": "vit",
+    "axk1": "deepseek_v3",
     "blenderbot": "bart",
     "blenderbot-small": "bart",
     "bridgetower_text_model": "bert",
     "camembert": "bert",
+    "csm": "llama",
     "deit": "vit",
     "dinov2": "vit",
     "dinov2_with_registers": "vit",
@@ -20,14 +22,18 @@ ALIASES: dict[str, str] = {
     "eomt": "siglip_vision_model",
     "ernie": "bert",
     "flex_olmo": "olmo2",
+    "gemma4_unified_text": "gemma4_text",
     "glm": "glm4",
     "glm4_moe_lite": "deepseek_v3",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
     "granitemoeshared": "granitemoe",
     "hy_v3": "apertus",
+    "hyperclovax": "granite",
     "ijepa": "vit",
+    "iquestcoder": "llama",
     "jais2": "llama",
+    "kolibri1": "exaone4",
     "m2m_100": "bart",
     "marian": "bart",
     "mbart": "bart",
@@ -42,8 +48,10 @@ ALIASES: dict[str, str] = {
     "roc_bert": "bert",
     "siglip2_text_model": "siglip_vision_model",
     "siglip2_vision_model": "siglip_vision_model",
+    "solar_open": "seed_oss",
     "switch_transformers": "t5",
     "tipsv2_vision_model": "vit",
+    "vaultgemma": "gemma2",
     "videomt": "siglip_vision_model",
     "vit_mae": "vit",
     "vit_msn": "vit",
@@ -55,6 +63,11 @@ ALIASES: dict[str, str] = {
 # Their defaults where they are not those of the family.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "arcee": {"hidden_size": 2560, "max_position_embeddings": 4096},
+    "axk1": {
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+    },
     "blenderbot": {
         "d_model": 2560,
         "decoder_attention_heads": 32,
@@ -63,6 +76,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "encoder_layers": 2,
     },
     "blenderbot-small": {"d_model": 512, "decoder_layers": 8, "encoder_layers": 8},
+    "csm": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+    },
     "dots1": {
         "head_dim": None,
         "hidden_size": 4608,
@@ -79,6 +98,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "eomt": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24},
     "flex_olmo": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 500000.0},
+    "gemma4_unified_text": {
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+    },
     "glm4_moe_lite": {
         "hidden_size": 2048,
         "max_position_embeddings": 202752,
@@ -106,11 +130,30 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_parameters": None,
         "rope_theta": 11158840.0,
     },
+    "hyperclovax": {"attention_multiplier": None},
+    "iquestcoder": {
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 40,
+        "num_hidden_layers": 80,
+        "num_key_value_heads": 8,
+    },
     "jais2": {
         "attention_bias": True,
         "hidden_size": 3328,
         "max_position_embeddings": 8192,
         "num_attention_heads": 26,
+    },
+    "kolibri1": {
+        "head_dim": 128,
+        "hidden_size": 2560,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 48,
+        "num_hidden_layers": 50,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "sliding_window": 513,
     },
     "m2m_100": {"attention_dropout": 0.1},
     "mixtral": {"rope_theta": 1000000.0, "sliding_window": None},
@@ -123,6 +166,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_layers": 6,
         "encoder_attention_heads": 12,
         "encoder_layers": 6,
+    },
+    "solar_open": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 48,
+        "rope_theta": 1000000.0,
     },
     "switch_transformers": {
         "d_model": 768,
@@ -140,4 +191,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 # Fields of the family that their classes lack, and what these do whatever a file says.
-FIXED: dict[str, dict[str, Any]] = {"dots1": {"use_sliding_window": True}}
+FIXED: dict[str, dict[str, Any]] = {
+    "dots1": {"use_sliding_window": True},
+    "kolibri1": {"sliding_window_pattern": 5},
+    "solar_open": {"attention_out_bias": False},
+    "vaultgemma": {"use_bidirectional_attention": False},
+}

@@ -12,6 +12,7 @@ from . import (
     granite,
     hunyuan_v1_dense,
     lfm2,
+    llama,
     mistral,
     qwen3_5_text,
     qwen3_moe,
@@ -56,6 +57,22 @@ ROWS: Mapping[str, Family] = {
         },
         fixed(qwen3_moe.attention, use_sliding_window=False),
     ),
+    # CWM: Mistral with a stretched rotary, of whose layers every fourth has no window.
+    "cwm": Family(
+        {
+            **decoder_fields(
+                6144, 64, 48, kv_heads=8, head_dim=128, positions=131_072, theta=1_000_000.0
+            ),
+            "sliding_window": 8192,
+            "layer_types": None,
+            "rope_parameters": {
+                **{"rope_type": "llama3", "rope_theta": 1_000_000.0, "factor": 16.0},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        mistral.one_in_four,
+    ),
     # ERNIE 4.5: Cohere without norms and dropout, with biases by another name.
     "ernie4_5": Family(
         {
@@ -82,6 +99,20 @@ ROWS: Mapping[str, Family] = {
     # Hunyuan-MoE: Hunyuan.
     "hunyuan_v1_moe": Family(
         hunyuan_v1_dense.DEFAULTS, hunyuan_v1_dense.attention, hunyuan_v1_dense.rules
+    ),
+    # InternLM3: Llama, whose files say qkv_bias.
+    "internlm3": Family(
+        {
+            **decoder_fields(
+                4096, 48, 32, kv_heads=2, head_dim=128, positions=32_768, theta=10_000.0
+            ),
+            **{"attention_bias": False, "mlp_bias": False},
+        },
+        llama.with_one_bias,
+        names={
+            "attention_bias": ("attention_bias", "qkv_bias"),
+            "mlp_bias": ("mlp_bias", "bias"),
+        },
     ),
     # LFM2-MoE: LFM2, whose layers are named by layer_types alone.
     "lfm2_moe": Family(

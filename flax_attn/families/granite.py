@@ -24,8 +24,11 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
 
 def scaled(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> GroupedQueryAttention:
     """The layer with this rotary."""
-    how, bias = Rules(scale=config.number("attention_multiplier")), config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=turn, rules=how)
+    if config["attention_multiplier"] is None:  # as in HyperCLOVA X
+        config = config.replaced(attention_multiplier=config.query_heads()[1] ** -0.5)
+    scale = config.number("attention_multiplier")
+    bias = config.flag("attention_bias")
+    return grouped_query(config, house, bias=bias, rotary=turn, rules=Rules(scale=scale))
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -21,6 +21,20 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
     return grouped_query(config, house, bias=config.flag("attention_bias"), rotary=rotary(config))
 
 
+def with_one_bias(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of InternLM3, whose biases are all there or none.
+
+    Raises:
+      ValueError: for a bias in the attention alone, or in the rest alone.
+    """
+    names = [config.name("attention_bias"), config.name("mlp_bias")]
+    biases = [config["attention_bias"], config["mlp_bias"]]
+    if biases[0] != biases[1]:
+        told = " and ".join(f"{name}={x!r}" for name, x in zip(names, biases, strict=True))
+        raise ValueError(f"{told} are not served: in transformers they must be the same.")
+    return attention(config, index, house)
+
+
 def gguf(config: Config, index: int) -> tuple[Rule, ...]:
     """llama.cpp turns neighbouring components, so its rows of query and key lie in pairs."""
     n, k, _ = config.heads()

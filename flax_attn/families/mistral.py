@@ -32,8 +32,20 @@ def by_kind(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQuer
     def default(index: int) -> str:
         return "full_attention" if config["sliding_window"] is None else "sliding_attention"
 
-    mask = mask_of(config, config.layer_type(index, default, "sliding_attention"))
-    return grouped_query(config, house, rotary=rotary(config), mask=mask)
+    return _of_kind(config, house, config.layer_type(index, default, "sliding_attention"))
+
+
+def one_in_four(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+    """`self_attn` of CwmForCausalLM, of whose layers every fourth sees everything."""
+
+    def default(index: int) -> str:
+        return "sliding_attention" if index % 4 else "full_attention"
+
+    return _of_kind(config, house, config.layer_type(index, default, "sliding_attention"))
+
+
+def _of_kind(config: Config, house: Mapping[str, Any], kind: str) -> GroupedQueryAttention:
+    return grouped_query(config, house, rotary=rotary(config), mask=mask_of(config, kind))
 
 
 def windowed(

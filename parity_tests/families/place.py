@@ -45,7 +45,8 @@ class Place(NamedTuple):
       attention: what the class of its attention is called behind prefix and text.
       crossing: the field of the config that lists layers with a `CrossAttention` in its place.
       width: the field of the config that says how wide embedded tokens are.
-      config: the beginning of the name of the config's class, where it is not that of the others.
+      config: the beginning of the name of the config's class, where it is not that of the others;
+        "folder.Name" where it is in another folder.
       causal: whether the attention is given a causal mask where the model takes no tokens.
       output: a module in the attention whose output is meant, where a norm or a sum follows.
       path: where a whole model has the attention, {} for the layer, if no config makes it alone;

@@ -17,6 +17,7 @@ PLACES = {
     "codegen": Place("codegen", "CodeGen", block="Block", gives="tuple"),
     "cohere": Place("cohere", "Cohere"),
     "cohere2": Place("cohere2", "Cohere2"),
+    "cwm": Place("cwm", "Cwm"),
     "deberta": Place(
         "deberta", "Deberta", attention="DisentangledSelfAttention", called=text_calls.DEBERTA
     ),
@@ -62,6 +63,7 @@ PLACES = {
     "hunyuan_v1_dense": Place("hunyuan_v1_dense", "HunYuanDenseV1"),
     "hunyuan_v1_moe": Place("hunyuan_v1_moe", "HunYuanMoEV1"),
     "idefics3_vision": Place("idefics3", "Idefics3", "Vision", whole=False),
+    "internlm3": Place("llama", "Llama", config="internlm3.InternLM3"),
     "internvl_vision": Place("internvl", "InternVL", "Vision", whole=False),
     "jamba": Place("jamba", "Jamba", block="AttentionDecoderLayer MambaDecoderLayer"),
     "kimi_linear": Place("kimi_linear", "KimiLinear"),

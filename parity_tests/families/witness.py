@@ -32,10 +32,13 @@ def found(name: str, kind: str) -> Any:
     """A class of a family: its Config, Attention or Model, or its block."""
     place = PLACES[name]
     library()
-    file = "configuration" if kind == "Config" else "modeling"
-    module = import_module(f"transformers.models.{place.folder}.{file}_{place.folder}")
     if kind == "Config":
-        return getattr(module, f"{place.config or place.prefix}{place.text}Config")
+        folder, _, prefix = f"{place.folder}.{place.config or place.prefix}".rpartition(".")
+        folder = folder.rpartition(".")[2]
+        module = import_module(f"transformers.models.{folder}.configuration_{folder}")
+        name = f"{prefix}{place.text}Config"
+        return getattr(module, name if hasattr(module, name) else f"{prefix}Config")
+    module = import_module(f"transformers.models.{place.folder}.modeling_{place.folder}")
     kind = place.attention if kind == "Attention" else kind
     names = (f"{place.prefix}{place.text}{kind}", f"{place.prefix}{kind}", kind)
     return getattr(module, next(name for name in names if hasattr(module, name)))

@@ -2,11 +2,12 @@
 
     python -m parity_tests.core.families.aliases [FOLDER ...]
 
-A candidate is a class whose source is that of a family's attention, but for the names of classes,
-docstrings and annotations. It becomes an alias if its outputs are equal, in both spellings of the
-family's first config, if its defaults are found, and if the walk over its fields passes; with an
-encoder and a decoder, all three attentions. The others are printed with the reason. Without folders
-all are searched; else the others stay as they were. Run `ruff format` after it.
+A candidate is a class whose source is that of a family's attention or near it, but for the names of
+classes, docstrings and annotations, or a config that goes by a family's model. It becomes an alias
+if its outputs are equal, in both spellings of the family's first config, if its defaults are found,
+and if the walk over its fields passes; with an encoder and a decoder, all three attentions. The
+others are printed with the reason. Without folders all are searched; else the others stay as they
+were. Run `ruff format` after it.
 """
 
 import ast
@@ -14,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from pprint import pformat
@@ -41,8 +43,14 @@ PASSED_OVER = {"electra": ("hidden_size",)}
 # What most attentions do whose class lacks a field that the family's has, as far as it is known: a
 # default, or what they do whatever a file says. `tried` compares it with each alias' own class.
 LACKED = {"head_dim": None}
-UNREAD = {"use_sliding_window": True}
+UNREAD = {
+    "use_sliding_window": True,
+    "use_bidirectional_attention": False,
+    "attention_out_bias": False,
+}
+UNREAD_BY = {"kolibri1": {"sliding_window_pattern": 5}}
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+LIKE, MOST = 0.6, 50  # how near a source must be to be tried, and how many are
 MADE = "# Written by `python -m parity_tests.core.families.aliases`.\n"
 
 
@@ -67,7 +75,7 @@ def bare(node: ast.ClassDef, prefix: str) -> str:
             part.returns = None
         if isinstance(part, ast.arg):
             part.annotation = None
-    return ast.unparse(node).replace(prefix, "")
+    return ast.unparse(node).replace(prefix, "").replace("torch.nn.", "nn.")
 
 
 def prefix_of(name: str) -> str:
@@ -96,14 +104,36 @@ def folders() -> list[str]:
 
 
 def candidates(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
-    """Families, and where a class of the same source stands."""
+    """Families, and where a class of the same source stands, or of nearly the same."""
     sources = known()
     for folder in searched:
         for name, node in classes(folder).items():
             prefix = prefix_of(name)
-            like = sources.get(bare(node, prefix), []) if name.endswith("Attention") else []
+            like = nearest(bare(node, prefix), sources) if name.endswith("Attention") else []
             for family in like:
                 yield from ((family, place) for place in places_of(folder, prefix, family))
+    yield from of_other_models(searched)
+
+
+def of_other_models(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
+    """Families, and a config of a folder of its own that goes by their model."""
+    auto = witness.library().models.auto
+    models = auto.modeling_auto.MODEL_MAPPING_NAMES
+    ours = [family for family in FAMILIES if family in witness.PLACES]
+    own = {models.get(family): family for family in reversed(ours)}
+    for alias, config in auto.configuration_auto.CONFIG_MAPPING_NAMES.items():
+        folder, family = alias.replace("-", "_"), own.get(models.get(alias, ""))
+        if family is not None and folder in searched and alias not in FAMILIES:
+            where = f"{folder}.{config.removesuffix('Config')}"
+            yield family, witness.PLACES[family]._replace(config=where)
+
+
+def nearest(source: str, sources: Mapping[str, list[str]]) -> list[str]:
+    """Families with this source, then the few whose source is nearest to it."""
+    lines = source.split("\n")
+    likeness = {x: SequenceMatcher(None, lines, x.split("\n")).ratio() for x in sources}
+    near = sorted((x for x in sources if likeness[x] > LIKE), key=lambda x: -likeness[x])
+    return [family for x in near[:MOST] for family in sources[x]]
 
 
 def places_of(folder: str, prefix: str, family: str) -> Iterator[Place]:
@@ -116,7 +146,8 @@ def places_of(folder: str, prefix: str, family: str) -> Iterator[Place]:
         if any(made in ast.unparse(part) for part in node.body) and name.startswith(prefix)
     ]
     for block in [name.removeprefix(prefix) for name in holders] or [like.block]:
-        for text in ("", "Text", "Vision"):
+        texts = ("Text", "Vision", "Backbone")
+        for text in ("", *(x for x in texts if f"{prefix}{x}Model" in classes(folder))):
             yield like._replace(folder=folder, prefix=prefix, text=text, block=block)
 
 
@@ -139,7 +170,10 @@ def defaults_of(alias: str, family: str) -> dict[str, object]:
     plain = (bool, int, float, str, list, type(None))
     have |= {name: LACKED[name] for name in lacking(alias, family) if name in LACKED}
     names = [name for name in mine if isinstance(have.get(name, ...), plain)]
-    return {name: have[name] for name in names if have[name] != mine[name]}
+    found = {name: have[name] for name in names if have[name] != mine[name]}
+    if "rope_parameters" in found:  # of which the class makes its own default
+        found["rope_parameters"] = cls().rope_parameters
+    return {name: x for name, x in found.items() if x != mine[name]}
 
 
 def lacking(alias: str, family: str) -> list[str]:
@@ -204,7 +238,8 @@ def gather(searched: Sequence[str]) -> None:
         witness.PLACES[alias], ALIASES[alias] = place, family
         try:
             DEFAULTS[alias] = defaults_of(alias, family)
-            FIXED[alias] = {x: UNREAD[x] for x in lacking(alias, family) if x in UNREAD}
+            unread = {**UNREAD, **UNREAD_BY.get(alias, {})}
+            FIXED[alias] = {x: unread[x] for x in lacking(alias, family) if x in unread}
             reason = tried(alias, family)
         except Exception as error:  # by whatever class: it is told
             reason = f"{type(error).__name__}: {error}"
@@ -274,7 +309,7 @@ def part_defaults(family: str) -> Mapping[str, object]:
 def main(searched: Sequence[str]) -> None:
     for held in (*ALIASES,):
         places = witness.PLACES if held in witness.PLACES else parts.MODELS
-        if not searched or places[held].folder in searched:
+        if not searched or {places[held].folder, held.replace("-", "_")} & {*searched}:
             del ALIASES[held], places[held]
             DEFAULTS.pop(held, None)
             FIXED.pop(held, None)

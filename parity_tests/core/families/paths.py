@@ -33,7 +33,10 @@ def small_of(name: str) -> list[Small]:
 
 
 def model_of(config: Any, name: str) -> Any:
-    """The whole model of a config: its Model, or where it has none the first with a head."""
+    """The whole model of a config: its Model, or where it has none the first with a head.
+
+    A config of another folder goes by the Model of this one.
+    """
     place, wanted = witness.PLACES[name], type(config)
     module = import_module(f"transformers.models.{place.folder}.modeling_{place.folder}")
     made = [f"{place.prefix}{place.text}Model", f"{place.prefix}Model"]
@@ -44,7 +47,7 @@ def model_of(config: Any, name: str) -> Any:
         for key, x in classes.items()
         if getattr(x, "config_class", None) is wanted and not key.endswith("PreTrainedModel")
     ]
-    return found[0](config)
+    return found[0](config) if found else classes[made[-1]](config)
 
 
 def path_in(model: Any, kind: type, index: int) -> str:

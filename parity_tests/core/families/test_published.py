@@ -26,7 +26,7 @@ REFUSED = {
     ("MiniMax-M1", None): "got 'minimax_m1'. It may be newer than transformers",
     ("Pixtral (small test)", "vision"): "hidden_size / num_attention_heads = 16 components",
     ("Qwen3-Coder-Next (int4)", None): QUANTISED,
-    ("gemma-4 assistant text (small test)", None): "must leave a layer that makes keys and values",
+    ("gemma-4 assistant text (small test)", None): "all of them read keys and values of another",
 }
 COMMIT = ("Llama-4-Maverick (4 layers)", "Qwen3-VL-8B", "phimoe (Phi-3.5-MoE's rope)", "gpt2")
 

@@ -3,6 +3,8 @@
 from .sizes import HALF, LINEAR, LLAMA3, OTHERS, PLAIN, WINDOWS, YARN
 from .small import Small
 
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0}  # which CWM's class asks for
+
 NORMED = {"rms_norm_eps": 1e-2}
 ONE = {"num_local_experts": 1}
 ALPHA = {"rope_type": "dynamic", "alpha": 7.0, "factor": 1.0}
@@ -89,6 +91,20 @@ CONFIGS = [
             "num_experts": 1,
         },
         {**YARN, **PLAIN},
+        index=1,
+    ),
+    Small(
+        "cwm",
+        {"head_dim": 10, "sliding_window": 3, **TOKENS},
+        {**LLAMA3, **PLAIN, "original_max_position_embeddings": 16},
+        index=1,
+    ),
+    Small("cwm", {**OTHERS, "head_dim": 12, **WINDOWS, **TOKENS}, LINEAR, index=1),
+    Small("internlm3", {"head_dim": 10}, PLAIN),
+    Small(
+        "internlm3",
+        {**OTHERS, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        LINEAR,
         index=1,
     ),
     Small("ministral", {"head_dim": 10, "sliding_window": 3}, PLAIN),
