@@ -4,7 +4,7 @@ import numpy as np
 
 from flax_attn import CAUSAL, Rotary, Window
 from flax_attn.layers.differential import DifferentialAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 SIZES = {"in_features": 11, "num_heads": 12, "num_kv_heads": 6, "head_dim": 4, "depth": 2}
 ONE_MASK = np.random.RandomState(0).rand(2, 1, 7, 7) < 0.6
@@ -47,8 +47,8 @@ def by_diffllama(module, x):
 
 
 CASES = [
-    Case(DifferentialAttention, SIZES, x=(2, 7, 11)),
-    Case(DifferentialAttention, **turned(), **FLOAT64, x=(2, 7, 11)),
+    Case(DifferentialAttention, SIZES, x=(2, 7, 11), decode=Decode()),
+    Case(DifferentialAttention, **turned(), **FLOAT64, x=(2, 7, 11), decode=Decode()),
     Case(DifferentialAttention, {**SIZES, "depth": 0}, **FLOAT64, x=(2, 7, 11), mask=ONE_MASK),
     Case(
         DifferentialAttention,

@@ -8,7 +8,7 @@ import numpy as np
 
 from flax_attn import Rotary
 from flax_attn.layers.indexed_sparse import IndexedSparseAttention
-from flax_attn.parity import Case
+from flax_attn.parity import Case, Decode
 
 SIZES = {
     **{"in_features": 11, "num_heads": 3, "kv_rank": 8, "q_rank": 10},
@@ -79,8 +79,15 @@ def published(name, model, index_layout, absorbed):
 
 
 CASES = [
-    Case(IndexedSparseAttention, SIZES, dtypes=("float64", "float32"), x=(2, 7, 11)),
+    Case(
+        IndexedSparseAttention,
+        SIZES,
+        dtypes=("float64", "float32"),
+        x=(2, 7, 11),
+        decode=Decode(),
+    ),
     Case(IndexedSparseAttention, **turned(), **FLOAT64, x=(2, 7, 11), mask=ONE_MASK),
+    Case(IndexedSparseAttention, **turned(), **FLOAT64, x=(2, 7, 11), decode=Decode()),
     Case(
         IndexedSparseAttention,
         {**SIZES, "absorbed": True, "qkv_bias": True, "out_bias": True},

@@ -105,8 +105,8 @@ def reuses(config: Config, index: int, kind_of: Callable[[Config, int], str]) ->
     layers, shared = config.count("num_hidden_layers"), config["num_kv_shared_layers"]
     if shared == layers:
         raise ValueError(
-            f"num_kv_shared_layers={shared} of {layers} layers is not served: all of them read keys "
-            "and values of another model, as those of an assistant do."
+            f"num_kv_shared_layers={shared} of {layers} layers is not served: all of them read "
+            "keys and values of another model, as those of an assistant do."
         )
     if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared < layers:
         raise ValueError(

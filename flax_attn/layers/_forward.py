@@ -4,11 +4,12 @@ x           = the tokens, zeros for those that are not there
 mask, score = the call's, by slot, order or position as each part reads (`_numbers.py`)
 positions   = what the rotary is given: the caller's, or the order of the tokens
 q, k, v     = project(x, positions): the layer's hook, which also names its `combine` or None
+mask        = narrowed(mask, x, positions, k): fewer keys, where a layer chooses among them
 o           = attend(q, k, v), over the cache too if there is one
 y           = o_proj(combine(o, v)); zeros for tokens that are not there
 
-A layer inherits its call: `SelfAttention`'s, `Uncached`'s, or that of `WeightsAttention` in
-`_weights.py`. One whose call has more keywords writes it, and calls `forward`.
+A layer inherits its call: that of `SelfAttention`, or of `WeightsAttention` in `_weights.py`. One
+whose call has more keywords writes it, and calls `forward`.
 """
 
 from collections.abc import Callable
@@ -160,9 +161,10 @@ class Forward(Heads):
         check_choice("empty", empty, *get_args(Empty))
         x, seen, score, at, numbers = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
+        seen = self.narrowed(seen, x, at, k, cache, valid)
         how = {"mask": seen, "score": score, **self.how(deterministic)}
         if cache is None:
-            o = attend(q, k, v, empty=empty, **how)  # *B T N h
+            o = self.attended(q, k, v, empty=empty, **how)  # *B T N h
         else:
             check_no_mean(empty)
             values = None if self.stores_latent else v
@@ -172,6 +174,22 @@ class Forward(Heads):
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)
+
+    def narrowed(
+        self,
+        seen: Mask,
+        x: Float[Array, "*B T D"],
+        positions: RotaryPositions,
+        k: Float[Array, "*B T K H"],
+        cache: AnyCache | None,
+        valid: Bool[Array, "*#B T"] | None,
+    ) -> Mask:
+        """The mask, or that of a layer which chooses among the keys that it shows."""
+        return seen
+
+    def attended(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N h"]:
+        """Attention without a cache."""
+        return attend(q, k, v, **how)
 
 
 class SelfAttention(Forward):
@@ -206,32 +224,6 @@ class SelfAttention(Forward):
             attend to those in the cache, and the call returns y and the new cache.
         """
         return self.forward(self.project, x, **call)
-
-
-class Uncached(Heads):
-    """A layer of self attention without a cache. It adds `read`, the equation of its heads."""
-
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        *,
-        mask: Mask | Array | None = None,
-        positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
-        empty: Empty = "zero",
-        deterministic: bool | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        check_choice("empty", empty, *get_args(Empty))
-        x, seen, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
-        how = {"mask": seen, "score": score, "empty": empty, **self.how(deterministic)}
-        return self.output(self.read(x, at, **how), valid)  # *B T D
-
-    def read(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
-    ) -> Float[Array, "*B T N h"]:
-        """What the heads have read; `how` is what `attend` is given beside them."""
-        raise NotImplementedError
 
 
 def _score_and_scale(rules: Rules) -> Rules:

@@ -12,10 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays import mapped
 from .._types import wide
-from ..masks import Mask
 from ..norms import LayerNorm
 from ..sharding.rows import may_be_cut
-from ._common import split_heads, visible
+from ._common import split_heads
 from ._forward import Turn
 from ._numbers import RotaryPositions, rotated
 
@@ -50,23 +49,28 @@ class Indexer(nnx.Module):
         self,
         x: Float[Array, "*B T D"],
         latent: Float[Array, "*B T R"],
-        seen: Mask | Array,
+        k: Float[Array, "*B S H"],
+        may: Bool[Array, "*B T S"],
         turn: Turn | None,
         positions: RotaryPositions,
     ) -> Bool[Array, "*B T S"]:
         """True for the keys that are chosen among those that a query may look at."""
         q = self._placed(split_heads(self.wq_b(latent), self.dim), turn, positions)  # *B T I H
-        k = self._placed(self.k_norm(self.wk(x)[..., None, :]), turn, positions)  # *B T 1 H
         q, k = (y.astype(wide(y.dtype)) for y in (q, k))
-        scores = jnp.einsum("...tih,...sh->...its", q, k[..., 0, :]) * self.dim**-0.5
+        scores = jnp.einsum("...tih,...sh->...its", q, k) * self.dim**-0.5
         weights = self.weights_proj(x).astype(scores.dtype) * self.heads**-0.5  # *B T I
         scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
-        may = visible(seen, x, x)  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
-        best = _highest(scores, min_dim(self.top_k, x.shape[-2]))  # *B T I
+        best = _highest(scores, min_dim(self.top_k, k.shape[-2]))  # *B T I
         # An index beside sharded axes has to be mapped over them.
-        chosen = mapped(partial(_marked, length=x.shape[-2]), best.ndim - 1)
+        chosen = mapped(partial(_marked, length=k.shape[-2]), best.ndim - 1)
         return chosen(best) & may
+
+    def keys(
+        self, x: Float[Array, "*B T D"], turn: Turn | None, positions: RotaryPositions
+    ) -> Float[Array, "*B T H"]:
+        """One key a token."""
+        return self._placed(self.k_norm(self.wk(x)[..., None, :]), turn, positions)[..., 0, :]
 
     def _placed(self, x: Array, turn: Turn | None, positions: RotaryPositions) -> Array:
         """Heads, of which the first components are turned."""

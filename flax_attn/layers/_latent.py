@@ -39,6 +39,8 @@ class LatentHeads(Heads):
     Arguments are those of `LatentAttention`.
     """
 
+    stores_latent = True  # a cache keeps the latents alone, in the absorbed form
+
     @house_signature
     def __init__(
         self,
@@ -74,6 +76,19 @@ class LatentHeads(Heads):
         self.kv_b_proj = house.linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
         self.o_proj = house.linear(num_heads * value_dim, in_features, use_bias=out_bias)
         self.dropout = house.attention_dropout()
+
+    def project(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
+        """Queries, keys and values, absorbed beside a cache; and the way back from latents."""
+        absorbed = self.absorbed or cached
+        q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
+        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
+        return *self.heads(q, kv, absorbed), partial(self.combine, absorbed)
+
+    def combine(self, absorbed: bool, o: Float[Array, "*B T N L"], v: Array) -> Array:
+        """The values of the heads; in the absorbed form they have read latents."""
+        return self.from_latent(o, absorbed)  # *B T N h
 
     def q_latent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T R"]:
         """What queries are made of: x itself, or its projection to q_rank, normed."""

@@ -1,6 +1,7 @@
 """Differential attention: the weights of one head less a share of those of another."""
 
 import math
+from functools import partial
 from typing import Any, Unpack
 
 import jax.numpy as jnp
@@ -13,13 +14,14 @@ from ..attend import attend
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
+from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
-from ._forward import Turn, Uncached
+from ._forward import SelfAttention, Turn
 from ._house import Start, StartKeywords, start_signature
 from ._numbers import RotaryPositions
 
 
-class DifferentialAttention(Uncached):
+class DifferentialAttention(SelfAttention):
     """`o_proj((1 - l0) * norm((A_i - lambda A_j) [v_i, v_j]))`, A the softmaxes of heads i and j.
 
     Also called: differential attention, Diff Transformer.
@@ -29,7 +31,8 @@ class DifferentialAttention(Uncached):
     `exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + l0`, and l0 is
     `0.8 - 0.6 exp(-0.3 depth)`. The norm has no gain, over the 2 head_dim components of a pair.
 
-    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept.
+    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept;
+    beside a cache once, over keys that stand side by side as the values do.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
@@ -94,15 +97,14 @@ class DifferentialAttention(Uncached):
             vector = start(house.rngs.params(), (head_dim,), house.param_dtype)
             setattr(self, name, nnx.Param(vector))
 
-    def read(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
-    ) -> Float[Array, "*B T J V"]:
-        """What the first heads have read, less a share of what the second have; normed."""
+    def project(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N X"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
+        """Queries, keys and values, in pairs of heads beside a cache; and their difference."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
-        (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
-        first, second = attend(q1, k1, v, **how), attend(q2, k2, v, **how)  # *B T N/2 2H
-        o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
-        return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
+        if cached:
+            q, k = self.in_pairs(q, k)  # *B T N 2H, *B T K/2 2H
+        return q, k, v, partial(self.difference, cached)
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
@@ -112,8 +114,64 @@ class DifferentialAttention(Uncached):
             split_heads(project(x), self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        v = jnp.concatenate(jnp.split(v, 2, axis=-2), axis=-1)  # *B T K/2 2H
-        return self.turned(q, positions), self.turned(k, positions), v
+        return self.turned(q, positions), self.turned(k, positions), _side_by_side(v)
+
+    def in_pairs(
+        self, q: Float[Array, "*B T N H"], k: Float[Array, "*B T K H"]
+    ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T J V"]]:
+        """Keys side by side as the values are, and queries with zeros in place of the other key.
+
+        So a cache keeps each number once, and one attention reads it for both heads of a pair.
+        """
+        first, second = jnp.split(q, 2, axis=-2)  # *B T N/2 H
+        zeros = jnp.zeros_like(first)
+        both = ([first, zeros], [zeros, second])
+        groups = (k.shape[-2] // 2, q.shape[-2] // k.shape[-2])  # J, G
+        parts = [
+            jnp.concatenate(pair, axis=-1).reshape(*q.shape[:-2], *groups, -1) for pair in both
+        ]
+        pairs = jnp.concatenate(parts, axis=-2)  # *B T J 2G 2H
+        return pairs.reshape(*q.shape[:-1], -1), _side_by_side(k)
+
+    def attended(
+        self,
+        q: Float[Array, "*B T N H"],
+        k: Float[Array, "*B T K H"],
+        v: Float[Array, "*B T J V"],
+        **how: Any,
+    ) -> Float[Array, "*B T N V"]:
+        """What the first heads have read, and behind it what the second have."""
+        (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
+        each = [attend(q1, k1, v, **how), attend(q2, k2, v, **how)]  # *B T N/2 2H
+        return jnp.concatenate(each, axis=-2)
+
+    def difference(
+        self, cached: bool, o: Float[Array, "*B T N V"], v: Array
+    ) -> Float[Array, "*B T P V"]:
+        """What the first heads have read, less a share of what the second have; normed."""
+        pairs = v.shape[-2] if cached else 1  # in which first and second stand one behind another
+        halves = o.reshape(*o.shape[:-2], pairs, 2, -1, o.shape[-1])  # *B T J 2 G 2H
+        first, second = (
+            x.reshape(*o.shape[:-2], -1, o.shape[-1])
+            for x in (halves[..., 0, :, :], halves[..., 1, :, :])
+        )
+        o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
+        return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
+
+    def how(self, deterministic: bool | None) -> dict[str, Any]:
+        """What `attend` is given beside the heads and the mask: the scale, in both forms."""
+        return {**super().how(deterministic), "scale": self.head_dim**-0.5}
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`.
+
+        Beside it a mask is one for all heads.
+        """
+        pairs = self.k_proj.out_features // self.head_dim // 2
+        sizes = (pairs, 2 * self.head_dim, 2 * self.head_dim)
+        return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k_proj), options)
 
     def share(self) -> Float[Array, ""]:
         """How much of the second head's weights is taken away; in float32 or wider."""
@@ -121,6 +179,11 @@ class DifferentialAttention(Uncached):
         pairs = ((getattr(self, q)[...], getattr(self, k)[...]) for q, k in names)
         first, second = (jnp.exp(jnp.sum((q * k).astype(wide(q.dtype)))) for q, k in pairs)
         return first - second + self.lambda_init
+
+
+def _side_by_side(x: Float[Array, "*B T K H"]) -> Float[Array, "*B T J V"]:
+    """Heads of the second half beside those of the first."""
+    return jnp.concatenate(jnp.split(x, 2, axis=-2), axis=-1)
 
 
 def _check(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int, depth: int) -> None:

@@ -2,20 +2,25 @@
 
 from typing import Any, Unpack
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from .._checks import check_positive
-from ..attend import attend
-from ..masks import Dense
-from ._common import as_attribute
-from ._forward import Turn, Uncached
+from .._types import Sizes
+from ..masks import Dense, Mask
+from ..places import Positions
+from ..quantized import Quantized
+from ..rules import Rules
+from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
+from ._common import as_attribute, visible
+from ._forward import SelfAttention, Turn
 from ._house import House
 from ._indexer import Indexer
 from ._latent import Latent, LatentHeads, latent_signature
 from ._numbers import RotaryPositions
 
 
-class IndexedSparseAttention(LatentHeads, Uncached):
+class IndexedSparseAttention(LatentHeads, SelfAttention):
     """`LatentAttention` in which a query looks at top_k keys alone.
 
     Also called: DeepSeek sparse attention (DSA), attention with a lightning indexer.
@@ -88,14 +93,77 @@ class IndexedSparseAttention(LatentHeads, Uncached):
         sizes = (index_heads, index_dim, rotary_dim)
         self.indexer = Indexer(house.linear, widths, sizes, top_k, house.param_dtype)
 
-    def read(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, **how: Any
-    ) -> Float[Array, "*B T N h"]:
-        """What the heads have read of the keys that the indexer chose."""
+    def project(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
+        """As of `LatentAttention`; beside a cache with the indexer's key behind that of the heads.
+
+        The queries have zeros there.
+        """
+        q, k, v, combine = super().project(x, positions, cached)
+        if cached:
+            k = _joined(k, self.index_keys(x, positions)[..., None, :].astype(k.dtype))
+            q = _joined(q, jnp.zeros((*q.shape[:-1], self.indexer.dim), q.dtype))
+        return q, k, v, combine
+
+    def index_keys(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
+    ) -> Float[Array, "*B T I"]:
+        """The indexer's key of each token."""
+        return self.indexer.keys(x, self.index_rotary, positions)
+
+    def narrowed(
+        self,
+        seen: Mask,
+        x: Float[Array, "*B T D"],
+        positions: RotaryPositions,
+        k: Float[Array, "*B T K H"],
+        cache: AnyCache | None,
+        valid: Bool[Array, "*#B T"] | None,
+    ) -> Mask:
+        """The keys that the indexer chose, of those that the mask shows."""
+        if cache is None:
+            keys, may = self.index_keys(x, positions), visible(seen, x, x)  # *B T I, *B T T
+        else:
+            places = cache.next_places(x.shape[-2], valid)
+            keys, may = _stored(cache.append(k, None, places), places, seen)
+            keys = keys[..., -self.indexer.dim :]  # *B S I
         latent = self.q_latent(x)  # *B T R
-        q = self.queries(latent, positions)  # *B T N M, *B T N P
-        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
-        q, k, v = self.heads(q, kv, self.absorbed)  # *B T N H, *B T K H, *B T K h
-        chosen = self.indexer(x, latent, how["mask"], self.index_rotary, positions)  # *B T T
-        how["mask"] = Dense(chosen[..., None, :, :])
-        return self.from_latent(attend(q, k, v, **how), self.absorbed)  # *B T N h
+        chosen = self.indexer(x, latent, keys, may, self.index_rotary, positions)  # *B T S
+        return Dense(chosen[..., None, :, :])
+
+    def init_cache(
+        self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
+    ) -> AnyCache:
+        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`.
+
+        Of each token it keeps kv_rank + rotary_dim + index_dim numbers. The choice is made among
+        all tokens, so it has no window and no pages.
+        """
+        width = self.kv_b_proj.in_features + self.rotary_dim + self.indexer.dim
+        dtype = arithmetic_dtype(self.kv_a_proj_with_mqa)
+        cache = new_cache(batch, length, (1, width, width), self.mask, dtype, options, latent=True)
+        if not cache.by_slot:
+            raise ValueError(
+                "An indexer chooses among all tokens by their slots: make its cache without "
+                "window= and pages=."
+            )
+        return cache
+
+
+def _stored(
+    cache: AnyCache, places: Int[Array, "*B T"], seen: Mask
+) -> tuple[Float[Array, "*B S H"], Bool[Array, "*B T S"]]:
+    """The keys that a cache holds, and which of them each new token may look at."""
+    keys, _, positions = cache.read()
+    keys = keys.dequantized(jnp.float32) if isinstance(keys, Quantized) else keys
+    keys = keys[..., 0, :, :]  # *B S H
+    sizes = Sizes(places.shape[:-1], 1, places.shape[-1], positions.shape[-1])
+    rules = Rules(mask=seen, positions=Positions(places, positions, in_order=True))
+    may = rules.bind(sizes, 1).mask.grid(sizes)  # broadcasts to B 1 T S
+    may = jnp.broadcast_to(may, (sizes.B, 1, sizes.T, sizes.S))
+    return keys, may.reshape(*sizes.batch, sizes.T, sizes.S)
+
+
+def _joined(x: Array, y: Array) -> Array:
+    return jnp.concatenate([x, y], axis=-1)

@@ -1,14 +1,10 @@
 """Multi-head latent attention: keys and values of all heads come from one narrow latent a token."""
 
-from functools import partial
-from typing import Any, Unpack
-
-from jaxtyping import Array, Float
+from typing import Unpack
 
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._forward import SelfAttention
 from ._latent import LatentHeads
-from ._numbers import RotaryPositions
 
 
 class LatentAttention(LatentHeads, SelfAttention):
@@ -69,21 +65,6 @@ class LatentAttention(LatentHeads, SelfAttention):
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-
-    stores_latent = True
-
-    def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys and values, absorbed beside a cache; and the way back from latents."""
-        absorbed = self.absorbed or cached
-        q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
-        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
-        return *self.heads(q, kv, absorbed), partial(self.combine, absorbed)
-
-    def combine(self, absorbed: bool, o: Float[Array, "*B T N L"], v: Array) -> Array:
-        """The values of the heads; in the absorbed form they have read latents."""
-        return self.from_latent(o, absorbed)  # *B T N h
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

@@ -18,7 +18,6 @@ ABSTRACT = {
     "Heads": ROOT / "flax_attn/layers/_forward.py",
     "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
     "Forward": ROOT / "flax_attn/layers/_forward.py",
-    "Uncached": ROOT / "flax_attn/layers/_forward.py",
     "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
