@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from .._types import Sizes
 from ..layouts import cutting
 from ..masks import Mask
 from ..masks.answers import reach_of
@@ -54,6 +55,17 @@ def check_kind(cache: Any) -> None:
                 f"The length of the cache is sharded over {cut[0]!r}, and each step would gather "
                 "it. Shard its rows and heads, P(batch, heads), and leave the length whole."
             )
+
+
+def check_looks_back(mask: Mask) -> None:
+    """ValueError for a layer's mask of which it is known that a token sees later ones."""
+    band = mask.bind(Sizes((), 1, 1, 1)).as_band() if mask.is_static else None
+    if band is not None and (band.hi is None or band.hi > 0):
+        raise ValueError(
+            f"This layer's mask, {mask}, shows a token those that come after it, as in an encoder, "
+            "and a cache does not hold them yet. Call it without a cache over all tokens, or hand "
+            "in mask=CAUSAL or one that is narrower."
+        )
 
 
 def check_no_mean(empty: str) -> None:

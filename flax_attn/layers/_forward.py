@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
-from ..cache.asked import check_kind, check_no_mean
+from ..cache.asked import check_kind, check_looks_back, check_no_mean
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
@@ -95,6 +95,8 @@ class Heads(nnx.Module):
         """The tokens, and what their numbers make of mask, score and rotary."""
         if cache is not None:
             check_kind(cache)
+            if mask is None:
+                check_looks_back(self.mask)
         seen, score = self.mask if mask is None else as_mask(mask), self.rules.score
         x, shown = tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
         if valid is positions is self.rotary is self.index_rotary is None:

@@ -22,6 +22,13 @@ def test_the_table_has_every_type():
     assert all(float(error) <= judge.SAME_FUNCTION for _, _, _, error, _ in ROWS)
 
 
+def test_the_page_names_the_worst_errors():
+    (worst, name), (second, _) = sorted(((float(row[3]), row[0]) for row in ROWS), reverse=True)[:2]
+    assert name == "recurrent_gemma"
+    text = " ".join(text_of("docs/models.md").split())
+    assert f"at most {worst:.0e}, in the recurrence of RecurrentGemma, and {second:.0e} in" in text
+
+
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=24))
 def test_a_row_says_which_layers_there_are_and_what_they_see(name):
     made = [layer_of(small) for small in smalls(name)]

@@ -1,0 +1,49 @@
+"""A layer whose mask shows later tokens refuses a cache, which does not hold them yet."""
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from flax_attn import CAUSAL, FULL, CrossAttention, GroupedQueryAttention, Window, families
+from parity_tests.tables import each
+
+SIZES = {"hidden_size": 24, "num_attention_heads": 4, "d_model": 24, "num_layers": 2}
+ENCODERS = {
+    "vit": {},
+    "bert": {},
+    "clip_vision_model": {},
+    "modernbert": {},
+    "bart": {"part": "encoder"},
+    "whisper": {"part": "encoder"},
+}
+X = jnp.ones((2, 3, 24))
+
+
+def refused(layer, **call):
+    cache = layer.init_cache(2, 8)
+    with pytest.raises(ValueError, match="shows a token those that come after it, as in an encod"):
+        layer(X, cache=cache, **call)
+
+
+@each("name", ENCODERS)
+def test_an_encoder_refuses_a_cache(name):
+    config = {"model_type": name, **SIZES, "encoder_attention_heads": 4}
+    refused(families.attention(config, 1, **ENCODERS[name], rngs=nnx.Rngs(0)))
+
+
+@each("mask", [FULL, Window(3, 1), FULL & Window(2, 2)])
+def test_so_does_any_layer_that_looks_ahead(mask):
+    refused(GroupedQueryAttention(24, 4, 2, 6, mask=mask, rngs=nnx.Rngs(0)))
+    refused(CrossAttention(24, 4, mask=mask, rngs=nnx.Rngs(0)))
+
+
+@each("mask", [CAUSAL, Window(3, 0), CAUSAL & Window(2, 2), CAUSAL | Window(1, 0)])
+def test_others_take_one(mask):
+    layer = GroupedQueryAttention(24, 4, 2, 6, mask=mask, rngs=nnx.Rngs(0))
+    layer(X, cache=layer.init_cache(2, 8))
+
+
+def test_the_mask_of_a_call_counts_where_it_has_one():
+    layer = GroupedQueryAttention(24, 4, 2, 6, mask=FULL, rngs=nnx.Rngs(0))
+    y, _ = layer(X, cache=layer.init_cache(2, 8), mask=CAUSAL)
+    assert bool(jnp.array_equal(y, layer(X, mask=CAUSAL)))
