@@ -4,11 +4,12 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
+import numpy as np
 
 from ..._types import Sizes
 from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
-from ...masks.answers import block_starts, inner, outer
+from ...masks.answers import block_starts, inner, outer, runs_of
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, Softcap
 from ..platform import cores
@@ -18,6 +19,7 @@ COLS = 512  # keys of a block that few queries look at
 SIDE_BY_SIDE = 512  # queries and keys, up to which all blocks of a head stay in the cache
 LEAST = 2**20  # pairs of all heads, from which on several loops are worth their start
 MOST = 4  # loops, each of which is compiled
+ASKED = 256  # times that a static mask is asked what its queries see
 CARRIED = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
 
 
@@ -170,12 +172,27 @@ def static_inner(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def all_seen(mask: Mask, sizes: Sizes) -> bool:
-    """Whether it is certain that every key is seen by some query, for a static mask."""
-    reached = 0
-    for t in (sizes.T - 1, *range(sizes.T)):  # the last query alone will often do
-        lo, hi = inner(mask, 0, Rows(t, 1), sizes)
-        if lo <= reached:
-            reached = max(reached, hi)
-        if reached == sizes.S:
-            return True
-    return False
+    """Whether it is certain that every key is seen by some query, for a static mask.
+
+    The runs of keys that queries see are laid one behind another, those that begin first before
+    the others: where one begins behind the end of all before it, the keys between are unseen.
+    """
+    first, end = _runs(mask, sizes)
+    order = np.argsort(first, kind="stable")
+    reached = np.maximum.accumulate(np.concatenate([[0], end[order]]))
+    gaps = np.flatnonzero(first[order] > reached[:-1])
+    return bool(reached[gaps[0] if gaps.size else -1] >= sizes.S)
+
+
+def _runs(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """First keys and ends of runs that queries are certain to see, for a static mask."""
+    runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
+    if runs is None:  # then queries are asked, each by itself where they are few
+        rows = max(1, sizes.T // ASKED)
+        asked = [inner(mask, 0, Rows(t, rows), sizes) for t in range(0, sizes.T - rows + 1, rows)]
+        first, end = np.asarray(asked).T
+    else:
+        ends = (0 if runs[0] is None else runs[0], sizes.S if runs[1] is None else runs[1])
+        first, end = (np.broadcast_to(np.asarray(x).reshape(-1), sizes.T) for x in ends)
+    some = first < end
+    return np.clip(first[some], 0, sizes.S), np.clip(end[some], 0, sizes.S)
