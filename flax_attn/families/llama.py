@@ -30,8 +30,8 @@ def with_one_bias(config: Config, index: int, house: Mapping[str, Any]) -> Group
     names = [config.name("attention_bias"), config.name("mlp_bias")]
     biases = [config["attention_bias"], config["mlp_bias"]]
     if biases[0] != biases[1]:
-        told = " and ".join(f"{name}={x!r}" for name, x in zip(names, biases, strict=True))
-        raise ValueError(f"{told} are not served: in transformers they must be the same.")
+        values = " and ".join(f"{name}={x!r}" for name, x in zip(names, biases, strict=True))
+        raise ValueError(f"{values} are not served: in transformers they must be the same.")
     return attention(config, index, house)
 
 
