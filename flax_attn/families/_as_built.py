@@ -41,11 +41,11 @@ def _key_heads(layer: nnx.Module) -> Any:
     return getattr(layer, "num_kv_heads", None)
 
 
-def _width(layer: nnx.Module) -> Any:
+def _input_width(layer: nnx.Module) -> Any:
     return getattr(getattr(layer, "q_proj", None), "in_features", None)
 
 
-def _heads(layer: nnx.Module) -> Any:
+def _head_count(layer: nnx.Module) -> Any:
     wide, each = getattr(layer, "q_proj", None), getattr(layer, "head_dim", None)
     return None if wide is None or each is None else wide.out_features // each
 
@@ -62,8 +62,8 @@ BUILT: Mapping[str, Callable[[nnx.Module], Any]] = {
     **dict.fromkeys(("rotary_pct", "partial_rotary_factor"), _share),
     **dict.fromkeys(("rotary_emb_base", "rope_theta"), _base),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), _key_heads),
-    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "embed_dim"), _width),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), _heads),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "embed_dim"), _input_width),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), _head_count),
     "rotary_dim": _rotated_width,
     "rope_interleave": _is_interleaved,
     "multi_query": _is_multi_query,

@@ -90,7 +90,7 @@ def _check_unquantized(config: Mapping[str, Any], family: Family, read: Config, 
 
 def _of_layer(family: Family, config: Config, index: int, source: str) -> tuple[Rule, ...]:
     if source == "transformers":
-        return _spelt(*(each for _, each in _spellings(family, config, index)))
+        return _all_optional(*(each for _, each in _spellings(family, config, index)))
     if family.gguf is None:
         known = ", ".join(name for name, other in FAMILIES.items() if getattr(other, "gguf", None))
         name = config.entry("model_type")
@@ -109,7 +109,7 @@ def _spellings(
     return [(partial(place_in_file, saved), saved.rules(config, index)), in_memory]
 
 
-def _spelt(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _all_optional(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """The rules of one spelling, or of several of which a model has one."""
     if len(spellings) == 1:
         return spellings[0]

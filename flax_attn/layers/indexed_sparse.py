@@ -102,8 +102,8 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
         """
         q, k, v, combine = super().project(x, positions, cached)
         if cached:
-            k = _joined(k, self.index_keys(x, positions)[..., None, :].astype(k.dtype))
-            q = _joined(q, jnp.zeros((*q.shape[:-1], self.indexer.dim), q.dtype))
+            k = _concatenated(k, self.index_keys(x, positions)[..., None, :].astype(k.dtype))
+            q = _concatenated(q, jnp.zeros((*q.shape[:-1], self.indexer.dim), q.dtype))
         return q, k, v, combine
 
     def index_keys(
@@ -165,5 +165,5 @@ def _stored(
     return keys, may.reshape(*sizes.batch, sizes.T, sizes.S)
 
 
-def _joined(x: Array, y: Array) -> Array:
+def _concatenated(x: Array, y: Array) -> Array:
     return jnp.concatenate([x, y], axis=-1)

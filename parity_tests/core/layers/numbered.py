@@ -60,6 +60,7 @@ ROTARY = ("grouped", "gated", "exclusive", "shared", "residual", "latent", "inde
 ROTARY += ("differential", "entmax", "selective", "sigmoid")
 SCORED = tuple(name for name in ROTARY if name != "differential")
 CACHED = ("grouped", "gated", "exclusive", "shared", "residual", "latent", "later", "cross", "t5")
+CACHED += ("indexed", "differential")
 RECURRENT = ("gated delta", "kimi delta", "lightning", "mamba", "mamba2", "rg_lru", "convolution")
 MASKED = tuple(x for x in LAYERS if x not in ("longformer", *RECURRENT))
 # Layers that take `valid` and number nothing, or whose tokens stand in a picture.
