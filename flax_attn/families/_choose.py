@@ -21,10 +21,11 @@ from ._unread import read_by_any, warn_of_unread
 SERVED = {*FAMILIES, *ALIASES}
 _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names in an error
-NEWER = (
-    " It may be newer than transformers 5.23, or its author's own: if its attention is that of a "
-    'type that is served, name that one, {**config, "model_type": "llama"}.'
+SAME = (
+    " If its attention is that of a type that is served, name that one, "
+    '{**config, "model_type": "llama"}.'
 )
+NEWER = f" It may be newer than transformers 5.23, or its author's own.{SAME}"
 # Of model types that people ask for, why there is none.
 WHY_NOT = {
     "beit": "its bias by the distance of patches has rows of its own for the class token",
@@ -62,7 +63,8 @@ def attention(
     of their attention, or if it is by a slip of typing one that this one reads.
 
     Shapes: the layer takes x `*B T hidden_size` and returns the same; part="cross" also takes a
-    memory `*B S hidden_size`.
+    memory `*B S hidden_size`, and looks at x itself without one. Encoders of images that reduce or
+    cut into windows (Swin, SegFormer, PVT, SAM) take a whole image, `*B Y X channels`.
 
     Args:
       config: the contents of a config.json, `to_dict()` of a config in transformers, or the path of
@@ -203,12 +205,17 @@ def entry_of(config: Mapping[str, Any]) -> Family | Parts:
 def _not_served(name: Any, names: list[str]) -> str:
     """Why there is no attention of a model_type."""
     if name in KNOWN:
-        why = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
+        why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
         return f"model_type {name!r} is known to transformers, and its attention is not served{why}"
     slip = meant(name, names) if isinstance(name, str) else None
+    if name is None:
+        return (
+            "The config has no model_type, and no `architectures` that say which it is, such as "
+            '["LlamaForCausalLM"]: add one of `families.TYPES`, as "model_type": "llama".'
+        )
     return (
         f"model_type must be one of {', '.join(names[:_MOST])} or {len(names) - _MOST} others, "
-        f"which `flax-attn parity --families` lists; got {name!r}."
+        f"which `families.TYPES` lists; got {name!r}."
         + (f" Did you mean {slip!r}?" if slip else NEWER)
     )
 

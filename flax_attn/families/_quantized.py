@@ -31,21 +31,26 @@ def check_unquantized(
       places: where the model has it, as "layers.3.self_attn".
     """
     quantized = config.get("quantization_config")
-    if quantized is None:
+    if not quantized:
         return
     method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
     if config.get("model_type") == method == BITNET:
         return
     left_alone = [x for field in FIELDS for x in _listed(quantized, field)]
     names = {f"{place}.{name}" for place in places for name in _linears(layer, rules)}
-    prefixes = IMAGES if any(x in config for x in OF_IMAGES) else TEXTS
+    prefixes = IMAGES if _is_of_images(config) else TEXTS
     converted = sorted(name for name in names if not _is_left_alone(name, left_alone, prefixes))
     if converted:
         raise ValueError(
             "The config has a quantization_config, and quantised weights of attention are not "
-            f"served: of {converted[0]}, say, which none of {', '.join(FIELDS[:2])} leaves out. "
-            "Dequantise the checkpoint and leave the field out."
+            f"served: {converted[0]} is quantised, for example, since neither "
+            f"{' nor '.join(FIELDS)} names it. Dequantise the checkpoint and leave the field out."
         )
+
+
+def _is_of_images(config: Mapping[str, Any]) -> bool:
+    name = str(config.get("model_type"))
+    return "vision" in name or name == "pixtral" or any(x in config for x in OF_IMAGES)
 
 
 def _listed(quantized: Any, field: str) -> Sequence[str]:

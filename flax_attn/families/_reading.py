@@ -94,12 +94,21 @@ def whole(config: Mapping[str, Any], served: Collection[str]) -> dict[str, dict[
     if "text" not in configs and "num_attention_heads" in config:
         rest = {name: x for name, x in config.items() if name not in fields}
         configs = {"text": rest, **configs}
+    of = _type_of_whole(config, served)
     for part, each in configs.items():
-        each["model_type"] = type_of_part(each, part, config.get("model_type"), served)
+        each["model_type"] = type_of_part(each, part, of, served)
         quantized = config.get("quantization_config")
         if quantized is not None:
             each.setdefault("quantization_config", quantized)
     return configs
+
+
+def _type_of_whole(config: Mapping[str, Any], served: Collection[str]) -> Any:
+    """Its model_type, or that which its `architectures` say where no part is called after it."""
+    name = config.get("model_type")
+    ends = [end for each in ENDS.values() for end in each if end]
+    wholes = {x.removesuffix(end) for x in served for end in ends if x.endswith(end)}
+    return name if name in wholes else _by_classes(config.get("architectures"), wholes) or name
 
 
 def has_text(config: Mapping[str, Any]) -> bool:

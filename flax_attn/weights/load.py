@@ -77,7 +77,8 @@ def load(
       manifest: True requires the manifest that `save` writes, False ignores it, None checks it
         if it exists.
       partial: whether a Param that the file does not have keeps its value, as those of an adapter
-        that you added; every tensor of the file must still have a place.
+        that you added; every tensor of the file must still have a place. Load before you wrap a
+        projection in an adapter, or name the new place: `Rule("q_proj -> q_proj.base_module")`.
 
     Returns:
       With `partial`, the paths of the Params that were kept; else None.

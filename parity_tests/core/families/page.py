@@ -12,9 +12,10 @@ from pathlib import Path
 
 from flax import nnx
 
-from flax_attn import CAUSAL, FULL, families
+from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, families
 from flax_attn._markdown import between, fill, table
 from flax_attn.families import ALIASES
+from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part
 from parity_tests.families.configs import CONFIGS, Small
 from parity_tests.families.parts import PARTS, Part
@@ -48,8 +49,10 @@ def layer_of(small: Small | Part) -> nnx.Module:
 def sight(layer: nnx.Module) -> str:
     """In a word what a token of a layer sees."""
     mask = getattr(layer, "mask", None)
+    if isinstance(layer, WindowAttention | LongformerAttention):
+        return "window"
     if mask is None:
-        return "state"
+        return "state" if isinstance(layer, Recurrent) else "all"
     if mask in (CAUSAL, FULL):
         return "causal" if mask == CAUSAL else "all"
     return "chunks" if "Chunked" in str(mask) else "window"

@@ -19,7 +19,7 @@ from parity_tests.tables import with_nightly
 from .texts import PUBLISHED, shrunk
 
 # All others must be built, each part that they have; None for a model without parts.
-QUANTISED = "quantised weights of attention are not served: of layers.0."
+QUANTISED = "quantised weights of attention are not served: layers.0."
 REFUSED = {
     ("DeepSeek-V4 (small test)", None): "'deepseek_v4' is known to transformers, and its attention",
     ("Devstral-2-123B", None): QUANTISED,

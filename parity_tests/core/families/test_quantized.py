@@ -76,6 +76,27 @@ def test_no_type_is_built_of_quantised_weights(at):
         nnx.eval_shape(lambda: families.attention(config, small.index, part=part, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.parametrize(
+    "name", ["vision_tower", "model.vision_tower", "re:vision_tower.*", "re:.*vision.*", "visual"]
+)
+def test_a_tower_is_left_alone_by_its_name_and_the_text_is_not(name):
+    quantized = {"quant_method": "compressed-tensors", "ignore": [name]}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 24, "num_attention_heads": 4}
+    whole = {"model_type": "llava", "text_config": {**TEXT, "model_type": "llama"}}
+    whole |= {"vision_config": vision, "quantization_config": quantized}
+    nnx.eval_shape(lambda: families.attention(whole, 0, part="vision", rngs=nnx.Rngs(0)))
+    with told(ValueError, "layers.0.self_attn"):
+        families.attention(whole, 0, part="text", rngs=nnx.Rngs(0))
+
+
+def test_an_empty_quantization_config_says_nothing():
+    nnx.eval_shape(
+        lambda: families.attention(
+            {**TEXT, "model_type": "llama", "quantization_config": {}}, 0, rngs=nnx.Rngs(0)
+        )
+    )
+
+
 def test_the_rules_of_a_whole_model_ask_every_layer():
     config = {**TEXT, "model_type": "llama"}
     config["quantization_config"] = {"ignore": ["model.layers.0.self_attn"]}

@@ -152,6 +152,23 @@ def test_architectures_say_what_a_model_type_does_not():
         assert layer_of(config)
 
 
+@pytest.mark.parametrize("name", [None, "my_own"])
+def test_architectures_say_it_of_a_whole_model_too(name):
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 2}
+    classes = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    of = classes if name is None else {**classes, "model_type": name}
+    known = {"model_type": "qwen2_5_vl", "vision_config": vision}
+    for config in ({**TEXT, **of}, {"text_config": TEXT, **of}):
+        config = {**config, "vision_config": vision}
+        assert families.parts(config) == {"text": TEXT["num_hidden_layers"], "vision": 2}
+        assert layer_of(config, part="vision") == layer_of({**known, **TEXT}, part="vision")
+
+
+def test_a_config_without_any_type_is_told_so():
+    with told(ValueError, "has no model_type, and no `architectures` that say", "families.TYPES"):
+        layer_of({"hidden_size": 24, "num_attention_heads": 4})
+
+
 def test_a_type_that_nobody_knows_is_answered_by_a_way_on():
     with told(ValueError, "got 'tomorrow'", "newer than transformers 5.23", '_type": "llama"'):
         layer_of({**TEXT, "model_type": "tomorrow", "architectures": ["TomorrowForCausalLM"]})
