@@ -1,12 +1,11 @@
 """Whether a cache serves a mask, a score and a dropout: how far they look, and by what."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.core import Tracer
 
-from .._types import Sizes
 from ..layouts import cutting
 from ..masks import Mask
 from ..masks.answers import reach_of
@@ -57,15 +56,13 @@ def check_kind(cache: Any) -> None:
             )
 
 
-def check_looks_back(mask: Mask) -> None:
-    """ValueError for a layer's mask of which it is known that a token sees later ones."""
-    band = mask.bind(Sizes((), 1, 1, 1)).as_band() if mask.is_static else None
-    if band is not None and (band.hi is None or band.hi > 0):
-        raise ValueError(
-            f"This layer's mask, {mask}, shows a token those that come after it, as in an encoder, "
-            "and a cache does not hold them yet. Call it without a cache over all tokens, or hand "
-            "in mask=CAUSAL or one that is narrower."
-        )
+def refuse_later(mask: Mask) -> NoReturn:
+    """ValueError for the mask of a layer that shows a token later ones."""
+    raise ValueError(
+        f"This layer's mask, {mask}, shows a token those that come after it, as in an encoder, "
+        "and a cache does not hold them yet. Call it without a cache over all tokens. A mask= of "
+        "the call counts before the layer's, for a layer that is meant to decode."
+    )
 
 
 def check_no_mean(empty: str) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..attend import Empty
 from ..cache import Memory
-from ..cache.asked import check_looks_back
+from ..cache.asked import refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask
 from ..scores import IDENTITY
@@ -61,8 +61,8 @@ class CrossForward(nnx.Module):
     ) -> Any:
         """The equation; `how` is what `attend` is given beside, the others as of the call."""
         check_empty(empty, cache)
-        if memory is mask is None and isinstance(cache, AnyCache):
-            check_looks_back(self.mask)
+        if memory is mask is None and isinstance(cache, AnyCache) and self.mask.shows_later:
+            refuse_later(self.mask)
         q_proj, k_proj, _, out_proj = self.projections()
         widths = q_proj.in_features, k_proj.in_features
         score = how.get("score", IDENTITY)

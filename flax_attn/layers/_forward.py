@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
-from ..cache.asked import check_kind, check_looks_back, check_no_mean
+from ..cache.asked import check_kind, check_no_mean, refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
@@ -95,8 +95,8 @@ class Heads(nnx.Module):
         """The tokens, and what their numbers make of mask, score and rotary."""
         if cache is not None:
             check_kind(cache)
-            if mask is None:
-                check_looks_back(self.mask)
+            if mask is None and self.mask.shows_later:
+                refuse_later(self.mask)
         seen, score = self.mask if mask is None else as_mask(mask), self.rules.score
         x, shown = tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
         if valid is positions is self.rotary is self.index_rotary is None:
@@ -146,6 +146,9 @@ class Forward(Heads):
     """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
+    attended: Callable[..., Array] = staticmethod(attend)  # attention without a cache
+    # `narrowed(mask, x, positions, k, cache, valid)` of a layer that chooses among the keys.
+    narrowed: Callable[..., Mask] | None = None
 
     def forward(
         self,
@@ -163,7 +166,8 @@ class Forward(Heads):
         check_choice("empty", empty, *get_args(Empty))
         x, seen, score, at, numbers = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
-        seen = self.narrowed(seen, x, at, k, cache, valid)
+        if self.narrowed is not None:
+            seen = self.narrowed(seen, x, at, k, cache, valid)
         how = {"mask": seen, "score": score, **self.how(deterministic)}
         if cache is None:
             o = self.attended(q, k, v, empty=empty, **how)  # *B T N h
@@ -176,22 +180,6 @@ class Forward(Heads):
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)
-
-    def narrowed(
-        self,
-        seen: Mask,
-        x: Float[Array, "*B T D"],
-        positions: RotaryPositions,
-        k: Float[Array, "*B T K H"],
-        cache: AnyCache | None,
-        valid: Bool[Array, "*#B T"] | None,
-    ) -> Mask:
-        """The mask, or that of a layer which chooses among the keys that it shows."""
-        return seen
-
-    def attended(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N h"]:
-        """Attention without a cache."""
-        return attend(q, k, v, **how)
 
 
 class SelfAttention(Forward):

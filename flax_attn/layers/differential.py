@@ -127,11 +127,12 @@ class DifferentialAttention(SelfAttention):
         zeros = jnp.zeros_like(first)
         both = ([first, zeros], [zeros, second])
         groups = (k.shape[-2] // 2, q.shape[-2] // k.shape[-2])  # J, G
+        wide = 2 * self.head_dim
         parts = [
-            jnp.concatenate(pair, axis=-1).reshape(*q.shape[:-2], *groups, -1) for pair in both
+            jnp.concatenate(pair, axis=-1).reshape(*q.shape[:-2], *groups, wide) for pair in both
         ]
         pairs = jnp.concatenate(parts, axis=-2)  # *B T J 2G 2H
-        return pairs.reshape(*q.shape[:-1], -1), _side_by_side(k)
+        return pairs.reshape(*q.shape[:-1], wide), _side_by_side(k)
 
     def attended(
         self,
@@ -150,10 +151,10 @@ class DifferentialAttention(SelfAttention):
     ) -> Float[Array, "*B T P V"]:
         """What the first heads have read, less a share of what the second have; normed."""
         pairs = v.shape[-2] if cached else 1  # in which first and second stand one behind another
-        halves = o.reshape(*o.shape[:-2], pairs, 2, -1, o.shape[-1])  # *B T J 2 G 2H
+        *rows, heads, wide = o.shape
+        halves = o.reshape(*rows, pairs, 2, heads // pairs // 2, wide)  # *B T J 2 G 2H
         first, second = (
-            x.reshape(*o.shape[:-2], -1, o.shape[-1])
-            for x in (halves[..., 0, :, :], halves[..., 1, :, :])
+            x.reshape(*rows, heads // 2, wide) for x in (halves[..., 0, :, :], halves[..., 1, :, :])
         )
         o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)

@@ -68,6 +68,12 @@ class Mask:
         declared = hasattr(self, "AXES")
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
 
+    @cached_property
+    def shows_later(self) -> bool:
+        """Whether it is known without any array that a token sees some that come after it."""
+        band = self.bind(Sizes((), 1, 1, 1)).as_band() if self.is_static else None
+        return band is not None and (band.hi is None or band.hi > 0)
+
     def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether query q of head n in batch entry b may look at key k; index arrays broadcast."""
         raise NotImplementedError
