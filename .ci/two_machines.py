@@ -12,9 +12,9 @@ from pathlib import Path
 
 import jax
 
+from flax_attn.command.record_command import file_name
 from flax_attn.parity import Recording
 from flax_attn.parity.cases.collect import collect
-from flax_attn.record_command import file_name
 
 
 def main(what: str, folder: Path) -> int:

@@ -106,7 +106,7 @@ def public(module: str) -> list[str]:
     """The names of a module that say themselves where they come from, or are made in it."""
     home = import_module(module)
     if hasattr(home, "_HOMES"):
-        return [*home._HOMES]
+        return [*home.__all__]
     made = {n: getattr(x, "__module__", module) for n, x in vars(home).items() if n[0] != "_"}
     return [n for n, place in made.items() if place.startswith(module) and not _is_module(home, n)]
 

@@ -2,13 +2,15 @@
 
 import sys
 
-from ._lazy import Lazy
+from ._internal.lazy import Lazy
+from ._internal.moved import MovedModules
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:
     from . import families as families
     from . import taps as taps
-    from ._types import frozen as frozen
+    from ._internal.types import frozen as frozen
+    from ._internal.version import __version__ as __version__
     from .attend import attend as attend
     from .attend import attention_weights as attention_weights
     from .attend import explain as explain
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from .cache import attend_cached as attend_cached
     from .cache import attend_memory as attend_memory
     from .drop_in import dot_product_attention as dot_product_attention
+    from .drop_in import flax_attention as flax_attention
     from .dropout import Dropout as Dropout
     from .dropout import DropoutMask as DropoutMask
-    from .flax_drop_in import flax_attention as flax_attention
     from .layers import RGLRU as RGLRU
     from .layers import AttentionPool as AttentionPool
     from .layers import AxialAttention as AxialAttention
@@ -122,9 +124,10 @@ if TYPE_CHECKING:
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
+    "__version__": "._internal.version",
     "families": ".",
     "taps": ".",
-    "frozen": "._types",
+    "frozen": "._internal.types",
     "attend": ".attend",
     "attention_weights": ".attend",
     "explain": ".attend",
@@ -134,7 +137,7 @@ _HOMES = {
     "dot_product_attention": ".drop_in",
     "Dropout": ".dropout",
     "DropoutMask": ".dropout",
-    "flax_attention": ".flax_drop_in",
+    "flax_attention": ".drop_in",
     "AttentionPool": ".layers",
     "Float8": ".quantized",
     "Int8": ".quantized",
@@ -247,6 +250,7 @@ _RENAMED = {
     "softcap": "Softcap",
 }
 
-__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [name for name in _HOMES if name != "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 sys.modules[__name__].__class__ = Lazy
+sys.meta_path.append(MovedModules())

@@ -8,6 +8,6 @@ if __name__ == "__main__":
     if not sys.flags.safe_path:
         sys.path.pop(0)
 
-    from .cli import main
+    from .command.cli import main
 
     raise SystemExit(main())

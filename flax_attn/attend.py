@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._checks import check_choice
+from ._internal.checks import check_choice
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, none_empty, weights_locally

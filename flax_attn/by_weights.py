@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ._types import Sizes, frozen
+from ._internal.types import Sizes, frozen
 from .backends.local import flat
 from .backends.platform import mesh_of
 from .dropout import Drop, DropoutMask

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.random import threefry2x32_p
 
-from ._arrays import check_boolean, look_up, to_grid, varying_alike
-from ._checks import check_rate
-from ._types import Sizes, frozen
+from ._internal.arrays import check_boolean, look_up, to_grid, varying_alike
+from ._internal.checks import check_rate
+from ._internal.types import Sizes, frozen
 from .places import Places, Positions, in_whole
 
 

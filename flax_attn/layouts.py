@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from ._checks import check_choice, check_positive
+from ._internal.checks import check_choice, check_positive
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import check_choice
-from ._types import wide
+from ._internal.checks import check_choice
+from ._internal.types import wide
 
 Normaliser = Callable[[jax.Array], jax.Array]
 

@@ -11,9 +11,9 @@ from flax import nnx
 from flax.typing import Initializer
 from jaxtyping import Array, Float
 
-from ._arrays import aligned
-from ._checks import check_choice, check_positive
-from ._types import wide
+from ._internal.arrays import aligned
+from ._internal.checks import check_choice, check_positive
+from ._internal.types import wide
 
 Cast = Literal["before", "after"]
 

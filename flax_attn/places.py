@@ -13,16 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arrays import (
-    FAR,
-    check_integers,
-    known_beyond,
-    look_up,
-    near,
-    numbers_in_lists,
-)
-from ._checks import check_choice
-from ._types import Sizes, frozen, is_frozen, leaf_axes
+from ._internal.arrays import FAR, check_integers, known_beyond, look_up, near, numbers_in_lists
+from ._internal.checks import check_choice
+from ._internal.types import Sizes, frozen, is_frozen, leaf_axes
 
 
 @frozen

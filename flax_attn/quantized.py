@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._types import frozen, wide
+from ._internal.types import frozen, wide
 
 
 @frozen

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ._types import Sizes, wide
+from ._internal.types import Sizes, wide
 from .masks import Full, Mask
 from .rules import Rules, sizes_of
 from .scores import Additive, Alibi, Chain, Identity, Score, T5Bias

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ._arrays import check_number
-from ._types import Sizes, frozen, is_frozen
+from ._internal.arrays import check_number
+from ._internal.types import Sizes, frozen, is_frozen
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
 from .places import Places, Positions

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ._arrays import FAR, ids_dtype
-from ._types import Sizes, frozen
+from ._internal.arrays import FAR, ids_dtype
+from ._internal.types import Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask, Segments
 from .masks.at_positions import at_positions

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._arrays import (
+from ._internal.arrays import (
     bound_offset,
     by_entry,
     check_number,
@@ -26,7 +26,7 @@ from ._arrays import (
     plus,
     to_grid,
 )
-from ._types import Sizes, frozen, is_frozen
+from ._internal.types import Sizes, frozen, is_frozen
 from .places import Places, Positions, check_no_end, check_reads, goes_by_slot, in_whole
 from .positions.relative import t5_buckets
 

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 # The points inside attention. They hold no weights; a rule may say where Flax taps them.
+__all__ = ["POINTS", "listen", "listening", "tap"]
 POINTS = ("query", "key", "value", "scores", "weights", "context")
 
 Hear = Callable[[str, jax.Array], jax.Array | None]
@@ -76,3 +77,7 @@ def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
         yield heard
     finally:
         _listener.reset(token)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import reference
-from .._arrays import near
+from .._internal.arrays import near
 from ..masks import Band
 from ..masks.algebra import parts_of
 from ..masks.answers import band_of

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from .._arrays import varying, varying_alike
-from .._types import frozen
+from .._internal.arrays import varying, varying_alike
+from .._internal.types import frozen
 from ..masks import Mask, MaskFn
 from ..places import Places, in_whole
 from ..scores import ScoreFn

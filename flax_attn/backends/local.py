@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import varying_alike
-from .._types import Sizes, wide
+from .._internal.arrays import varying_alike
+from .._internal.types import Sizes, wide
 from ..masks import FULL
 from ..masks.answers import band_of
 from ..masks.at_positions import presence_in

@@ -19,8 +19,8 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from .. import taps
-from .._arrays import plus, varying_alike
-from .._types import Sizes
+from .._internal.arrays import plus, varying_alike
+from .._internal.types import Sizes
 from ..layouts import named_for
 from ..masks import Band, Mask
 from ..masks.answers import band_of, runs_of

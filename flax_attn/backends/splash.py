@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import reference
-from .._types import Sizes
+from .._internal.types import Sizes
 from ..masks import FULL, Full, Mask
 from ..masks.algebra import parts_of
 from ..masks.answers import band_of, segments_of

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import reference
-from .._types import Sizes
+from .._internal.types import Sizes
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.answers import runs_of

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .._types import Sizes
+from .._internal.types import Sizes
 from ..attend import attend, explain
 from ..backends import BACKENDS
 from .contender import OURS, Contender

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _markdown
+from .._internal import markdown as _markdown
 from .result import Results
 from .table import Table, remarks, split, tables
 

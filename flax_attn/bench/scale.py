@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._devices import fake_devices
+from .._internal.devices import fake_devices
 from ..attend import attend
 from ..sharding import context_parallel, place, positions, unplace
 from .cells import Table, bytes_of, times

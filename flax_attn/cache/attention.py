@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .. import stored
 from ..attend import asked_for, route
 from ..backends.blockwise import passed_over
 from ..backends.platform import mesh_of, platform_of
@@ -21,6 +20,7 @@ from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Score
 from ..sharding.entry import kind_of_axes
 from ..taps import listening
+from . import stored
 from .asked import check_kind, check_mask
 from .memory import Memory
 from .paged import PagedCache

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
-from .._arrays import mapped
-from .._checks import check_positive, valid_tokens
+from .._internal.arrays import mapped
+from .._internal.checks import check_positive, valid_tokens
 
 C = TypeVar("C")
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_positive
-from .._types import frozen
+from .._internal.checks import check_positive
+from .._internal.types import frozen
 from ..quantized import Float8, Int8
 from .rows import (
     batch_axes,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._types import frozen
+from .._internal.types import frozen
 from ..recurrence.documents import Joined, joined
 from .rows import inserted, rows_to_reset, taken
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _markdown
+from .._internal import markdown as _markdown
 from ..bench import page as bench_page
 from ..bench.result import Results, read
 from .part import PARTS

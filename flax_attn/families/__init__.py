@@ -12,3 +12,7 @@ from ._naming import rules as rules
 from ._table import TYPES as TYPES
 
 __all__ = ["ALIASES", "TYPES", "attention", "parts", "rules"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

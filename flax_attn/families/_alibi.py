@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import frozen
+from .._internal.types import frozen
 from ..positions import alibi_slopes
 from ..scores import Score
 

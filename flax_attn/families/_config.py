@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from .._checks import check_choice, check_divides, check_positive, check_rate
+from .._internal.checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
 LIBRARY = __file__.rpartition("families")[0]

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..weights.rule import Rule
 from ._choose import entry_of, family_of, places_of, resolved
 from ._config import USUAL, Config, Family

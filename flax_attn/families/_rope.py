@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import is_count
+from .._internal.arrays import is_count
 from ..positions import (
     DynamicScaling,
     Frequencies,

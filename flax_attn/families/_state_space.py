@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from .._checks import check_choice, check_divides
+from .._internal.checks import check_choice, check_divides
 from ..layers import Mamba, Mamba2
 from ..weights.rule import Rule
 from ._config import Config

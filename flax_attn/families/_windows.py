@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._checks import check_divides, check_positive
+from .._internal.checks import check_divides, check_positive
 from ..layers import DecomposedRelativeAttention, WindowAttention
 from ..weights.rule import Rule
 from ._config import Config, Family

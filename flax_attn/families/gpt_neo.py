@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL, Window
 from ..rules import Rules

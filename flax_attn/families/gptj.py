@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._checks import check_divides
+from .._internal.checks import check_divides
 from ..layers import GroupedQueryAttention
 from ..positions import Rotary
 from ..weights.rule import Rule

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from .._types import frozen
+from .._internal.types import frozen
 from ..layers import GroupedQueryAttention
 from ..masks import CAUSAL, Chunked
 from ..norms import RMSNorm

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .._checks import check_divides
+from .._internal.checks import check_divides
 from ..layers import LatentAttention
 from ._config import Config, Family
 from ._latent import NAMES, latent

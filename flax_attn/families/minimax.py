@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..layers import LightningAttention
 from ..weights.rule import Rule
 from . import mistral

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from .._checks import check_choice, check_divides
+from .._internal.checks import check_choice, check_divides
 from ..layers import GatedDeltaAttention, GatedQueryAttention
 from ..norms import RMSNorm
 from ..positions import Rotary

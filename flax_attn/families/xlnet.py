@@ -8,7 +8,7 @@ are not served.
 from collections.abc import Mapping
 from typing import Any
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..layers import RelativeShiftAttention
 from ..masks import CAUSAL, FULL
 from ..weights.rule import Rule

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice, check_input
+from .._internal.checks import check_choice, check_input
 from ..attend import Empty, attend
 from ..cache import Cache, Memory, PagedCache, attend_cached, attend_memory
 from ..cache.asked import check_no_mean

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Shaped
 
-from .._checks import check_input, valid_tokens
-from .._types import Sizes, is_frozen
+from .._internal.checks import check_input, valid_tokens
+from .._internal.types import Sizes, is_frozen
 from ..layouts import names_in
 from ..masks import Dense, Mask, as_mask
 from ..reference import softmax

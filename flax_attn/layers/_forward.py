@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
 from ..cache.asked import check_kind, check_no_mean, refuse_later

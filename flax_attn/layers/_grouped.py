@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_positive
+from .._internal.checks import check_divides, check_positive
 from ..masks import CAUSAL, Mask
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache

@@ -10,8 +10,8 @@ from flax import nnx
 from jax.core import min_dim
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import mapped
-from .._types import wide
+from .._internal.arrays import mapped
+from .._internal.types import wide
 from ..norms import LayerNorm
 from ..sharding.rows import may_be_cut
 from ._common import split_heads

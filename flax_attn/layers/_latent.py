@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from .._checks import check_positive
+from .._internal.checks import check_positive
 from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules

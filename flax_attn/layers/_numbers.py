@@ -18,8 +18,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import dtype_of, near
-from .._checks import of_tokens, valid_tokens
+from .._internal.arrays import dtype_of, near
+from .._internal.checks import of_tokens, valid_tokens
 from ..cache import Cache, PagedCache
 from ..cache.rows import counted
 from ..layouts import positions_of

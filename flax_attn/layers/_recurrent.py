@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import aligned
-from .._checks import check_input, check_positive
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_input, check_positive
+from .._internal.types import wide
 from ..cache import State
 from ..cache.rows import batch_axes
 from ..masks import CAUSAL, Mask, as_mask

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_input
+from .._internal.checks import check_input
 from ..cache import Cache, Memory, PagedCache
 from ..masks import Mask, as_mask
 from ..scores import IDENTITY, Score

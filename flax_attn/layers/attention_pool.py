@@ -5,8 +5,8 @@ from typing import Unpack
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._arrays import for_each_row
-from .._checks import check_divides, check_positive
+from .._internal.arrays import for_each_row
+from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL
 from ._common import merge_heads, split_heads

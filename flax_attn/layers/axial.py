@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_divides, check_input, check_positive
+from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Dense
 from ._common import check_tokens, merge_heads, split_heads

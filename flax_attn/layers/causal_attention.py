@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_context, check_input, check_positive, check_rate
+from .._internal.checks import check_context, check_input, check_positive, check_rate
 from ..cache import attend_cached
 from ..dropout import LayerDropout
 from ..masks import CAUSAL

@@ -5,7 +5,7 @@ from typing import Unpack
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_divides, check_positive
+from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ._common import as_attribute, merge_heads, split_heads

@@ -5,7 +5,7 @@ from typing import Any, Unpack, overload
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_positive
+from .._internal.checks import check_divides, check_positive
 from ..masks import FULL, Mask, as_mask
 from ._cached import CrossCall, M
 from ._common import as_attribute

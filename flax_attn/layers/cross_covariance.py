@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._arrays import aligned
-from .._checks import check_divides, check_input, check_positive, check_rate
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_divides, check_input, check_positive, check_rate
+from .._internal.types import wide
 from ..dropout import LayerDropout
 from ..norms import l2_norm
 from ..reference import softmax

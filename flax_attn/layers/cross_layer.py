@@ -6,7 +6,7 @@ from typing import Any, Unpack, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_input
+from .._internal.checks import check_input
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
 from ._forward import Forward

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_divides, check_image, check_positive
+from .._internal.checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..backends.platform import mesh_of
 from ..by_weights import ROWS, in_blocks

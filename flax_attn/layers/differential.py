@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_positive
-from .._types import wide
+from .._internal.checks import check_divides, check_positive
+from .._internal.types import wide
 from ..attend import attend
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import up_to
-from .._checks import check_divides, check_input, check_positive
+from .._internal.arrays import up_to
+from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import Indices, deberta_rows_at

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from jaxtyping import Array, Float
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..by_weights import attend_by_weights
 from ..normalisers import entmax
 from ._grouped import Grouped, grouped_signature

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._arrays import aligned
+from .._internal.arrays import aligned
 from ..norms import l2_norm
 from ._forward import Combine, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature

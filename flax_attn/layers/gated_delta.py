@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_positive
-from .._types import wide
+from .._internal.checks import check_divides, check_positive
+from .._internal.types import wide
 from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_choice
-from .._types import wide
+from .._internal.checks import check_choice
+from .._internal.types import wide
 from ._common import split_heads
 from ._forward import Combine, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature

@@ -5,8 +5,8 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_positive
-from .._types import Sizes
+from .._internal.checks import check_positive
+from .._internal.types import Sizes
 from ..masks import Dense, Mask
 from ..places import Positions
 from ..quantized import Quantized

@@ -7,8 +7,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_positive
-from .._types import wide
+from .._internal.checks import check_positive
+from .._internal.types import wide
 from ..norms import RMSNorm
 from ..recurrence import linear_recurrence
 from ..taps import tap

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float
 
-from .._checks import check_input, check_positive
-from .._types import wide
+from .._internal.checks import check_input, check_positive
+from .._internal.types import wide
 from ..taps import tap
 from ._common import check_tokens, merge_heads, split_heads
 from ._house import Start, StartKeywords, start_signature

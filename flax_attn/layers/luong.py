@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_choice, check_input, check_positive
+from .._internal.checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
 from ._common import pool, visible, zero_unseen_states
 from ._house import Start, StartKeywords, start_signature

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._arrays import aligned
-from .._checks import check_choice, check_positive
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_choice, check_positive
+from .._internal.types import wide
 from ..norms import RMSNorm
 from ..recurrence import elementwise_recurrence
 from ..taps import tap

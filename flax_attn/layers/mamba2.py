@@ -9,9 +9,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._arrays import aligned
-from .._checks import check_choice, check_divides, check_positive
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_choice, check_divides, check_positive
+from .._internal.types import wide
 from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap

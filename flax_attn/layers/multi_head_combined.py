@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from .._internal.checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap

@@ -8,8 +8,8 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from .._arrays import aligned
-from .._checks import check_context, check_divides, check_input, check_positive, check_rate
+from .._internal.arrays import aligned
+from .._internal.checks import check_context, check_divides, check_input, check_positive, check_rate
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap

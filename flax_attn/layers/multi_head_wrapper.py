@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_positive
+from .._internal.checks import check_positive
 from ._house import Start, StartKeywords, start_signature
 from .causal_attention import CausalAttention
 

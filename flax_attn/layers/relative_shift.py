@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import aligned
-from .._checks import check_choice, check_positive
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_choice, check_positive
+from .._internal.types import wide
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import relative_shift, sinusoids

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import aligned
-from .._checks import check_divides, check_positive
-from .._types import wide
+from .._internal.arrays import aligned
+from .._internal.checks import check_divides, check_positive
+from .._internal.types import wide
 from ..cache import State
 from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .._types import Sizes
+from .._internal.types import Sizes
 from ..by_weights import attend_by_weights
 from ._numbers import Documents
 from ._weights import WeightsAttention

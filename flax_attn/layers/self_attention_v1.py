@@ -7,7 +7,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from .._checks import check_input, check_positive
+from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 from ._house import Start, StartKeywords, start_signature

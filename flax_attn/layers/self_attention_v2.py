@@ -5,7 +5,7 @@ from typing import Unpack
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_input, check_positive
+from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 from ._house import Start, StartKeywords, start_signature

@@ -5,7 +5,7 @@ from typing import Unpack
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks import check_positive
+from .._internal.checks import check_positive
 from ..taps import tap
 from ._house import Start, StartKeywords, start_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
-from .._types import wide
+from .._internal.types import wide
 from ..by_weights import attend_by_weights
 from ..normalisers import sigmoid
 from ..positions.lengths import lengths_of

@@ -8,7 +8,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Initializer
 from jaxtyping import Array, Float
 
-from .._checks import check_choice, check_input
+from .._internal.checks import check_choice, check_input
 from ..reference import softmax
 from ..taps import tap
 

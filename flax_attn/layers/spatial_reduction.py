@@ -6,7 +6,7 @@ from typing import Unpack
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_image, check_positive
+from .._internal.checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..norms import LayerNorm

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_positive
+from .._internal.checks import check_positive
 from ..attend import Empty
 from ..cache import Memory
 from ..masks import FULL, Mask, as_mask

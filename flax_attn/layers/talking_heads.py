@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import check_divides, check_positive
+from .._internal.checks import check_divides, check_positive
 from ..by_weights import attend_by_weights
 from ..masks import FULL, Mask, as_mask
 from ._common import as_attribute, merge_heads

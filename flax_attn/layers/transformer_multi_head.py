@@ -5,7 +5,7 @@ from typing import Unpack
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .._checks import check_divides, check_input, check_positive
+from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask

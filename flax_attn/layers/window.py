@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .._arrays import aligned, is_count, reshaped
-from .._checks import check_choice, check_divides, check_image, check_positive
+from .._internal.arrays import aligned, is_count, reshaped
+from .._internal.checks import check_choice, check_divides, check_image, check_positive
 from ..attend import attend
 from ..masks import FULL, Dense, Mask, Segments
 from ..norms import l2_norm

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, larger, look_up, pick, plus, smaller, to_grid
-from .._types import Sizes, frozen, is_frozen
+from .._internal.arrays import check_boolean, larger, look_up, pick, plus, smaller, to_grid
+from .._internal.types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
 

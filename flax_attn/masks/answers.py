@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._arrays import clip, dtype_of, is_whole, smaller
-from .._types import Sizes
+from .._internal.arrays import clip, dtype_of, is_whole, smaller
+from .._internal.types import Sizes
 
 Range = tuple[Any, Any]
 TRACED = (

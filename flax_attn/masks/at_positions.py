@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arrays import FAR, clip, pick, plus
-from .._types import Sizes, frozen
+from .._internal.arrays import FAR, clip, pick, plus
+from .._internal.types import Sizes, frozen
 from ..places import Positions, check_no_end, ended, goes_by_slot
 from .algebra import And, Mask, Not, Or
 from .answers import Range, Rows, inner, outer

@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from .._arrays import bound_offset
-from .._types import Sizes, is_frozen
+from .._internal.arrays import bound_offset
+from .._internal.types import Sizes, is_frozen
 from .documents import Documents, check_same_tokens
 from .nodes import Segments
 

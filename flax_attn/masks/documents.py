@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from .._arrays import FAR, aligned, check_integers, near, numbers_in_lists
-from .._types import frozen
+from .._internal.arrays import FAR, aligned, check_integers, near, numbers_in_lists
+from .._internal.types import frozen
 from .algebra import Mask
 from .answers import segments_of
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import check_boolean, check_integers, ids_per_entry, numbers_in_lists, pick
-from .._types import Sizes, frozen
+from .._internal.arrays import check_boolean, check_integers, ids_per_entry, numbers_in_lists, pick
+from .._internal.types import Sizes, frozen
 from ..places import Places, check_reads, in_whole
 from .algebra import Mask
 from .answers import Rows

@@ -7,7 +7,7 @@ it sees, the band and the runs that kernels take, and how far back a cache has t
 If T != S, `offset` sets the diagonal: `offset=0` is upper-left, as in torch and jax, and
 `offset="end"` lets the last query see the last key, as in flash-attention.
 
-    >>> from flax_attn._types import Sizes
+    >>> from flax_attn._internal.types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
     array([[1, 0, 0],
            [1, 1, 0],
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import (
+from .._internal.arrays import (
     FAR,
     bound_offset,
     check_integers,
@@ -38,7 +38,7 @@ from .._arrays import (
     pick,
     plus,
 )
-from .._types import frozen
+from .._internal.types import frozen
 from .algebra import Mask
 from .answers import Band
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from .._arrays import is_count
+from .._internal.arrays import is_count
 
 
 def alibi_slopes(num_heads: int, *, bias_max: float = 8.0) -> Float[np.ndarray, " N"]:

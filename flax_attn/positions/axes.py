@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import is_count
-from .._types import frozen
+from .._internal.arrays import is_count
+from .._internal.types import frozen
 
 
 class Dealt(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from .._arrays import mapped
+from .._internal.arrays import mapped
 
 
 def lengths_of(

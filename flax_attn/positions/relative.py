@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._arrays import is_count, reshaped, up_to
-from .._checks import check_choice
+from .._internal.arrays import is_count, reshaped, up_to
+from .._internal.checks import check_choice
 from .scaling import plain_rates
 
 Indices = Int[np.ndarray, "*X"] | Int[Array, "*X"]

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._arrays import mapped, up_to
-from .._types import frozen, wide
+from .._internal.arrays import mapped, up_to
+from .._internal.types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
 from .scaling import Frequencies, Rates, Scaling, exponents, plain_rates

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays import dtype_of, is_count, numbers_in_lists
-from .._types import frozen
+from .._internal.arrays import dtype_of, is_count, numbers_in_lists
+from .._internal.types import frozen
 
 Rates = Float[np.ndarray, " P"] | Float[Array, " P"]
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import varying_alike
+from .._internal.arrays import varying_alike
 from .solve import solve_unit_lower
 from .steps import Tokens
 

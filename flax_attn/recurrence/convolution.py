@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import valid_tokens
-from .._types import wide
+from .._internal.checks import valid_tokens
+from .._internal.types import wide
 from ..sharding.rows import by_rows
 from .documents import begins, check_segments
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._checks import of_tokens, valid_tokens
+from .._internal.checks import of_tokens, valid_tokens
 from ..sharding.rows import by_rows
 
 AXES = {  # of what `joined` is given

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import varying_alike
-from .._checks import check_positive, valid_tokens
-from .._types import wide
+from .._internal.arrays import varying_alike
+from .._internal.checks import check_positive, valid_tokens
+from .._internal.types import wide
 from ..sharding.rows import by_rows
 from .chunks import BLOCK, by_chunks
 from .documents import begins, check_segments

@@ -15,8 +15,8 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._arrays import is_float
-from .._types import Sizes, leaf_axes, wide
+from .._internal.arrays import is_float
+from .._internal.types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.blockwise.plan import plan_of
 from ..backends.hoist import hoist

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .._checks import check_choice
+from .._internal.checks import check_choice
 from ..layouts import LAYOUTS, Axes, Context, Named, asked, named
 
 STRATEGIES = ("all_gather", "ring", "ulysses")

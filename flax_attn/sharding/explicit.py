@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .. import taps
-from .._types import leaf_axes, wide
+from .._internal.types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, weights_locally
 from ..layouts import place

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._arrays import is_float, varying_alike
-from .._types import Sizes, leaf_axes, wide
+from .._internal.arrays import is_float, varying_alike
+from .._internal.types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.blockwise.plan import plan_of
 from ..backends.local import flat

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._types import Sizes
+from .._internal.types import Sizes
 from ..layouts import asked, check_length, cutting, names_in, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from .._arrays import varying_alike
-from .._types import Sizes
+from .._internal.arrays import varying_alike
+from .._internal.types import Sizes
 from ..backends.platform import mesh_of
 from ..layouts import Named, cutting, named_for, names_in
 from ..places import Places

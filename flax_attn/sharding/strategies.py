@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._types import leaf_axes
+from .._internal.types import leaf_axes
 from ..backends.local import mean_where_empty
 from ..layouts import place, unplace
 from ..places import Places

@@ -2,7 +2,7 @@
 
 import sys
 
-from .._lazy import Lazy
+from .._internal.lazy import Lazy
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:

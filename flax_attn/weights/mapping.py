@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from .._nearest import listed
+from .._internal.nearest import listed
 from ..taps import POINTS
 from .described import Source
 from .known_layers import (

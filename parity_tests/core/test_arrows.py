@@ -1,4 +1,4 @@
-"""Imports run without circles: no module of ours leads to itself, by whatever kind of import.
+"""Imports run one way, folder by folder, and without circles: no module leads to itself.
 
 An arrow is every import statement, inside functions and for type checkers too. `from p import x` is
 one to `p.x` where that is a module, else to `p` itself.
@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from parity_tests.core.sources import imports, ours
 from parity_tests.tables import each
 
 ROOT = Path(__file__).parents[2]
@@ -95,3 +96,65 @@ def test_circles_are_seen_through_packages_and_late_imports(tmp_path):
     }
     assert circles(found) == found.keys() - {"p.e"}
     assert circles(without(found, ("p.c", "p.a"), ("p.a", "p"))) == set()
+
+
+# The folders and the files of the root, floor by floor: each may import what stands below it.
+FLOORS = """
+_internal
+< errors, taps, quantized
+< places, layouts
+< masks, positions, norms, normalisers, dropout
+< scores
+< rules
+< request, reference
+< backends
+< sharding
+< recurrence, attend
+< by_weights, drop_in, cache
+< layers
+< families
+< bench
+< device_check
+< command
+"""
+# What stands beside the floors: what it may import, and who may import it.
+ASIDE = {
+    "weights": {"_internal", "errors", "taps"},
+    "parity": {"_internal", "errors", "taps", "weights"},
+}
+KNOW = {"weights": {"bench", "families"}, "parity": {"bench", "command", "device_check"}}
+IN_ROOT = """
+attend by_weights reference request rules scores dropout normalisers norms places layouts
+quantized taps errors __init__ __main__"""
+
+
+def may_import() -> dict[str, set[str]]:
+    """By folder or file of the root, what it may import."""
+    table, below = {**ASIDE, "__main__": {"command"}}, set()
+    for floor in FLOORS.split("<"):
+        names = {name.strip() for name in floor.split(",")}
+        for name in names:
+            table[name] = below | {aside for aside, who in KNOW.items() if name in who}
+        below = below | names
+    return {**table, "__init__": below - {"command", "bench", "device_check"}}
+
+
+TABLE = may_import()
+
+
+@each("path", sorted((ROOT / "flax_attn").rglob("*.py")))
+def test_a_folder_imports_what_stands_below_it(path):
+    part = path.relative_to(ROOT / "flax_attn").with_suffix("").parts
+    outside = {name.split(".")[0] for name in imports(path)} & {"torch_ref", "parity_tests"}
+    assert not outside, f"The library does not know {outside}."
+    assert part[0] in TABLE, f"{part[0]} has no floor in FLOORS above: say what it may import."
+    allowed = TABLE[part[0]] | ({part[0]} if len(part) > 1 else set())
+    for name, of in ours(path):
+        assert of in allowed, f"imports {name}, which stands above it or aside."
+        if part[0] == of == "backends" and part[-1] != "__init__":
+            known = ([], ["protocol"], ["platform"], ["hoist"], ["sinks"], [part[1]])
+            assert name.split(".")[2:3] in known, f"imports {name}: another backend."
+
+
+def test_the_root_holds_what_a_reader_calls():
+    assert {path.stem for path in (ROOT / "flax_attn").glob("*.py")} == {*IN_ROOT.split()}

@@ -230,10 +230,10 @@ def test_a_process_that_a_test_starts_adds_its_marks(tmp_path, monkeypatch):
     for name in (VARIABLE, "PYTHONPATH"):
         monkeypatch.setenv(name, "")
     file = tell_children(tmp_path)
-    call = "from flax_attn._devices import fake_devices as f; f(2), f(3)"
+    call = "from flax_attn._internal.devices import fake_devices as f; f(2), f(3)"
     subprocess.run([sys.executable, "-c", call], check=True)
     lines = file.read_text().splitlines()
-    assert len([line for line in lines if line.startswith("flax_attn/_devices.py:")]) == 1
+    assert len([line for line in lines if line.startswith("flax_attn/_internal/devices.py:")]) == 1
 
 
 def test_a_module_is_loaded_with_its_marks():

@@ -33,7 +33,6 @@ from parity_tests.core.sources import (
     imports,
     method,
     modules_of,
-    ours,
     own_arguments,
     tree_of,
 )
@@ -41,25 +40,6 @@ from parity_tests.tables import each
 
 PACKAGES = ("flax_attn", "torch_ref", "parity_tests")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-ARROWS = """
-errors, _exported < _types, _lazy, _markdown, _devices, _nearest, _progress
-< taps, _checks, _arrays, quantized, _options < places, layouts
-< masks, positions, norms, normalisers, dropout < scores < rules < request, reference
-< backends < stored < sharding < recurrence, attend < by_weights, drop_in, cache < layers < families
-< flax_drop_in, bench, proving, explain_command, record_command, family_table < device_check
-< cli, _pytest
-"""
-LEVELS = [[name.strip() for name in level.split(",")] for level in ARROWS.split("<")]
-LEVEL = {name: height for height, level in enumerate(LEVELS) for name in level}
-KNOW_PARITY = (
-    "bench",
-    "family_table",
-    "proving",
-    "record_command",
-    "device_check",
-    "cli",
-    "_pytest",
-)
 # Taken by every layer, meaningless in torch.
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 # Shape no equation, so are not counted.
@@ -286,32 +266,6 @@ def test_files_and_functions_are_short(path):
             if ast.get_docstring(node) is not None:
                 length -= node.body[0].end_lineno - node.body[0].lineno + 1
             assert length < 40, f"{node.name} has {length} lines, line {node.lineno}."
-
-
-@each("path", own("flax_attn"))
-def test_imports_run_one_way(path):
-    part = path.relative_to(ROOT / "flax_attn").with_suffix("").parts
-    outside = {name.split(".")[0] for name in imports(path)} & {"torch_ref", "parity_tests"}
-    assert not outside, f"The library does not know {outside}."
-    if part in (("__init__",), ("__main__",)):
-        allowed = {*LEVEL} - {"cli", "_pytest"} if part == ("__init__",) else {"cli"}
-    elif part[0] == "parity":
-        allowed = {"parity", "weights", "errors", "taps", "_lazy", "_markdown", "_nearest"}
-    elif part[0] == "weights":
-        allowed = {"weights", "errors", "taps", "_lazy", "_nearest"}
-    else:
-        assert part[0] in LEVEL, f"{part[0]} has no place in ARROWS above: say what it may import."
-        allowed = {name for name in LEVEL if LEVEL[name] < LEVEL[part[0]]}
-        folders = {"layers", "families", "backends", "bench", "masks", "positions", "recurrence"}
-        folders |= {"cache", "sharding", "device_check"}
-        allowed |= folders & {part[0]}
-        allowed |= {"parity"} if part[0] in KNOW_PARITY else set()
-        allowed |= {"weights"} if part[0] in ("bench", "families") else set()
-    for name, of in ours(path):
-        assert of in allowed, f"imports {name}, which stands above it or aside."
-        if part[0] == of == "backends" and part[-1] != "__init__":
-            known = ([], ["protocol"], ["platform"], ["hoist"], ["sinks"], [part[1]])
-            assert name.split(".")[2:3] in known, f"imports {name}: another backend."
 
 
 # Where a file outside `masks` asks for a mask by its class, and why it may.

@@ -228,7 +228,7 @@ def test_every_user_gets_the_mutant_and_then_all_is_put_back(built):
 
 LAZY = """
 import sys
-from flax_attn._lazy import Lazy
+from flax_attn._internal.lazy import Lazy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .low import Pair as Pair

@@ -9,7 +9,7 @@ SOURCES = sorted((ROOT / "flax_attn").rglob("*.py"))
 BANNED = {"found", "told", "held", "given", "there", "own"}
 # Private functions of one name that do the same in each file of their room: what they do.
 LIKE_JOBS = {
-    ".": {"_mask": "what a library's arguments hide", "_score": "what a library's bias adds"},
+    "drop_in": {"_mask": "what a library's arguments hide", "_score": "what a library's bias adds"},
     "backends": {"_home": "a kernel's module", "_of_version": "why a version does not serve"},
     "backends/blockwise": {"_logits": "`scale * q.k`"},
     "bench": {

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, Additive, Causal, Dropout, Lengths, Softcap, reference, stored
+from flax_attn import CAUSAL, Additive, Causal, Dropout, Lengths, Softcap, reference
 from flax_attn.backends.local import attend_locally
+from flax_attn.cache import stored
 from flax_attn.parity import judge
 from flax_attn.quantized import Float8, Int8, Quantized
 from flax_attn.request import bound

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ... import reference, taps
-from ..._arrays import varying_alike
-from ..._types import wide
+from ..._internal.arrays import varying_alike
+from ..._internal.types import wide
 from ...dropout import DropoutMask
 from ...quantized import Quantized
 from ...reference import Stats

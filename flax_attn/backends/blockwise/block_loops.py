@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import bounded_loop, larger, smaller
+from ..._internal.arrays import bounded_loop, larger, smaller
 from ...masks import Mask, Rows
 from ...masks.answers import inner, outer
 from . import lanes

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import bounded_loop, varying_alike
-from ..._types import wide
+from ..._internal.arrays import bounded_loop, varying_alike
+from ..._internal.types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
 from ...masks.answers import outer

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._arrays import varying_alike
-from ..._types import wide
+from ..._internal.arrays import varying_alike
+from ..._internal.types import wide
 from ...reference import at_most, finite_unless
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias

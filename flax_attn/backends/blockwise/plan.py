@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 import jax
 import numpy as np
 
-from ..._types import Sizes
+from ..._internal.types import Sizes
 from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
 from ...masks.answers import block_starts, inner, outer, runs_of

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ... import _markdown
+from ..._internal import markdown as _markdown
 from ..report import badness
 from .certificate import Line
 from .collect import Listed

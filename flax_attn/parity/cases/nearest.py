@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ..._nearest import listed
+from ..._internal.nearest import listed
 from .collect import Listed, letters
 from .home import quoted
 

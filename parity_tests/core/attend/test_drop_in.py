@@ -293,7 +293,7 @@ def test_a_backend_sees_what_hides(monkeypatch, given, mask, implementation, bac
     """Masks arrive as what they are, not as an array; the implementation names a backend."""
     told = {}
     monkeypatch.setattr(
-        "flax_attn.drop_in.attend", lambda q, k, v, **rules: told.update(rules) or q
+        "flax_attn.drop_in.jax_nn.attend", lambda q, k, v, **rules: told.update(rules) or q
     )
     dot_product_attention(*qkv(), **given, implementation=implementation)
     assert told["mask"] == mask and told["backend"] == backend

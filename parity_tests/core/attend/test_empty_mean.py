@@ -18,7 +18,7 @@ from flax_attn import (
     attention_weights,
     explain,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import local, protocol, splash
 from flax_attn.parity import judge
 from flax_attn.rules import sizes_of

@@ -22,8 +22,8 @@ from flax_attn import (
     attend,
     attention_weights,
 )
-from flax_attn._arrays import FAR
-from flax_attn._types import Sizes
+from flax_attn._internal.arrays import FAR
+from flax_attn._internal.types import Sizes
 from flax_attn.masks.answers import Rows, inner, outer
 from flax_attn.masks.at_positions import at_positions
 from flax_attn.parity import judge

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flax_attn.attend import use_backend
-from flax_attn.drop_in import dot_product_attention
+from flax_attn.drop_in.jax_nn import dot_product_attention
 from flax_attn.parity import judge
 
 from ..backends.law_cases import eager64, normal

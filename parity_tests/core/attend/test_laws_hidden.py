@@ -21,7 +21,7 @@ from flax_attn import (
     reference,
     taps,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
 from flax_attn.scores import IDENTITY

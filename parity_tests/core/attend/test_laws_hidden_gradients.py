@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import CAUSAL, Dense, Full, ScoreFn, Softcap, reference
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
 

@@ -20,7 +20,7 @@ from flax_attn import (
     reference,
     taps,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
 from parity_tests.core.drawing import normal

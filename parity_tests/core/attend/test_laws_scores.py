@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flax_attn import scores
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from parity_tests.core.drawing import normal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flax_attn import Additive, Alibi, ScoreFn, Softcap, attend
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal

@@ -24,7 +24,7 @@ from flax_attn import (
     attend,
     frozen,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from parity_tests.core.attend.test_hidden_numbers import BACKENDS, N, arrays, drawn, same
 from parity_tests.tables import with_nightly

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import reference
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import (
     CAUSAL,

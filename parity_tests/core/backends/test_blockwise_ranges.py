@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flax_attn import FULL, Causal, Chunked, Lengths, MaskFn, Prefix, Segments, Window, attend
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.masks import Rows
 from flax_attn.masks.answers import inner, outer
 from flax_attn.parity import judge

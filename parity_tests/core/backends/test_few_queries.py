@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flax_attn import CAUSAL, Causal, Lengths, Window, attend
-from flax_attn._types import wide
+from flax_attn._internal.types import wide
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import few_queries
 from flax_attn.backends.blockwise.plan import plan_of

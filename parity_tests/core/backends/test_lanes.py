@@ -13,7 +13,7 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise.plan import plan_of
 from flax_attn.dropout import Dropout
@@ -140,7 +140,7 @@ def test_how_many(monkeypatch):
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.parity import judge
 from flax_attn.masks import CAUSAL

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flax_attn import reference, taps
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import block_loops, online_softmax
 from flax_attn.backends.blockwise.block import Block

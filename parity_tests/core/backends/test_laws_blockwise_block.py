@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.block import (
     Block,
     add,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.plan import all_seen, static_inner, static_outer
 from flax_attn.masks import (
     FULL,

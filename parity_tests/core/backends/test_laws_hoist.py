@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends.hoist import Run, Traced, has_functions, hoist
 from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, MaskFn, Window
 from flax_attn.parity import judge

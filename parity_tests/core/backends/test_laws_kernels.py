@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import reference
-from flax_attn._types import Sizes, wide
+from flax_attn._internal.types import Sizes, wide
 from flax_attn.backends.protocol import Kernel, of_lse, serve, with_dlse, zero_gradient
 from flax_attn.masks import FULL, Causal, Lengths, Mask
 from flax_attn.parity import judge

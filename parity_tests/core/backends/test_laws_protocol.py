@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import taps
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
     alive,

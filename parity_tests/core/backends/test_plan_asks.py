@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flax_attn import CAUSAL, FULL, Causal, Chunked, MaskFn, Prefix, Window
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.plan import all_seen, plan_of
 from flax_attn.masks import answers
 from flax_attn.request import rules_of

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from flax_attn.bench import command
+from flax_attn.command import bench_command as command
 
 MACHINE = {"platform": "cpu", "device": "cpu", "processor": "some", "cores": 2, "python": "3"}
 MACHINE = {**MACHINE, "versions": {"jax": "1"}, "peak_flops": {"float32": 1e11}}

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from flax_attn import attend, cli
-from flax_attn._types import Sizes
+from flax_attn import attend
+from flax_attn._internal.types import Sizes
 from flax_attn.bench import functions, page, plot, presets, proof, race, result, table
 from flax_attn.bench import workload as workloads
 from flax_attn.bench.contender import Contender
@@ -19,6 +19,7 @@ from flax_attn.bench.options import dtypes, lengths
 from flax_attn.bench.program import JaxProgram
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import BOTH, FORWARD, Workload
+from flax_attn.command import cli
 from parity_tests.core.bench.conftest import MACHINE
 
 TINY = Workload(length=6, width=4, heads=3, batch=2)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn import cli
 from flax_attn.bench import decode, presets, race, result
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import FORWARD, Workload
+from flax_attn.command import cli
 from flax_attn.parity.cases.case import has_torch
 
 TINY = Workload(12, 4, 8, stored=12)

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from flax_attn import cli
 from flax_attn.bench import linear, presets, race, result
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import BOTH, DELTA, Workload
+from flax_attn.command import cli
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.judge import alike
 

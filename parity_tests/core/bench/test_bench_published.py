@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from flax_attn import cli
 from flax_attn.bench import presets, published, race, result
 from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import FORWARD
+from flax_attn.command import cli
 from flax_attn.parity.cases.case import has_torch
 
 pytestmark = pytest.mark.usefixtures("promotion")

@@ -10,9 +10,9 @@ import pytest
 
 from flax_attn import attend
 from flax_attn.bench import presets, result, scale
-from flax_attn.bench.command import _arguments
 from flax_attn.bench.options import add_to
 from flax_attn.bench.workload import FORWARD, Workload
+from flax_attn.command.bench_command import _arguments
 from parity_tests.core.pages.pages import ROOT
 
 FOUR = Workload(64, 4, 4, devices=4)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 
 from .bug import ROOT, Bug, bugs
 from .choice import Entered, chosen

@@ -33,8 +33,8 @@ from flax_attn import (
     Window,
     attend,
 )
-from flax_attn._exported import read_structure, written_structure
-from flax_attn._types import frozen
+from flax_attn._internal.exported import read_structure, written_structure
+from flax_attn._internal.types import frozen
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import told
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flax_attn._progress import Progress
+from flax_attn._internal.progress import Progress
 from flax_attn.backends import BACKENDS
 from flax_attn.bench.result import Results, Row
 from flax_attn.bench.workload import FORWARD, Workload
-from flax_attn.device_check import command, page, replay, requests, speed
+from flax_attn.command import check_device_command as command
+from flax_attn.device_check import page, replay, requests, speed
 from flax_attn.device_check.drawn import MASKS, SCORES, request
 from flax_attn.device_check.task import Task, file_of, rows_of
 from flax_attn.parity.cases.collect import Listed

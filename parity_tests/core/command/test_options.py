@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flax_attn import _options, cli
-from flax_attn._nearest import did_you_mean, listed
+from flax_attn._internal.nearest import did_you_mean, listed
+from flax_attn.command import cli
+from flax_attn.command import options as _options
 from flax_attn.parity.cases.case import has_torch
 
 
@@ -54,7 +55,7 @@ def test_an_unknown_word_is_answered_by_the_nearest(arguments, said, capsys):
 
 
 def test_packages_that_are_missing_are_named_before_anything_else(monkeypatch, capsys):
-    text = (Path(cli.__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+    text = (Path(cli.__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     wanted = tomllib.loads(text)["project"]["dependencies"]
     assert [re.split("[<>=]", name)[0] for name in wanted] == [*_options.REQUIRED]
     monkeypatch.setattr(
@@ -105,7 +106,7 @@ def refused(*_, **__):
 
 
 def test_the_module_of_the_command_runs_it():
-    command = [sys.executable, "-m", "flax_attn.cli", "parity", "nosuch"]
+    command = [sys.executable, "-m", "flax_attn.command.cli", "parity", "nosuch"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "flax-attn parity: " in done.stderr
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from flax_attn import _progress
-from flax_attn._progress import Progress
+from flax_attn._internal import progress as _progress
+from flax_attn._internal.progress import Progress
 
 
 def wait_until(condition, seconds=20.0):

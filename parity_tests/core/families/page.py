@@ -13,7 +13,7 @@ from pathlib import Path
 from flax import nnx
 
 from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, families
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 from flax_attn.families import ALIASES
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from flax_attn import cli, proving
+from flax_attn.command import cli, proving
 from flax_attn.families import ALIASES
 from flax_attn.families._table import FAMILIES
 from parity_tests import families

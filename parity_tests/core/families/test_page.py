@@ -3,7 +3,7 @@
 import pytest
 
 from flax_attn import families
-from flax_attn._markdown import cells
+from flax_attn._internal.markdown import cells
 from flax_attn.parity import judge
 from parity_tests.core.pages.pages import text_of
 from parity_tests.tables import with_nightly

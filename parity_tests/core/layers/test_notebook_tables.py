@@ -108,7 +108,7 @@ def second_version():
 
 
 def notebook_sizes():
-    from flax_attn._types import Sizes
+    from flax_attn._internal.types import Sizes
 
     return Sizes((), 1, 6, 6)
 

@@ -23,7 +23,7 @@ from flax_attn import (
     attend_by_weights,
     attend_cached,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.masks.answers import runs_of, segments_of
 from flax_attn.parity import judge
 from flax_attn.places import Positions

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flax_attn import frozen, masks, scores
-from flax_attn._arrays import FAR
-from flax_attn._types import Sizes
+from flax_attn._internal.arrays import FAR
+from flax_attn._internal.types import Sizes
 from flax_attn.masks.algebra import check_array
 from flax_attn.parity import judge
 from flax_attn.places import Places

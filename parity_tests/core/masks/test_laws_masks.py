@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flax_attn import masks
-from flax_attn._arrays import FAR
-from flax_attn._types import Sizes
+from flax_attn._internal.arrays import FAR
+from flax_attn._internal.types import Sizes
 from flax_attn.masks.answers import band_of
 
 B, N = 2, 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flax_attn import Band, Mask, attend, frozen
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.backends import cudnn, local
 from flax_attn.backends.blockwise.plan import plan_of
 from flax_attn.masks import CAUSAL, Causal, Lengths, Rows, Window

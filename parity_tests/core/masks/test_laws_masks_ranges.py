@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from flax_attn import masks
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 
 from .test_laws_masks import KV, QL, SHAPES, B, N, chequered, is_static, leaves
 

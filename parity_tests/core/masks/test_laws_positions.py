@@ -22,7 +22,7 @@ from flax_attn import (
     Segments,
     Window,
 )
-from flax_attn._types import Sizes, frozen
+from flax_attn._internal.types import Sizes, frozen
 from flax_attn.masks import Mask, Rows
 from flax_attn.masks.at_positions import AtPositions, at_positions, presence_in
 from flax_attn.places import Places, Positions

@@ -20,7 +20,7 @@ from flax_attn import (
     Window,
     attend,
 )
-from flax_attn._types import Sizes
+from flax_attn._internal.types import Sizes
 from flax_attn.masks import Rows, as_mask
 from flax_attn.masks.answers import outer
 from parity_tests.tables import with_nightly

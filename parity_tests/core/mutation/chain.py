@@ -86,7 +86,7 @@ class Sources:
     def handed_on(self, package: str) -> dict[str, tuple[str, str]]:
         """The names that an `__init__` imports from elsewhere: the module and the name there.
 
-        A lazy package (`flax_attn._lazy`) says them under TYPE_CHECKING.
+        A lazy package (`flax_attn._internal.lazy`) says them under TYPE_CHECKING.
         """
         if package not in self._handed:
             self._handed[package] = {

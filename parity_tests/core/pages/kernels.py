@@ -33,7 +33,7 @@ from flax_attn import (
     Softcap,
     Window,
 )
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 from flax_attn.backends import tokamax
 from flax_attn.backends.choice import Explanation
 

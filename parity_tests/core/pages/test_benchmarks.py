@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 from flax_attn.bench.page import factors, rows, sections
 from flax_attn.bench.presets import presets
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of

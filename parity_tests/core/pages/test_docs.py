@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flax_attn import proving
-from flax_attn.cli import main
+from flax_attn.command import proving
+from flax_attn.command.cli import main
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, run, text_of
 from parity_tests.core.parity.in_process import Here, forget

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flax_attn._markdown import cells
+from flax_attn._internal.markdown import cells
 from parity_tests.core.pages.kernels import (
     H100,
     KERNELS,

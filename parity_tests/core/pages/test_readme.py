@@ -8,7 +8,7 @@ import re
 import pytest
 
 import torch_ref
-from flax_attn._markdown import between, cells, fill
+from flax_attn._internal.markdown import between, cells, fill
 from flax_attn.bench.page import factors, rows, sections
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of

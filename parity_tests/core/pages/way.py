@@ -14,7 +14,7 @@ from flax import nnx
 
 import flax_attn
 from flax_attn import GroupedQueryAttention
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 
 ROOT = Path(flax_attn.__file__).parent
 PAGE = ROOT.parent / "docs" / "way.md"

@@ -2,7 +2,8 @@
 
 from flax import nnx
 
-from flax_attn import attend, proving
+from flax_attn import attend
+from flax_attn.command import proving
 from flax_attn.parity import Case
 from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import collect

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flax_attn import cli, proving
+from flax_attn.command import cli, proving
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import collect
 
@@ -75,7 +75,11 @@ def main(capsys):
 
 def own_process(*arguments):
     """The command in a process of its own."""
-    line = [sys.executable, "-c", "import sys; from flax_attn.cli import main; sys.exit(main())"]
+    line = [
+        sys.executable,
+        "-c",
+        "import sys; from flax_attn.command.cli import main; sys.exit(main())",
+    ]
     done = subprocess.run([*line, "parity", *arguments], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 

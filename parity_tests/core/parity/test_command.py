@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn import cli, proving
+from flax_attn.command import cli, proving
 from flax_attn.parity import Case, ParityError, Report, Row, judge
 from flax_attn.parity.cases import golden, home, known
 from flax_attn.parity.cases.asked import Asked

@@ -6,7 +6,7 @@ from importlib import invalidate_caches
 
 import pytest
 
-from flax_attn import cli
+from flax_attn.command import cli
 from flax_attn.parity import ParityError, Report
 from flax_attn.parity.cases import certificate, golden
 from flax_attn.parity.cases.asked import ask

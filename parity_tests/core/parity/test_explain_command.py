@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flax_attn import CAUSAL, Causal, Lengths, Window, assume_platform, cli, explain
-from flax_attn.explain_command import mask_of
+from flax_attn import CAUSAL, Causal, Lengths, Window, assume_platform, explain
+from flax_attn.command import cli
+from flax_attn.command.explain_command import mask_of
 
 SHAPES = "--q 2 5 6 8 --kv 2 9 3 8".split()
 

@@ -17,7 +17,8 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
-from flax_attn import CausalAttention, cli, proving
+from flax_attn import CausalAttention
+from flax_attn.command import cli, proving
 from flax_attn.parity import Case, ParityError
 from flax_attn.parity.cases import cache, certificate, home, known, prove, workers
 from flax_attn.parity.cases.asked import Asked
@@ -295,8 +296,9 @@ QUICK = {
 
 @pytest.mark.parametrize("line", QUICK)
 def test_what_needs_no_jax_does_not_import_it(line):
-    code = "import sys, atexit; from flax_attn.cli import main; atexit.register(lambda: print("
-    code += "*sorted({'jax', 'flax', 'torch'} & {*sys.modules}))); sys.exit(main(sys.argv[1:]))"
+    code = "import sys, atexit; from flax_attn.command.cli import main; "
+    code += "atexit.register(lambda: print(*sorted({'jax', 'flax', 'torch'} & {*sys.modules}))); "
+    code += "sys.exit(main(sys.argv[1:]))"
     run = subprocess.run(
         [sys.executable, "-c", code, *line.split()], capture_output=True, text=True
     )
@@ -329,7 +331,7 @@ def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_foun
         (tmp_path / name / "__init__.py").write_text(f"{LIST} = []")
     more = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     told = "somebody.CASES holds no case, so there is nothing to prove."
-    script = "import sys; sys.path.pop(0); from flax_attn.cli import main; sys.exit(main())"
+    script = "import sys; sys.path.pop(0); from flax_attn.command.cli import main; sys.exit(main())"
     line = [sys.executable, "-c", script, "parity", "somebody"]  # as an installed command has it
     run = subprocess.run(line, capture_output=True, text=True, **more)
     assert run.returncode == 2 and told in run.stderr, run.stderr

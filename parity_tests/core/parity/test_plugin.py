@@ -86,13 +86,14 @@ def test_nothing_was_imported():
     foreign = {name.split(".")[0] for name in sys.modules}
     assert not foreign & {"jax", "flax", "torch", "numpy"}, foreign
     ours = {name for name in sys.modules if name.startswith("flax_attn")}
-    assert ours == {"flax_attn", "flax_attn._lazy", "flax_attn._pytest"}, ours
+    inner = {"_internal", "_internal.lazy", "_internal.moved", "command", "command.pytest_plugin"}
+    assert ours == {"flax_attn", *(f"flax_attn.{name}" for name in inner)}, ours
 """
 
 needs_torch = pytest.mark.skipif(not has_torch(), reason="compares with torch")
 
 
-PLUGIN = ("-p", "flax_attn._pytest", "-p", "no:cacheprovider", "-v")
+PLUGIN = ("-p", "flax_attn.command.pytest_plugin", "-p", "no:cacheprovider", "-v")
 
 
 @pytest.fixture

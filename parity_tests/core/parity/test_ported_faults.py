@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from flax_attn._markdown import cells
+from flax_attn._internal.markdown import cells
 from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")

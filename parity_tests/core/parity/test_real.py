@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, FULL, Dense, Window, proving
+from flax_attn import CAUSAL, FULL, Dense, Window
+from flax_attn.command import proving
 from flax_attn.parity import ParityError, judge
 from parity_tests import real
 from parity_tests.real import anarcii, fetch, golden, proof

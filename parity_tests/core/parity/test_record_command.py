@@ -2,7 +2,7 @@
 
 import pytest
 
-from flax_attn import cli, record_command
+from flax_attn.command import cli, record_command
 from flax_attn.parity import Recording
 from flax_attn.parity.cases.collect import collect
 

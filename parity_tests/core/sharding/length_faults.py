@@ -21,7 +21,7 @@ import flax_attn.sharding.ring as ring
 import flax_attn.sharding.sequence as sequence
 import flax_attn.sharding.strategies as strategies
 from flax_attn import Dropout
-from flax_attn._arrays import is_float
+from flax_attn._internal.arrays import is_float
 from flax_attn.layouts import tokens_in
 
 Ring = ring.Ring

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from flax_attn.cli import main
+from flax_attn.command.cli import main
 from flax_attn.parity.cases.home import has_torch
 from flax_attn.parity.cases.sharded import Split, splits
 from parity_tests import test_value_residual

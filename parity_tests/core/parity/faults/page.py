@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from flax_attn._markdown import between, fill
+from flax_attn._internal.markdown import between, fill
 
 PAGE = Path(__file__).parents[4] / "docs" / "trial.md"
 

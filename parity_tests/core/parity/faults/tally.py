@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flax_attn._markdown import table
+from flax_attn._internal.markdown import table
 
 
 class Answer(Protocol):

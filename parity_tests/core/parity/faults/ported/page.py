@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flax_attn._markdown import between, fill, table
+from flax_attn._internal.markdown import between, fill, table
 
 from .table import Row
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from flax_attn._markdown import table as grid
+from flax_attn._internal.markdown import table as grid
 from flax_attn.parity import ParityError, Report
 
 from ..strange.table import is_place

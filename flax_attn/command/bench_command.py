@@ -12,20 +12,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Shown
 
-from .._nearest import did_you_mean
-from .._options import check_file, made_folder
-from .._progress import Progress
-from . import decode, functions, layers, linear, page, plot, published, scale, twins
-from .contender import FAMILIES, Contender
-from .machine import machine
-from .options import Asked, asked
-from .presets import Preset, presets
-from .race import Race
-from .result import Results, read, together
-from .settings import Settings
-from .stream import LEFT, Stream
-from .table import Table, compared, remarks, split, tables, unfinished
-from .workload import DELTA, FORWARD, LAYER, Workload
+from .._internal.nearest import did_you_mean
+from .._internal.progress import Progress
+from ..bench import decode, functions, layers, linear, page, plot, published, scale, twins
+from ..bench.contender import FAMILIES, Contender
+from ..bench.machine import machine
+from ..bench.options import Asked, asked
+from ..bench.presets import Preset, presets
+from ..bench.race import Race
+from ..bench.result import Results, read, together
+from ..bench.settings import Settings
+from ..bench.stream import LEFT, Stream
+from ..bench.table import Table, compared, remarks, split, tables, unfinished
+from ..bench.workload import DELTA, FORWARD, LAYER, Workload
+from .options import check_file, made_folder
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
@@ -47,14 +47,14 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
     command = f"flax-attn bench {shlex.join(_without_files(sys.argv[2:]))}".strip()
-    race = Race(contenders, _settings(want, preset)) if not preset.devices else scale.Counted()
+    race = Race(contenders, _race_settings(want, preset)) if not preset.devices else scale.Counted()
     with Progress("flax-attn bench", console) as progress:
         results = Results(preset.title, command, machine(want.dtypes), absent=absent)
         earlier = _earlier(options.together, results)
         progress.say(page.machine_of(results))
         stream = Stream(results, progress.say)
         try:
-            run(works, _passes(want, preset), race, stream, progress)
+            run(works, _timed_passes(want, preset), race, stream, progress)
             results.complete = True
         except KeyboardInterrupt:
             unfinished(results)
@@ -175,7 +175,7 @@ def _preset(want: Asked) -> Preset:
     if preset.models is not None:
         _check_models(want)
     if preset.devices:
-        return replace(preset, devices=_devices(want) or preset.devices)
+        return replace(preset, devices=_device_counts(want) or preset.devices)
     if want.devices is not None:
         raise ValueError("--devices is for --preset scale.")
     if want.variant is None:
@@ -218,7 +218,7 @@ def _check_models(want: Asked) -> None:
     )
 
 
-def _devices(want: Asked) -> tuple[int, ...] | None:
+def _device_counts(want: Asked) -> tuple[int, ...] | None:
     """Over how many devices; ValueError for options that mean nothing where nobody runs."""
     _check_only(
         want,
@@ -255,13 +255,13 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     return arguments
 
 
-def _passes(want: Asked, preset: Preset) -> tuple[str, ...]:
+def _timed_passes(want: Asked, preset: Preset) -> tuple[str, ...]:
     if preset.steps is not None:
         return (FORWARD,)
     return want.passes if preset.forward else want.passes[-1:]
 
 
-def _settings(want: Asked, preset: Preset) -> Settings:
+def _race_settings(want: Asked, preset: Preset) -> Settings:
     budget = {"rounds": want.rounds, "seconds": want.seconds}
     return replace(preset.settings, **{k: v for k, v in budget.items() if v is not None})
 
@@ -299,7 +299,7 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
         else:
             every = twins.contenders(preset.layer)
     else:
-        every = [*functions.ours(_backends(want.backends)), *functions.others()]
+        every = [*functions.ours(_known_backends(want.backends)), *functions.others()]
     every = [c for c in every if c.ours or c.family in families]
     reasons = {c.family: reason for c in every if (reason := c.absent())}
     return [c for c in every if c.family not in reasons], reasons
@@ -309,7 +309,7 @@ def _wanted(contender: Contender, variant: str | None) -> bool:
     return variant is None or contender.name == f"flax_attn.{layers.OWN[variant][0]}"
 
 
-def _backends(asked_for: Sequence[str]) -> tuple[str, ...]:
+def _known_backends(asked_for: Sequence[str]) -> tuple[str, ...]:
     known = functions.names_of_backends()
     for name in asked_for:
         if name not in (*known, "all"):

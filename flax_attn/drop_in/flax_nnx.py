@@ -12,14 +12,14 @@ from flax.nnx.nn.dtypes import promote_dtype as promote_by_flax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._checks import check_rate
-from ._types import Sizes, wide
-from .attend import attend, attention_weights
-from .dropout import DropoutMask
-from .masks import CAUSAL, FULL, Dense, Mask
-from .masks.algebra import check_array
-from .rules import sizes_of
-from .scores import IDENTITY, Additive, Score
+from .._internal.checks import check_rate
+from .._internal.types import Sizes, wide
+from ..attend import attend, attention_weights
+from ..dropout import DropoutMask
+from ..masks import CAUSAL, FULL, Dense, Mask
+from ..masks.algebra import check_array
+from ..rules import sizes_of
+from ..scores import IDENTITY, Additive, Score
 
 
 def flax_attention(

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._nearest import did_you_mean
-from .._options import check_folder, made_folder
-from .part import PARTS
-from .task import Task, rows_of
+from .._internal.nearest import did_you_mean
+from ..device_check.part import PARTS
+from ..device_check.task import Task, rows_of
+from .options import check_folder, made_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .._progress import Progress
+    from .._internal.progress import Progress
 
 MINUTES = {False: 8.0, True: 2.0}  # by whether it is small
 RESERVED = 5.0  # seconds for the page
@@ -62,7 +62,7 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
 
 def proven(out: Path) -> int:
     """How many rows say that something is equal, or was timed after a proof."""
-    from .page import timed_rows
+    from ..device_check.page import timed_rows
 
     rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
     return sum(row.get("verdict") in ("equal", "timed") for row in rows)
@@ -70,7 +70,7 @@ def proven(out: Path) -> int:
 
 def _write_page(out: Path) -> tuple[str, int]:
     """Writes the report anew; its text, and how many rows are wrong."""
-    from . import page
+    from ..device_check import page
 
     text, wrong = page.markdown(out), page.count_wrong(out)
     (out / REPORT).write_text(text, "utf-8")
@@ -113,7 +113,7 @@ def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterat
 
 def _run(task: Task) -> None:
     """Runs a part as a process, and ends it if it is late."""
-    from .page import timed_rows  # which brings JAX, as in the functions below
+    from ..device_check.page import timed_rows  # which brings JAX, as in the functions below
 
     arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
     command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
@@ -160,7 +160,7 @@ def _settings(part: str) -> Mapping[str, str]:
 
 def _summary(task: Task) -> str:
     """One line on a part that is done."""
-    from .page import timed_rows
+    from ..device_check.page import timed_rows
 
     counts: dict[str, int] = {}
     for row in [*rows_of(task.out, task.part), *timed_rows(task.out, task.part)]:

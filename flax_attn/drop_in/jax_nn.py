@@ -10,13 +10,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ._arrays import is_count, to_grid
-from ._types import Sizes, wide
-from .attend import attend
-from .masks import CAUSAL, FULL, Dense, Lengths, Mask, Window
-from .masks.algebra import check_array
-from .rules import sizes_of
-from .scores import IDENTITY, Additive, Score
+from .._internal.arrays import is_count, to_grid
+from .._internal.types import Sizes, wide
+from ..attend import attend
+from ..masks import CAUSAL, FULL, Dense, Lengths, Mask, Window
+from ..masks.algebra import check_array
+from ..rules import sizes_of
+from ..scores import IDENTITY, Additive, Score
 
 BACKEND_OF = {None: "auto", "xla": "reference", "cudnn": "cudnn"}
 

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx import summary
 
-from ._exported import register
+from .exported import register
 
 C = TypeVar("C", bound=type)
 _PLAIN = (type(None), bool, int, float, complex, str, np.generic)

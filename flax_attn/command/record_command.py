@@ -5,13 +5,13 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._options import check_folder
-from ._progress import Progress
-from .parity.cases.asked import ask
-from .parity.cases.home import file_of, has_torch
-from .parity.cases.known import check_names, may_be_package
-from .parity.cases.prove import jobs, record_each
-from .parity.cases.workers import Failure, Workers
+from .._internal.progress import Progress
+from ..parity.cases.asked import ask
+from ..parity.cases.home import file_of, has_torch
+from ..parity.cases.known import check_names, may_be_package
+from ..parity.cases.prove import jobs, record_each
+from ..parity.cases.workers import Failure, Workers
+from .options import check_folder
 
 LONGEST = 120  # of a file's name, before its end
 

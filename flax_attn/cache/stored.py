@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._arrays import varying_alike
-from ._types import wide
-from .backends import blockwise
-from .backends.blockwise.plan import plan_of
-from .backends.hoist import hoist
-from .backends.local import flat
-from .backends.platform import platform_of
-from .backends.protocol import are_few
-from .places import Places
-from .quantized import Quantized
-from .reference import Stats
-from .request import bound
-from .rules import Rules, sizes_of
+from .._internal.arrays import varying_alike
+from .._internal.types import wide
+from ..backends import blockwise
+from ..backends.blockwise.plan import plan_of
+from ..backends.hoist import hoist
+from ..backends.local import flat
+from ..backends.platform import platform_of
+from ..backends.protocol import are_few
+from ..places import Places
+from ..quantized import Quantized
+from ..reference import Stats
+from ..request import bound
+from ..rules import Rules, sizes_of
 
 Stored = Any  # Quantized, or an array
 

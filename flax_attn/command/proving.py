@@ -10,21 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._devices import fake_devices
-from ._progress import Progress
-from .errors import ParityError
-from .parity.cases import markdown
-from .parity.cases.asked import Asked, ask
-from .parity.cases.certificate import in_minutes
-from .parity.cases.markdown import About
-from .parity.cases.prove import Job, jobs, not_proven, prove, record, short
-from .parity.cases.strict import strict
-from .parity.cases.workers import Failure, Workers
-from .parity.report import Report, plural
+from .._internal.devices import fake_devices
+from .._internal.progress import Progress
+from ..errors import ParityError
+from ..parity.cases import markdown
+from ..parity.cases.asked import Asked, ask
+from ..parity.cases.certificate import in_minutes
+from ..parity.cases.markdown import About
+from ..parity.cases.prove import Job, jobs, not_proven, prove, record, short
+from ..parity.cases.strict import strict
+from ..parity.cases.workers import Failure, Workers
+from ..parity.report import Report, plural
 
 if TYPE_CHECKING:  # importing them brings jax, which workers alone need
-    from .parity.cases.case import Case
-    from .parity.cases.sharded import Split
+    from ..parity.cases.case import Case
+    from ..parity.cases.sharded import Split
 
 WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
 FEW = 4  # cases of the fixed set after which the time for the others is estimated
@@ -241,7 +241,7 @@ def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[
 
 def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
     """One case over so many devices; None for a layer without `attend`, or of sizes like 1."""
-    from .parity.cases.sharded import sharded_report
+    from ..parity.cases.sharded import sharded_report
 
     job, count = asked
     case = job.case
@@ -284,7 +284,7 @@ def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
 
 def _backends_of(job: Job) -> list[str]:
     """The backends on which a case is equal; "own" for a layer that does not use `attend`."""
-    from .backends import BACKENDS
+    from ..backends import BACKENDS
 
     case = job.case
     if not _attends(case):
@@ -305,8 +305,8 @@ def _heard(case: "Case", backend: str) -> set[str]:
     import jax
     import numpy as np
 
-    from .attend import use_backend
-    from .taps import listen
+    from ..attend import use_backend
+    from ..taps import listen
 
     arrays = {name: jax.numpy.asarray(x) for name, x in case.arrays().items()}
     traced = {name: x for name, x in arrays.items() if np.issubdtype(x.dtype, np.floating)}
@@ -321,7 +321,7 @@ def _heard(case: "Case", backend: str) -> set[str]:
 
 
 def _equal_on(backend: str, case: "Case") -> bool:
-    from .attend import use_backend
+    from ..attend import use_backend
 
     try:
         with use_backend(backend):

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from .families import ALIASES
-from .parity.cases.certificate import Line
-from .parity.cases.markdown import About
+from ..families import ALIASES
+from ..parity.cases.certificate import Line
+from ..parity.cases.markdown import About
 
 HEADINGS = ("model_type", "in transformers", "layer", "float64", "grads", "", "the same attention")
 

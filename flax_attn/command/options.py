@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ._nearest import did_you_mean
+from .._internal.nearest import did_you_mean
 
 # What no command can do without; their distributions are called alike.
 REQUIRED = ("einops", "flax", "jax", "jaxtyping", "numpy", "optax", "rich")

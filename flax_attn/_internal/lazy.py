@@ -17,6 +17,7 @@ class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
 
     _HOMES: dict[str, str]
     _RENAMED: dict[str, str]
+    __all__: list[str]
 
     def __getattr__(self, name: str) -> object:
         if name in self._RENAMED:
@@ -40,7 +41,7 @@ class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self._HOMES})
+        return sorted(self.__all__)
 
     def _renamed(self, name: str) -> object:
         from warnings import warn

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._options import Parser, check_file, missing
+from .options import Parser, check_file, missing
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ._progress import Progress
-    from .parity.report import Report
+    from .._internal.progress import Progress
+    from ..parity.report import Report
     from .proving import Proof, Proven
 
 OWN = "parity_tests"  # the package of this library's cases
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from rich.console import Console
 
-    from .errors import ParityError
+    from ..errors import ParityError
 
     console = Console(soft_wrap=True, emoji=False)
     try:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bench(options: argparse.Namespace, console: "Console") -> int:
-    from .bench.command import bench
+    from .bench_command import bench
 
     return bench(options, console)
 
@@ -74,15 +74,15 @@ def _explain(options: argparse.Namespace, console: "Console") -> int:
 
 
 def _check_device(options: argparse.Namespace, console: "Console") -> int:
-    from ._progress import Progress
-    from .device_check.command import check_device
+    from .._internal.progress import Progress
+    from .check_device_command import check_device
 
     with Progress("flax-attn check-device", console) as progress:
         return check_device(options, console, progress)
 
 
 def _record(options: argparse.Namespace, console: "Console") -> int:
-    from ._progress import Progress
+    from .._internal.progress import Progress
     from .record_command import recorded
 
     with Progress("flax-attn record", console) as progress:
@@ -109,7 +109,7 @@ def _parser(argv: Sequence[str]) -> Parser:
     _add_explain(commands)
     _add_check_device(commands)
     if "bench" in argv:  # whose options are slow to import
-        from .bench.options import add_to
+        from ..bench.options import add_to
 
         add_to(commands)
     else:
@@ -258,8 +258,8 @@ def _add_check_device(commands: Any) -> None:
 
 
 def _parity(options: argparse.Namespace, console: "Console") -> int:
-    from .parity.cases.home import has_torch
-    from .parity.cases.known import check_names
+    from ..parity.cases.home import has_torch
+    from ..parity.cases.known import check_names
 
     _check_options(options)
     _check_outputs(options)
@@ -267,8 +267,8 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
-    from ._progress import Progress
-    from .parity.cases import certificate
+    from .._internal.progress import Progress
+    from ..parity.cases import certificate
 
     with Progress("flax-attn parity", console) as progress:
         outcome = _proven(options, live, progress)
@@ -289,7 +289,7 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
 
 
 def _table(options: argparse.Namespace, outcome: "Proven", console: "Console") -> "Table":
-    from .parity.cases import certificate
+    from ..parity.cases import certificate
 
     if options.families:
         from .family_table import table
@@ -309,8 +309,8 @@ def _is_short(options: argparse.Namespace) -> bool:
 
 
 def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "Proven":
+    from ..parity.cases.cache import cache_settings
     from . import proving
-    from .parity.cases.cache import cache_settings
 
     if options.real:
         return proving.Proven(proving.real(OWN, progress))
@@ -345,7 +345,7 @@ def _wide_console(console: "Console") -> "Console":
 def _versions(proofs: "Sequence[Proof]") -> dict[str, str]:
     if proofs:
         return proofs[0][2].versions
-    from .parity.versions import versions
+    from ..parity.versions import versions
 
     return versions()
 
@@ -363,7 +363,7 @@ def _report_text(report: "Report") -> str:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    from .parity.cases import markdown
+    from ..parity.cases import markdown
 
     if options.real and (options.names or options.record or options.replay):
         raise ValueError(
@@ -414,9 +414,9 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -> None:
     """Writes the files that were asked for."""
-    from .parity.cases import certificate, markdown
-    from .parity.report import plain
-    from .parity.show import pages
+    from ..parity.cases import certificate, markdown
+    from ..parity.report import plain
+    from ..parity.show import pages
 
     proofs = outcome.proofs
     if options.json:
@@ -444,5 +444,5 @@ COMMANDS = {
 }
 
 
-if __name__ == "__main__":  # `python -m flax_attn.cli`, which had done nothing
+if __name__ == "__main__":  # `python -m flax_attn.command.cli`, which had done nothing
     raise SystemExit(main())

@@ -62,8 +62,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`flax_attn.parity.assert_parity`; the report bears the test's name and how to run it."""
-    from .parity import assert_parity
-    from .parity.cases.case import quoted
+    from ..parity import assert_parity
+    from ..parity.cases.case import quoted
 
     seed = request.config.getoption("parity_seed")
     name, (_, *inside) = request.node.name, request.node.nodeid.split("::")

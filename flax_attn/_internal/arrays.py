@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from ._types import Sizes
+from .types import Sizes
 
 
 def to_grid(what: str, array: Any, sizes: Sizes) -> jax.Array:

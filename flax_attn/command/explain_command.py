@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from . import masks
-from ._checks import check_positive
-from ._nearest import did_you_mean
-from .attend import explain
-from .backends.platform import assume_platform
-from .dropout import Dropout
-from .masks import Mask
-from .sharding import context_parallel
+from .. import masks
+from .._internal.checks import check_positive
+from .._internal.nearest import did_you_mean
+from ..attend import explain
+from ..backends.platform import assume_platform
+from ..dropout import Dropout
+from ..masks import Mask
+from ..sharding import context_parallel
 
 OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 

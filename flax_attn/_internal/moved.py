@@ -1,0 +1,60 @@
+"""Old import paths: for one release they lead to the modules' new places, with a warning."""
+
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+MOVED = {
+    "flax_attn._arrays": "flax_attn._internal.arrays",
+    "flax_attn._checks": "flax_attn._internal.checks",
+    "flax_attn._devices": "flax_attn._internal.devices",
+    "flax_attn._exported": "flax_attn._internal.exported",
+    "flax_attn._lazy": "flax_attn._internal.lazy",
+    "flax_attn._markdown": "flax_attn._internal.markdown",
+    "flax_attn._nearest": "flax_attn._internal.nearest",
+    "flax_attn._options": "flax_attn.command.options",
+    "flax_attn._progress": "flax_attn._internal.progress",
+    "flax_attn._pytest": "flax_attn.command.pytest_plugin",
+    "flax_attn._types": "flax_attn._internal.types",
+    "flax_attn.cli": "flax_attn.command.cli",
+    "flax_attn.explain_command": "flax_attn.command.explain_command",
+    "flax_attn.family_table": "flax_attn.command.family_table",
+    "flax_attn.flax_drop_in": "flax_attn.drop_in.flax_nnx",
+    "flax_attn.proving": "flax_attn.command.proving",
+    "flax_attn.record_command": "flax_attn.command.record_command",
+    "flax_attn.stored": "flax_attn.cache.stored",
+}
+
+
+class MovedModules:
+    """A finder, the last of `sys.meta_path`, and the loader of what it finds."""
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None, /
+    ) -> "ModuleSpec | None":
+        if fullname not in MOVED:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(fullname, self)  # pyright: ignore[reportArgumentType]
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType":
+        from warnings import warn
+
+        warn(
+            f"{spec.name} is now {MOVED[spec.name]}; the old path will be removed in the next "
+            "release.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        module = import_module(MOVED[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: "ModuleType") -> None:
+        # The import system has given the module the spec of its old name.
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state

@@ -1,0 +1,67 @@
+"""What users wrote before modules moved: old import paths, and pickles, which hold paths."""
+
+import importlib
+import pickle
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import flax_attn
+from flax_attn._internal.moved import MOVED
+from flax_attn.parity import judge
+from parity_tests.core.layers.test_rngs import VARIANTS
+from parity_tests.tables import each
+
+# Masks, scores, caches and layers, pickled by the code before any module moved.
+KEPT = zipfile.ZipFile(Path(__file__).parents[1] / "data" / "pickles.zip")
+NAMES = sorted(name.removesuffix(".pickle") for name in KEPT.namelist())
+
+
+def numbers_of(tree):
+    """Its arrays, those of keys as integers."""
+    for x in jax.tree.leaves(tree):
+        is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
+        yield np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+@each("name", NAMES)
+def test_a_pickle_of_before_is_read(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = pickle.loads(KEPT.read(f"{name}.pickle"))
+    again = pickle.loads(pickle.dumps(kept))
+    assert type(kept).__module__.startswith("flax_attn.")
+    for one, other in zip(numbers_of(kept), numbers_of(again), strict=True):
+        assert judge.exact(one, other).ok
+
+
+def test_every_layer_is_among_them():
+    assert {f"layer {variant}" for variant in VARIANTS} <= {*NAMES}
+
+
+@each("old", MOVED)
+def test_an_old_path_leads_to_the_new_module_with_a_warning(old):
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}; ") as caught:
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(MOVED[old])
+    assert module.__spec__.name == module.__name__ == MOVED[old]
+    assert len(caught) == 1 and caught[0].filename == importlib.__file__
+
+
+@each("name", ["", ".families", ".parity", ".recurrence", ".sharding", ".taps", ".weights"])
+def test_what_a_public_module_shows_is_public(name):
+    module = importlib.import_module(f"flax_attn{name}")
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, shown) and shown[0] != "_" for shown in dir(module))
+
+
+def test_the_root_has_a_version():
+    from importlib.metadata import version
+
+    assert flax_attn.__version__ == version("flax_attn")
