@@ -60,7 +60,8 @@ def attention(
     and the sum with the residual stand outside.
 
     A field that this model_type does not read warns once, by name, if other model types read it
-    of their attention, or if it is by a slip of typing one that this one reads.
+    of their attention, or if it is by a slip of typing one that this one reads and the config
+    lacks.
 
     Shapes: the layer takes x `*B T hidden_size` and returns the same; part="cross" also takes a
     memory `*B S hidden_size`, and looks at x itself without one. Encoders of images that reduce or

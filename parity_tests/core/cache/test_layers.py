@@ -13,9 +13,11 @@ from flax_attn import (
     CausalAttention,
     CrossAttention,
     CrossLayerAttention,
+    DifferentialAttention,
     ExclusiveAttention,
     GatedQueryAttention,
     GroupedQueryAttention,
+    IndexedSparseAttention,
     LatentAttention,
     MultiHeadAttention,
     Prefix,
@@ -38,6 +40,8 @@ CUTS = ((13,), (1,) * 13, (5, 1, 1, 6))
 PADDED = np.arange(T) >= np.asarray([0, 4, 9])[:, None]  # on the left
 WINDOW = CAUSAL & (Window(3, 0) | Prefix(2))
 HOW = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+DIFFERENCE = {"depth": 1, "rotary": Rotary(), "qkv_bias": True}
+CHOSEN = {"index_heads": 16, "index_dim": 8, "top_k": 3, "index_rotary": Rotary()}
 LATENT = {"q_rank": 8, "rotary": Rotary(layout="interleaved")}
 HEADS, TEACHING = (D, 6, 3, 4), (D, 10, 20, 0.0)
 
@@ -73,6 +77,14 @@ LAYERS = {
     "residual": (ValueResidualAttention, HEADS, {"rotary": Rotary(), "learned_mix": True}, {}),
     "latent": (LatentAttention, (D, 3, 5, 6, 4, 7), LATENT, {}),
     "latent absorbed": (LatentAttention, (D, 3, 5, 6, 4, 7), {**LATENT, "absorbed": True}, {}),
+    "differential": (DifferentialAttention, (D, 6, 2, 4), DIFFERENCE, {}),
+    "differential ring": (
+        DifferentialAttention,
+        (D, 12, 6, 4),
+        {**DIFFERENCE, "mask": WINDOW},
+        {"window": "mask", "keep_first": 2},
+    ),
+    "indexed": (IndexedSparseAttention, (D, 3, 5, 6, 4, 7), {**LATENT, **CHOSEN}, {}),
     "t5": (T5Attention, (D, 3, 5), {"bidirectional": False, "mask": CAUSAL}, {}),
     "cross as self": (CrossAttention, (D, 3), {"mask": CAUSAL}, {}),
     "multi-head": (MultiHeadAttention, (*TEACHING, 5), {}, {}),
