@@ -146,7 +146,8 @@ class Forward(Heads):
     """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
-    attended: Callable[..., Array] = staticmethod(attend)  # attention without a cache
+    # `attended(q, k, v, **how)` of a layer whose attention without a cache is not `attend` alone.
+    attended: Callable[..., Array] | None = None
     # `narrowed(mask, x, positions, k, cache, valid)` of a layer that chooses among the keys.
     narrowed: Callable[..., Mask] | None = None
 
@@ -170,7 +171,7 @@ class Forward(Heads):
             seen = self.narrowed(seen, x, at, k, cache, valid)
         how = {"mask": seen, "score": score, **self.how(deterministic)}
         if cache is None:
-            o = self.attended(q, k, v, empty=empty, **how)  # *B T N h
+            o = (self.attended or attend)(q, k, v, empty=empty, **how)  # *B T N h
         else:
             check_no_mean(empty)
             values = None if self.stores_latent else v
