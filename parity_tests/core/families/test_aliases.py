@@ -8,7 +8,7 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families._aliases import ALIASES, DEFAULTS
-from flax_attn.families._choose import WHY_NOT
+from flax_attn.families._choose import SAME, WHY_NOT
 from flax_attn.families._config import Family
 from flax_attn.families._published import KNOWN
 from flax_attn.families._slips import distance
@@ -88,7 +88,7 @@ def test_a_slip_of_typing_is_named():
 
 def test_what_is_no_slip_is_not_named():
     for name in KNOWN:
-        why = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
+        why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
         known = f"model_type {name!r} is known to transformers, and its attention is not served"
         assert refused(name) == known + why
     assert {*WHY_NOT} <= {*KNOWN}
