@@ -35,8 +35,8 @@ def convolutions(*channels: int) -> tuple[Rule, ...]:
       channels: of each.
 
     >>> print(*convolutions(8, 8, 12), sep="; ")
-    Rule.optional("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)", o=(8, 8, 12));
-    Rule.optional("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)")
+    Rule("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)", o=(8, 8, 12));
+    Rule("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)")
     """
     names, layout = "{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)"
-    return (Rule.optional(names, layout, o=channels), Rule.optional(names, layout))
+    return (Rule(names, layout, o=channels), Rule(names, layout))

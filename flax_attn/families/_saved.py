@@ -1,7 +1,7 @@
 """Model types whose files name the attention otherwise than the modules of transformers do.
 
 transformers renames on saving and on loading, so that old files stay readable. The rules here are
-those of the files; each may match nothing, since a model in memory has the other names.
+those of the files; `rules` makes them optional, since a model in memory has the other names.
 
 Source: `conversion_mapping.py` of transformers 5.23.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..weights.rule import Rule
 from . import kimi_linear, olmo_hybrid
 from ._config import Config
+from ._fused import fused
 
 Rules = Callable[[Config, int], tuple[Rule, ...]]
 
@@ -34,28 +35,21 @@ def _always(*rules: Rule) -> Rules:
 
 
 _ROLES = "{query,key,value} -> {q,k,v}_proj"
-_VIT = _always(Rule.optional(f"attention.{_ROLES}"), Rule.optional("output.dense -> o_proj"))
+_VIT = _always(Rule(f"attention.{_ROLES}"), Rule("output.dense -> o_proj"))
 _SWIN = _always(
-    Rule.optional(f"self.{_ROLES}"),
-    Rule.optional("output.dense -> o_proj"),
-    Rule.optional("self.relative_position_bias_table -> relative_position_bias_table"),
+    Rule(f"self.{_ROLES}"),
+    Rule("output.dense -> o_proj"),
+    Rule("self.relative_position_bias_table -> relative_position_bias_table"),
 )
 _SEGFORMER = _always(
-    Rule.optional("self.{query,key,value} -> {query,key,value}"),
-    Rule.optional("output.dense -> dense"),
-    Rule.optional("self.sr -> sequence_reduction"),
-    Rule.optional("self.layer_norm -> layer_norm"),
+    Rule("self.{query,key,value} -> {query,key,value}"),
+    Rule("output.dense -> dense"),
+    Rule("self.sr -> sequence_reduction"),
+    Rule("self.layer_norm -> layer_norm"),
 )
-_TIPS = _always(
-    Rule.optional("qkv.weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", n=3),
-    Rule.optional("qkv.bias -> {q,k,v}_proj.bias", "(n o) -> n o", n=3),
-    Rule.optional("proj -> o_proj"),
-)
-_NOMIC = _always(
-    Rule.optional("Wqkv.weight -> {q,k,v}_proj.kernel", "(n o) i -> n i o", n=3),
-    Rule.optional("Wqkv.bias -> {q,k,v}_proj.bias", "(n o) -> n o", n=3),
-    Rule.optional("out_proj -> o_proj"),
-)
+_IN_THIRDS = "(n o) i -> n i o"  # of one weight, rows of queries, of keys, and of values
+_TIPS = _always(*fused("qkv", _IN_THIRDS, bias=True), Rule("proj -> o_proj"))
+_NOMIC = _always(*fused("Wqkv", _IN_THIRDS, bias=True), Rule("out_proj -> o_proj"))
 _IN_ENCODER = "encoder.layer.*.attention"
 _LIKE_VIT = ("audio-spectrogram-transformer", "deit", "ijepa", "pixio")
 _LIKE_VIT += ("vit", "vit_mae", "vit_msn", "vivit")

@@ -66,7 +66,7 @@ def saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
     each = wide.count("linear_num_heads") * wide.count("linear_head_dim")
     return (
         *convolutions(each, each, each),
-        Rule.optional("A_log -> A_log", "1 1 n 1 -> n"),
+        Rule("A_log -> A_log", "1 1 n 1 -> n"),
     )
 
 

@@ -114,9 +114,11 @@ class Draft:
 
     def _fits(self, rule: Rule, sources: Sequence[str], targets: Sequence[str]) -> bool:
         """Whether tensors of these shapes can have a rule's layout."""
+        if rule.layout is None:
+            return True
         shapes = [self.sources[name].shape for name in sources]
         try:
-            _ = rule.layout and sizes_of(rule.layout, shapes, len(targets), dict(rule.sizes))
+            sizes_of(rule.layout, shapes, len(targets), dict(rule.sizes))
         except ValueError:
             return False
         return True

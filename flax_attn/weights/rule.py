@@ -184,7 +184,7 @@ class Rule:
             return f'Rule.shifted("{self.names}", by={self.shift})'
         extra = "".join(f", {k}={v}" for k, v in self.sizes)
         layout = "" if self.layout is None else f', "{self.layout}"'
-        kind = "optional" if self.may_miss else self.kind
+        kind = "optional" if self.may_miss and self.kind == "move" else self.kind
         return f'Rule{"" if kind == "move" else "." + kind}("{self.names}"{layout}{extra})'
 
 

@@ -102,7 +102,7 @@ def filled_at_once(folder, small, every):
         beside = tuple(f"{place}.{rule.names}." for rule in rules if rule.kind == "skip")
         names = [x for x in checkpoint.entries if x.startswith(f"{place}.")]
         arrays |= {x: checkpoint.read(x) for x in names if not x.startswith(beside)}
-    rules = families.rules(folder, part=part)
+    rules = families.rules(folder, part=part)  # of layers too that are none of the first of a kind
     weights.load(at(made), arrays, rules=rules, cast="widen", partial=True)
     return made
 
