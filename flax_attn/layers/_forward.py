@@ -146,8 +146,10 @@ class Forward(Heads):
     """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
-    # `attended(q, k, v, **how)` of a layer whose attention without a cache is not `attend` alone.
+    # `attended(q, k, v, **how)` and `attended_cached(q, k, v, cache, **how)` of a layer whose
+    # attention is not one `attend`, or one `attend_cached`.
     attended: Callable[..., Array] | None = None
+    attended_cached: Callable[..., Any] | None = None
     # `narrowed(mask, x, positions, k, cache, valid)` of a layer that chooses among the keys.
     narrowed: Callable[..., Mask] | None = None
 
@@ -176,7 +178,8 @@ class Forward(Heads):
             check_no_mean(empty)
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
-            o, cache = attend_cached(q, k, values, stored, valid=valid, **how)  # *B T N h
+            over = self.attended_cached or attend_cached
+            o, cache = over(q, k, values, stored, valid=valid, **how)  # *B T N h
             o = o if numbers.unknown is None else numbers.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D

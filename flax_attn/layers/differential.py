@@ -1,8 +1,7 @@
 """Differential attention: the weights of one head less a share of those of another."""
 
 import math
-from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_divides, check_positive
 from .._internal.types import wide
 from ..attend import attend
+from ..cache import attend_cached
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
@@ -31,8 +31,7 @@ class DifferentialAttention(SelfAttention):
     `exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + l0`, and l0 is
     `0.8 - 0.6 exp(-0.3 depth)`. The norm has no gain, over the 2 head_dim components of a pair.
 
-    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept;
-    beside a cache once, over keys that stand side by side as the values do.
+    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
@@ -99,12 +98,10 @@ class DifferentialAttention(SelfAttention):
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N X"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
-        """Queries, keys and values, in pairs of heads beside a cache; and their difference."""
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
+        """Queries, keys and values, keys side by side beside a cache; and their difference."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
-        if cached:
-            q, k = self.in_pairs(q, k)  # *B T N 2H, *B T K/2 2H
-        return q, k, v, partial(self.difference, cached)
+        return q, _side_by_side(k) if cached else k, v, self.difference
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
@@ -115,24 +112,6 @@ class DifferentialAttention(SelfAttention):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return self.turned(q, positions), self.turned(k, positions), _side_by_side(v)
-
-    def in_pairs(
-        self, q: Float[Array, "*B T N H"], k: Float[Array, "*B T K H"]
-    ) -> tuple[Float[Array, "*B T N V"], Float[Array, "*B T J V"]]:
-        """Keys side by side as the values are, and queries with zeros in place of the other key.
-
-        So a cache keeps each number once, and one attention reads it for both heads of a pair.
-        """
-        first, second = jnp.split(q, 2, axis=-2)  # *B T N/2 H
-        zeros = jnp.zeros_like(first)
-        both = ([first, zeros], [zeros, second])
-        groups = (k.shape[-2] // 2, q.shape[-2] // k.shape[-2])  # J, G
-        wide = 2 * self.head_dim
-        parts = [
-            jnp.concatenate(pair, axis=-1).reshape(*q.shape[:-2], *groups, wide) for pair in both
-        ]
-        pairs = jnp.concatenate(parts, axis=-2)  # *B T J 2G 2H
-        return pairs.reshape(*q.shape[:-1], wide), _side_by_side(k)
 
     def attended(
         self,
@@ -146,16 +125,30 @@ class DifferentialAttention(SelfAttention):
         each = [attend(q1, k1, v, **how), attend(q2, k2, v, **how)]  # *B T N/2 2H
         return jnp.concatenate(each, axis=-2)
 
-    def difference(
-        self, cached: bool, o: Float[Array, "*B T N V"], v: Array
-    ) -> Float[Array, "*B T P V"]:
-        """What the first heads have read, less a share of what the second have; normed."""
-        pairs = v.shape[-2] if cached else 1  # in which first and second stand one behind another
-        *rows, heads, wide = o.shape
-        halves = o.reshape(*rows, pairs, 2, heads // pairs // 2, wide)  # *B T J 2 G 2H
-        first, second = (
-            x.reshape(*rows, heads // 2, wide) for x in (halves[..., 0, :, :], halves[..., 1, :, :])
+    def attended_cached(
+        self,
+        q: Float[Array, "*B T N H"],
+        k: Float[Array, "*B T J V"],
+        v: Float[Array, "*B T J V"],
+        cache: AnyCache,
+        **how: Any,
+    ) -> tuple[Float[Array, "*B T N V"], AnyCache]:
+        """The same over a cache, whose keys lie side by side as the values do.
+
+        So each number is stored once. Zeros in the queries stand where the other head's key is.
+        Both attentions begin with the same cache, so that the second stores what the first has.
+        """
+        first, second = jnp.split(q, 2, axis=-2)  # *B T N/2 H
+        zeros, stored = jnp.zeros_like(first), cast(Any, cache)
+        pairs = ((first, zeros), (zeros, second))
+        (o1, written), (o2, _) = (
+            attend_cached(jnp.concatenate(pair, axis=-1), k, v, stored, **how) for pair in pairs
         )
+        return jnp.concatenate([o1, o2], axis=-2), written
+
+    def difference(self, o: Float[Array, "*B T N V"], v: Array) -> Float[Array, "*B T P V"]:
+        """What the first heads have read, less a share of what the second have; normed."""
+        first, second = jnp.split(o, 2, axis=-2)  # *B T N/2 2H
         o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
@@ -166,10 +159,7 @@ class DifferentialAttention(SelfAttention):
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`.
-
-        Beside it a mask is one for all heads.
-        """
+        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`."""
         pairs = self.k_proj.out_features // self.head_dim // 2
         sizes = (pairs, 2 * self.head_dim, 2 * self.head_dim)
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k_proj), options)

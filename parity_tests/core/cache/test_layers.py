@@ -13,12 +13,14 @@ from flax_attn import (
     CausalAttention,
     CrossAttention,
     CrossLayerAttention,
+    Dense,
     DifferentialAttention,
     ExclusiveAttention,
     GatedQueryAttention,
     GroupedQueryAttention,
     IndexedSparseAttention,
     LatentAttention,
+    MaskFn,
     MultiHeadAttention,
     Prefix,
     RMSNorm,
@@ -196,3 +198,21 @@ def test_a_memory_is_made_once(kind):
         y, same_memory = decoded(layer, x, memory, cut, step)
         assert same(y, whole), cut
         assert same_memory.keys.shape == memory.keys.shape == (3, 3, 7, len(memory.keys[0, 0, 0]))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(12, 4), (6, 2), (8, 8)])
+def test_a_mask_that_asks_for_the_pair_is_the_same_beside_a_cache(heads, kv_heads):
+    layer = DifferentialAttention(D, heads, kv_heads, 4, **DIFFERENCE, **HOW, rngs=nnx.Rngs(0))
+    by_head = CAUSAL & MaskFn(lambda b, n, q, k: q - k <= n)
+    table = np.tril(np.random.RandomState(0).rand(1, heads // 2, T, T) < 0.6) | np.eye(
+        T, dtype=bool
+    )
+    x = jnp.asarray(drawn(2, T, D))
+    for mask, cut_of in ((by_head, None), (Dense(table), table)):
+        cache, out, at = layer.init_cache(2, T), [], 0
+        for size in (5, 1, 7):
+            rows = slice(at, at + size)
+            part = mask if cut_of is None else Dense(cut_of[..., rows, :])
+            y, cache = layer(x[:, rows], cache=cache, mask=part)
+            out, at = [*out, y], at + size
+        assert same(jnp.concatenate(out, axis=1), layer(x, mask=mask))
